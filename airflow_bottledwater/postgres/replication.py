@@ -1,5 +1,5 @@
-"""The replication connection: it starts replication, receives, in bulk in a thread of its own, and confirms positions to
-the server.
+"""The replication connection: it starts replication, receives (in bulk in a thread of its own), and confirms positions
+to the server.
 
 https://www.postgresql.org/docs/current/protocol-replication.html (Streaming Replication Protocol)
 """
@@ -179,23 +179,29 @@ class ReplicationStream:
     def _take_directly(self, timeout: float) -> Block | None:
         """The next block, received by the consumer itself; None if none has arrived, or not all of a message, or the
         thread uses the connection: for a status that the server does not accept, perhaps."""
-        self._present = True
+        self._present = True  # what the thread has not begun to receive by now, it leaves to the consumer
         try:
-            if timeout and self._reader.dry:
+            block = self._receive_now(timeout)
+            if block is None and timeout and self._reader.dry:
                 select.select([self._socket], [], [], timeout)
-            if not self._reading.acquire(timeout=timeout):
-                return None
-            try:
-                with self._changed:
-                    if (block := self._arrived()) is not None:
-                        return block
-                return self._read()
-            except Exception as error:
-                raise self._end(error) from None
-            finally:
-                self._reading.release()
+                block = self._receive_now(timeout)
+            return block
         finally:
             self._left, self._present = time.monotonic(), False
+
+    def _receive_now(self, timeout: float) -> Block | None:
+        """What the thread has received, or what has arrived since."""
+        if not self._reading.acquire(timeout=timeout):
+            return None
+        try:
+            with self._changed:
+                if (block := self._arrived()) is not None:
+                    return block
+            return self._read()
+        except Exception as error:
+            raise self._end(error) from None
+        finally:
+            self._reading.release()
 
     def acknowledge(self, lsn: int) -> None:
         """Confirm to the server, within a tenth of a second, that everything up to ``lsn`` is safe; it may then remove
@@ -258,8 +264,7 @@ class ReplicationStream:
                 continue
             self._probed = time.monotonic()
             if self._is_due():
-                with self._reading:
-                    self._take_over()
+                self._take_over()
             self._check_silence()
         if self._error is None:
             self._send_status()
@@ -324,12 +329,13 @@ class ReplicationStream:
             self._silence_limit += _SILENCE
 
     def _take_over(self) -> None:
-        """Receive what has arrived in the consumer's place."""
-        if (block := self._read()) is not None:
-            with self._changed:
-                self._blocks.append(block)
-                self.held += block.data.nbytes
-                self._changed.notify_all()
+        """Receive what has arrived in the consumer's place, unless it is back."""
+        with self._reading:
+            if (self.burst or not self._present) and (block := self._read()) is not None:
+                with self._changed:
+                    self._blocks.append(block)
+                    self.held += block.data.nbytes
+                    self._changed.notify_all()
 
     def _read(self) -> Block | None:
         """What has arrived, read by whoever uses the connection; None if nothing has.

@@ -48,7 +48,8 @@ _IGNORED_SECONDS = 1.0
 Delays = list[tuple[float, float]]
 _PLAIN = Path(__file__).parent / "plain_publisher.py"
 #: transactions at their times; ``d`` of each one's last row is the moment before its commit
-_PACED = """CREATE OR REPLACE PROCEDURE paced_{table}(first bigint, rate float8, transactions int) LANGUAGE plpgsql AS $$
+_PACED = """CREATE OR REPLACE PROCEDURE paced_{table}(first bigint, rate float8, transactions int)
+LANGUAGE plpgsql AS $$
 DECLARE n bigint := first; begun timestamptz := clock_timestamp(); early float8;
 BEGIN
     FOR k IN 0..transactions - 1 LOOP

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import queue
 import secrets
+import select
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from airflow_bottledwater.encoding import wire
@@ -15,6 +19,7 @@ from airflow_bottledwater.errors import Outage, Refused, SlotError, SlotInUse
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
+from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from tests.support.paths import Follower, Made, copied, encoded
 from tests.support.waiting import until
@@ -235,7 +240,29 @@ def test_what_the_thread_receives_meanwhile_comes_first(session: Connection, fol
     until(lambda: follower.stream.held, "what the thread has received")
     first = follower.stream._blocks[0]
     # between the consumer's look at it and its own reading
-    assert follower.stream._take_directly(0.0) is first
+    assert follower.stream._receive_now(0.0) is first
+
+
+def test_a_consumer_that_is_back_takes_what_the_thread_is_receiving_and_no_more(
+    session: Connection, follower: Follower
+) -> None:
+    assert follower.batches() == []
+    stream, taken = follower.stream, queue.Queue[Block | None]()
+    with stream._reading:  # as the thread holds it while it receives
+        while stream.take(0.0) is not None:
+            pass
+        consumer = threading.Thread(target=lambda: taken.put(stream.take(60)))
+        consumer.start()
+        until(lambda: stream._present, "the consumer is back")
+        block = Block(np.zeros(1, dtype=np.uint8), np.array([0, 1]))
+        stream._blocks.append(block)
+    assert taken.get(timeout=30) is block
+    consumer.join()
+    stream._present = True
+    session.execute("INSERT INTO public.t VALUES (1, 1, 'x')")
+    assert select.select([stream._socket], [], [], 30)[0]
+    stream._take_over()
+    assert not stream._blocks
 
 
 def test_a_consumer_that_waits_gets_small_transactions_and_bursts(session: Connection, follower: Follower) -> None:

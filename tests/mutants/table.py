@@ -769,9 +769,7 @@ MUTANTS = (
     Mutant(
         "the log says at once that code is compiled",
         "_filling_cache",
-        drop(
-            "log.info('Compiling code for this machine (%s), up to a minute, or longer on a busy one; %s.', part, place)"
-        ),
+        drop("log.info('Compiling code for this machine (%s), up to a minute, or longer on a busy one; %s.', ...)"),
         "tests/unit/test_compiled.py::test_a_home_that_cannot_be_written_to_leaves_the_temporary_folder",
     ),
     Mutant(
@@ -782,9 +780,24 @@ MUTANTS = (
     ),
     Mutant(
         "what the thread has received comes before what the consumer receives",
-        "ReplicationStream._take_directly",
+        "ReplicationStream._receive_now",
         never("(block := self._arrived()) is not None"),
         "tests/integration/test_replication.py::test_what_the_thread_receives_meanwhile_comes_first",
+    ),
+    Mutant(
+        "a consumer that is back does not wait for more than what the thread has received",
+        "ReplicationStream._take_directly",
+        swap(
+            "block = self._receive_now(timeout)\nif ...:\n    ...",
+            "select.select([self._socket], [], [], timeout)\nblock = self._receive_now(timeout)",
+        ),
+        "tests/integration/test_replication.py::test_a_consumer_that_is_back_takes_what_the_thread_is_receiving_and_no_more",
+    ),
+    Mutant(
+        "the thread leaves what arrives to a consumer that is back",
+        "ReplicationStream._take_over",
+        drop("(self.burst or not self._present)"),
+        "tests/integration/test_replication.py::test_a_consumer_that_is_back_takes_what_the_thread_is_receiving_and_no_more",
     ),
     Mutant(
         "programs are made anew for other versions of tables",

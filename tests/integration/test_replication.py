@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import Outage, Refused, SlotError, SlotInUse
 from airflow_bottledwater.local.postgres import PostgresServer
-from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres import catalog, replication
 from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.replication import ReplicationStream
@@ -244,10 +245,15 @@ def test_what_the_thread_receives_meanwhile_comes_first(session: Connection, fol
 
 
 def test_a_consumer_that_is_back_takes_what_the_thread_is_receiving_and_no_more(
-    session: Connection, follower: Follower
+    session: Connection, follower: Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert follower.batches() == []
-    stream, taken = follower.stream, queue.Queue[Block | None]()
+    stream, taken, wait = follower.stream, queue.Queue[Block | None](), select.select
+
+    def silent(read: list[object], *others: float) -> object:
+        return time.sleep(others[-1]) if read == [stream._socket] else wait(read, *others)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(replication, "select", SimpleNamespace(select=silent))
     with stream._reading:  # as the thread holds it while it receives
         while stream.take(0.0) is not None:
             pass
@@ -260,7 +266,7 @@ def test_a_consumer_that_is_back_takes_what_the_thread_is_receiving_and_no_more(
     consumer.join()
     stream._present = True
     session.execute("INSERT INTO public.t VALUES (1, 1, 'x')")
-    assert select.select([stream._socket], [], [], 30)[0]
+    assert wait([stream._socket], [], [], 30)[0]
     stream._take_over()
     assert not stream._blocks
 

@@ -24,8 +24,8 @@ _XLOG_HEADER = 25
 
 def main(dsn: str, slot: str, publication: str, bootstrap: str, topic: str, state: str) -> None:
     """Runs until it is terminated."""
-    kind = {"transactional.id": slot} if state else {"enable.idempotence": True}
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, **kind})
+    identity = {"transactional.id": slot} if state else {"enable.idempotence": "true"}
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, **identity})
     if state:
         producer.init_transactions()
     connection = psycopg.connect(f"{dsn} replication=database", autocommit=True).pgconn

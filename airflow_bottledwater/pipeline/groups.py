@@ -226,6 +226,15 @@ class Pace:
         Bytes, about("Size of a range of the snapshot: the unit of a Kafka transaction and of resuming.")
     ] = 16 << 20
     batch_bytes: Annotated[Bytes, about("Size at which a batch of the stream ends, at the next commit.")] = 8 << 20
+    max_delay: Annotated[
+        float,
+        about(
+            "How long a committed change may wait for others that then share its Kafka transaction.",
+            allowed="seconds, from 0 to 10",
+            ge=0,
+            le=10,
+        ),
+    ] = 0.0
     live_share: Annotated[
         float,
         about(

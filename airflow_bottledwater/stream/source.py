@@ -97,6 +97,8 @@ class ChangeSource:
         self._worked, self._connected = False, math.inf
         self._confirmed = position
         self._last_empty = time.monotonic()
+        #: until then, changes wait for others
+        self._gathers = 0.0
 
     @property
     def position(self) -> Position:
@@ -159,13 +161,17 @@ class ChangeSource:
             batch = self._assembler.cut()
             if batch is not None:
                 return batch
-            # if nothing more has arrived, return what is ready instead of waiting
-            block = stream.take(0)
+            # if nothing more has arrived, return what is ready instead of waiting, unless it is to wait for more
+            gathers = 0.0 if flush_empty else self._gathers - time.monotonic()
+            block = stream.take(max(0.0, min(gathers, deadline - time.monotonic())))
+            if block is None and gathers > 0 and time.monotonic() < self._gathers:
+                return None
             if block is None:
                 interval = self._pipeline.keepalive_interval
                 batch = self._assembler.flush(empty=flush_empty or time.monotonic() - self._last_empty >= interval)
                 if batch is not None:
                     self._last_empty = time.monotonic()
+                    self._gathers = self._last_empty + self._pipeline.max_delay
                     return batch
                 left = deadline - time.monotonic()
                 if left <= 0:

@@ -800,6 +800,12 @@ MUTANTS = (
         "tests/integration/test_replication.py::test_a_consumer_that_is_back_takes_what_the_thread_is_receiving_and_no_more",
     ),
     Mutant(
+        "changes wait for others for max_delay after the ones before",
+        "ChangeSource._next",
+        swap("self._gathers - time.monotonic()", "0.0"),
+        "tests/unit/stream/test_source.py::test_changes_wait_for_others_for_max_delay_after_the_ones_before",
+    ),
+    Mutant(
         "programs are made anew for other versions of tables",
         "PublishSession.programs",
         swap("self._programs[:2] != (versions := tuple(versions), copied)", "False"),

@@ -82,6 +82,8 @@ INVALID: list[tuple[str, Any]] = [
     ("batch_bytes", 0),
     ("buffer_bytes", -1),
     ("max_transaction_bytes", "16MB"),
+    ("max_delay", -0.1),
+    ("max_delay", 11),
     ("keepalive_interval", 0),
     ("keepalive_interval", "soon"),
     ("heartbeat_interval", -1),

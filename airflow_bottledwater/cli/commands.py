@@ -14,6 +14,7 @@ from rich.console import Console
 from airflow_bottledwater import extras
 from airflow_bottledwater.cli import jobs, probe, report
 from airflow_bottledwater.cli.log import setup_log
+from airflow_bottledwater.cli.metrics import metrics_command, top_command
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of, spark_of, spark_options
 from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
 from airflow_bottledwater.errors import BottledWaterError
@@ -224,6 +225,8 @@ def dismiss(of_tables: str, **values: Any) -> None:
 
 cli.add_command(snapshot)
 cli.add_command(snapshots_command)
+cli.add_command(metrics_command)
+cli.add_command(top_command)
 for command in COMMANDS:
     cli.add_command(command)
 

@@ -18,7 +18,7 @@ from airflow_bottledwater.jobs.restarts import RESTARTS
 from airflow_bottledwater.pipeline.description import Description, Spark
 from airflow_bottledwater.pipeline.file import load
 from airflow_bottledwater.pipeline.formats import FORMATS as RECORDS
-from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTRY, SECRET_PROPERTIES
+from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTRY, SECRET_PROPERTIES, SERVERS
 from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,13 +77,9 @@ def _choose_format(_context: click.Context, _option: click.Parameter, value: str
         use_format(value)
 
 
-_OF_A_PIPELINE: tuple[Option[Any], ...] = (
-    _setting("-d", "--postgres"),
-    _setting("-s", "--slot"),
-    click.option("-b", "--broker", help=f"Comma-separated Kafka servers.  [default: {DEFAULT_BROKER}]"),
-    click.option("-r", "--schema-registry", help=f"URL of the schema registry (avro).  [default: {DEFAULT_REGISTRY}]"),
-    _setting("-f", "--format"),
-    _setting("-p", "--topic-prefix"),
+#: where a Kafka is: of all that a pipeline has, or of what is about all pipelines of a Kafka
+_BROKER = click.option("-b", "--broker", help=f"Comma-separated Kafka servers.  [default: {DEFAULT_BROKER}]")
+_KAFKA: tuple[Option[Any], ...] = (
     _properties("-C", "--kafka-config", text="A librdkafka property"),
     click.option(
         "-c",
@@ -91,7 +87,8 @@ _OF_A_PIPELINE: tuple[Option[Any], ...] = (
         type=click.Path(path_type=Path),
         help="YAML file that describes the pipeline (docs/settings.md); options win over it.",
     ),
-    _properties("--set", "settings", text="Any setting of docs/settings.md", metavar="SETTING=VALUE"),
+)
+_OF_ALL: tuple[Option[Any], ...] = (
     click.option(
         "--allow-password-argument",
         is_flag=True,
@@ -106,6 +103,17 @@ _OF_A_PIPELINE: tuple[Option[Any], ...] = (
         callback=_choose_format,
         help="How log lines are written.  [default: text, at a terminal without the time]",
     ),
+)
+_OF_A_PIPELINE: tuple[Option[Any], ...] = (
+    _setting("-d", "--postgres"),
+    _setting("-s", "--slot"),
+    _BROKER,
+    click.option("-r", "--schema-registry", help=f"URL of the schema registry (avro).  [default: {DEFAULT_REGISTRY}]"),
+    _setting("-f", "--format"),
+    _setting("-p", "--topic-prefix"),
+    *_KAFKA,
+    _properties("--set", "settings", text="Any setting of docs/settings.md", metavar="SETTING=VALUE"),
+    *_OF_ALL,
 )
 
 _OF_SPARK: tuple[Option[Any], ...] = (
@@ -149,6 +157,13 @@ def options(*, everything: bool) -> Option[Any]:
     return decorate
 
 
+def kafka_options(function: F) -> F:
+    """A decorator with the options of a command that is about all pipelines of a Kafka."""
+    for option in reversed([_BROKER, *_KAFKA, *_OF_ALL]):
+        function = option(function)
+    return function
+
+
 def spark_options(function: F) -> F:
     """A decorator with the options of a command that runs a Spark job."""
     for option in reversed(_OF_SPARK):
@@ -176,7 +191,7 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Pipeline:
         **settings,
         **{k: v for k, v in values.items() if v is not None and v != {}},
     }
-    given["kafka"] = {**given.pop("kafka_config", {}), **({"bootstrap.servers": broker} if broker else {})}
+    given["kafka"] = _kafka(given.pop("kafka_config", {}), broker)
     given["registry"] = {"url": registry} if registry else {}
     if not force:
         _refuse_secrets(given)
@@ -194,6 +209,23 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Pipeline:
 
         return saved.completed(pipeline, given=described.settings().keys() | given.keys())
     return pipeline
+
+
+def kafka_of(values: dict[str, Any]) -> dict[str, str]:
+    """The Kafka that the options name: its properties by default, then by the file, then by the command line.
+
+    :param values: the values of :func:`kafka_options`.
+    :raises SettingError: a secret is on the command line, or the file is not one that describes a pipeline.
+    """
+    given = _kafka(values["kafka_config"], values["broker"])
+    if not values["allow_password_argument"]:
+        _refuse_secrets({"kafka": given, "registry": {}})
+    described = load(values["config"], Description).kafka.properties if values["config"] else {}
+    return {**SETTINGS["kafka"].default, **described, **given}
+
+
+def _kafka(properties: dict[str, str], broker: str | None) -> dict[str, str]:
+    return {**properties, **({SERVERS: broker} if broker else {})}
 
 
 def spark_of(config: Path | None, master: str | None, conf: dict[str, str]) -> tuple[str, dict[str, str]]:

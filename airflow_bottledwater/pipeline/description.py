@@ -115,7 +115,7 @@ class Schedules(Section):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Description(Section, groups.Verification, groups.Limits, groups.Pace, groups.Errors):
+class Description(Section, groups.Metrics, groups.Verification, groups.Limits, groups.Pace, groups.Errors):
     """A pipeline: its name, what it reads, where and how it publishes, where its jobs run, and all other settings of
     docs/settings.md.
 

@@ -314,3 +314,36 @@ class Verification:
         Seconds,
         about("How long a verification waits for the stream to come up to its snapshot.", changes="at each use"),
     ] = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """Metrics."""
+
+    metrics_interval: Annotated[
+        float,
+        about(
+            "How often a job writes a sample of what it measures.",
+            allowed="seconds, from 0.1 to 3600",
+            ge=0.1,
+            le=3600,
+        ),
+    ] = 10.0
+    metrics_retention_days: Annotated[
+        float,
+        about(
+            "How long samples are kept, where their topic is created.",
+            allowed="days, from 0.01 to 3650",
+            ge=0.01,
+            le=3650,
+        ),
+    ] = 7.0
+    metrics_retention_bytes: Annotated[
+        int,
+        about(
+            "How many bytes of samples of all pipelines are kept, where their topic is created.",
+            allowed="bytes, 16 MiB or more",
+            ge=16 << 20,
+            le=2**63 - 1,
+        ),
+    ] = 1 << 30

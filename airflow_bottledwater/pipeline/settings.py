@@ -23,6 +23,7 @@ from airflow_bottledwater.pipeline.groups import (
     Errors,
     Format,
     Limits,
+    Metrics,
     Name,
     Pace,
     Source,
@@ -50,7 +51,7 @@ def unknown(name: str, known: Iterable[str], *, prefix: str = "") -> SettingErro
 
 # the bases are in reverse, since a dataclass has the fields of its last base first
 @dataclass(frozen=True, kw_only=True)
-class Pipeline(Verification, Limits, Pace, Errors, Types, Topics, Format, Source, Name, Connections):
+class Pipeline(Metrics, Verification, Limits, Pace, Errors, Types, Topics, Format, Source, Name, Connections):
     """All settings of a pipeline; see docs/settings.md. Only its :class:`Connections` contain secrets.
 
     Loosely typed values (from a form, a file) are converted: lists to tuples, texts to numbers or switches.

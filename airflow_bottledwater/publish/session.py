@@ -25,6 +25,8 @@ from airflow_bottledwater.kafka.errors import RecordRefused, TooSlow
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topic, Topics
+from airflow_bottledwater.metrics import registry
+from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Pipeline
@@ -60,6 +62,7 @@ class PublishSession:
     :param transactional_id: names the work (stream, or a lane of the snapshot), never the process that does it.
     :param topics: the data topics as they were pinned; the service topics and the state topic come after them in
         :attr:`topics`.
+    :param meter: counts what is committed.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
     :ivar pace: how large a transaction may be.
     :ivar state: the pipeline's state as it was read after the last initialisation, with what this session has written
@@ -74,8 +77,10 @@ class PublishSession:
         topics: Mapping[str, Pin],
         state_topic: str,
         backoff: Backoff,
+        meter: Meter | None = None,
     ) -> None:
         self.pipeline, self.job, self.backoff = pipeline, job, backoff
+        self.meter = meter or Meter()
         self.state = PipelineState()
         self._state_topic = state_topic
         self._id, self._pins = transactional_id, dict(topics)
@@ -220,6 +225,8 @@ class PublishSession:
                     for record in self.progress_records(progress) if piece is None else ():
                         self._publisher.produce(record)
                 self.pace.committed(self._publisher.size, self._publisher.seconds)
+                self.meter.add(registry.BYTES, self._publisher.size)
+                self.meter.observe(registry.COMMIT_SECONDS, self._publisher.seconds)
                 self.backoff.over()
                 if piece is None:
                     break

@@ -24,6 +24,8 @@ from airflow_bottledwater.errors import (
     rotated,
 )
 from airflow_bottledwater.jobs.control import Controller
+from airflow_bottledwater.metrics.meter import Meter as JobMeter
+from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.pipeline.settings import Pipeline
@@ -74,7 +76,8 @@ def run(
         controller.status.state = "snapshot"
         controller.start()
         try:
-            result = _Driver(pipeline, connection, claim, controller, run_lanes, report).run()
+            with Sampler(pipeline, controller.name, lambda: controller.status, JobMeter()):
+                result = _Driver(pipeline, connection, claim, controller, run_lanes, report).run()
         except StopRequested:
             controller.finish_stopped()
             raise

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from airflow_bottledwater.model.amounts import duration, size
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -134,21 +135,3 @@ def _total(each: Sequence[SnapshotProgress]) -> SnapshotProgress:
         sum(one.bytes for one in each),
         sum(one.total_bytes for one in each),
     )
-
-
-def size(count: int) -> str:
-    """A number of bytes as readable text, such as ``1.5 GB``."""
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
-
-
-def duration(seconds: float) -> str:
-    """A duration as readable text, such as ``12 s``."""
-    if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"

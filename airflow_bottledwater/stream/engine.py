@@ -22,6 +22,8 @@ from airflow_bottledwater.errors import (
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.memory import Rest
+from airflow_bottledwater.metrics.meter import Meter
+from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
@@ -152,7 +154,8 @@ def follow(
     with (
         reported(pipeline, start, stopped) as controller,
         stoppable(stopped),
-        contextlib.closing(_Follower(pipeline, start, controller, bounded, stopped)) as follower,
+        Sampler(pipeline, controller.name, lambda: controller.status, Meter()) as meter,
+        contextlib.closing(_Follower(pipeline, start, controller, bounded, stopped, meter)) as follower,
     ):
         return follower.run()
 
@@ -161,8 +164,15 @@ class _Follower:
     """Streams; when tables are taken in, or get other topics, it begins anew behind the last batch."""
 
     def __init__(
-        self, pipeline: Pipeline, start: Start, controller: Controller, bounded: bool, stopped: threading.Event
+        self,
+        pipeline: Pipeline,
+        start: Start,
+        controller: Controller,
+        bounded: bool,
+        stopped: threading.Event,
+        meter: Meter,
     ) -> None:
+        self._meter = meter
         self._pipeline, self._start, self._bounded, self._stopped = pipeline, start, bounded, stopped
         self._known = read_state(pipeline, start.state_topic, must_exist=True)
         self._backoff = stream_backoff(pipeline, stopped)
@@ -199,7 +209,7 @@ class _Follower:
         self._watch.start()
         while True:
             with contextlib.closing(
-                StreamPublisher(self._pipeline, self._start, self._known, self._backoff)
+                StreamPublisher(self._pipeline, self._start, self._known, self._backoff, self._meter)
             ) as publisher:
                 self._publisher = publisher
                 publisher.reached()

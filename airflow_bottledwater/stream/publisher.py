@@ -18,6 +18,8 @@ from airflow_bottledwater.errors import StaleBatch
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single
 from airflow_bottledwater.live.snapshots import LiveSnapshots
+from airflow_bottledwater.metrics import batch as counting
+from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.settings import Pipeline
@@ -53,17 +55,25 @@ class StreamPublisher:
     :param start: the claimed stream.
     :param known: the pipeline's tables and topics; if the state has others by now (:attr:`state`), they must not be
         published with.
+    :param meter: counts what is published.
     :ivar live: the live snapshots, which are published between two batches.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
     """
 
-    def __init__(self, pipeline: Pipeline, start: Start, known: PipelineState, backoff: Backoff) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        start: Start,
+        known: PipelineState,
+        backoff: Backoff,
+        meter: Meter | None = None,
+    ) -> None:
         self._pipeline = pipeline
         self._start, self._fingerprint = start, fingerprint(known, start.cluster)
         memory.keep()
         warm_up()  # compiling takes time, and must not happen while a transaction is open
         self._session = PublishSession(
-            pipeline, start.job, stream_id(start.prefix), pins(known.tables.values()), start.state_topic, backoff
+            pipeline, start.job, stream_id(start.prefix), pins(known.tables.values()), start.state_topic, backoff, meter
         )
         self._completer = Ahead(pipeline.postgres, backoff.wait, pipeline.max_transaction_bytes)
         self.live = LiveSnapshots(pipeline, start.cluster.pipeline(pipeline.slot), self._session)
@@ -248,6 +258,8 @@ class StreamPublisher:
             if not found:
                 self._session.smaller_batches(int(records.sizes().sum()))
             raise NewProducerNeeded(error.what) from error
+        left_out = [*(each.row for each in encoded.rejections), *encoded.completed.superseded]
+        counting.count(self._session.meter, changes, versions, but=left_out)
 
     def _dead_letter(self, encoded: EncodedBatch, rejection: Rejection) -> Records:
         change, batch = encoded.change(rejection), encoded.completed.batch

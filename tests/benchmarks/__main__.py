@@ -29,6 +29,7 @@ NAMES = (
     "executors",
     "parts",
     "parse",
+    "metrics",
 )
 
 

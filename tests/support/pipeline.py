@@ -19,6 +19,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.metrics.sample import METRICS_TOPIC
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.state.store import CONTROL_TOPIC, read_control
@@ -76,7 +77,9 @@ class Source:
         topics = {name: partitions for name, partitions in self._topics().items() if name not in self._others}
         # asks again while a topic that was created a moment ago has no leader
         ends = Topics({"bootstrap.servers": self.kafka.bootstrap}).all_ends(topics) if topics else {}
-        ends.pop(CONTROL_TOPIC, None)  # jobs of all other tests write there: only what names this pipeline is compared
+        # jobs of all other tests write there: only what names this pipeline is compared
+        for shared in (CONTROL_TOPIC, METRICS_TOPIC):
+            ends.pop(shared, None)
         control = read_control({"bootstrap.servers": self.kafka.bootstrap}) if CONTROL_TOPIC in topics else {}
         schemas = SchemaRegistryClient({"url": self.registry.url})
         subjects = [s for s in schemas.get_subjects() if s.startswith(self.name)]

@@ -24,6 +24,8 @@ PROJECT = CONFIGURATION["project"]
 
 #: where the distribution's name is not the import's with dashes
 DISTRIBUTIONS = {
+    "opentelemetry": "opentelemetry-sdk",
+    "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "airflow": "apache-airflow",
     "airflow.providers.apache.spark": "apache-airflow-providers-apache-spark",
     # Airflow's own dates
@@ -32,6 +34,8 @@ DISTRIBUTIONS = {
 }
 #: which extras a module may use beside the base: by the first pattern that fits; all others have the base only
 ROOMS: list[tuple[set[str], list[str]]] = [
+    ({"metrics"}, ["metrics/prometheus.py", "metrics/otlp.py", "cli/metrics.py"]),
+    ({"spark"}, ["metrics/batch.py"]),
     (set(), ["local/commands.py"]),
     ({"airflow", "spark", "local"}, ["local/*.py"]),
     (
@@ -187,7 +191,7 @@ def test_what_is_said_of_a_missing_package_names_the_extra_that_has_it() -> None
     known = {distribution(module) for module in EXTRAS}
     assert set().union(*DECLARED.values()) - known == {
         name for name in NOT_IMPORTED if name not in DEV and name != "pandas"
-    } | {"apache-airflow-providers-apache-spark"}
+    } | {"apache-airflow-providers-apache-spark", "opentelemetry-exporter-otlp-proto-http"}
 
 
 def test_the_pinned_versions_name_no_server() -> None:

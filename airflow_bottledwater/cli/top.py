@@ -1,0 +1,107 @@
+"""What ``top`` shows: the pipelines of a Kafka, those with something wrong first, or one with its tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from airflow_bottledwater.jobs.pipelines import Limits, silent, statuses, wrong
+from airflow_bottledwater.metrics import registry
+from airflow_bottledwater.metrics.pipelines import Pipelines
+from airflow_bottledwater.metrics.registry import SECONDS, Metric
+from airflow_bottledwater.metrics.sample import Sample
+from airflow_bottledwater.model.amounts import duration, size
+from airflow_bottledwater.state.control_records import StatusRecord
+
+_COLUMNS = ("Pipeline", "State", "Rows/s", "Behind", "Delay p95", "WAL kept", "Dead letters", "Memory")
+_TABLE_COLUMNS = ("Table", "Inserts/s", "Updates/s", "Deletes/s")
+#: tables that are shown of one pipeline
+_TABLES = 30
+
+
+def screen(found: Pipelines, slot: str = "") -> RenderableType:
+    """What is shown now.
+
+    :param slot: only the pipelines with this slot, with their tables; empty for all.
+    """
+    records, now = found.read(), time.time()
+    shown = {name: status for name, status in statuses(records).items() if slot in ("", status.slot)}
+    if not shown:
+        return Text("No pipeline has ever reported to this Kafka." if not slot else f"No pipeline has a slot {slot!r}.")
+    table = Table(*_COLUMNS, expand=True)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    trouble = {
+        name: wrong(name, status, records, Limits(), alive=not silent(status, now), now=now)
+        for name, status in shown.items()
+    }
+    for name, status in sorted(shown.items(), key=lambda item: (not trouble[item[0]], item[0])):
+        samples = found.samples(name)
+        table.add_row(*_row(name, status, samples, now), style="red" if trouble[name] else "")
+    lines = [Text(f"{name}: {line}", style="red") for name, of in trouble.items() for line in of]
+    tables = [_tables(found.samples(name)) for name in shown] if slot else []
+    return Group(table, *lines, *tables)
+
+
+def _row(name: str, status: StatusRecord, samples: Sequence[Sample], now: float) -> list[str]:
+    state = "does not report" if silent(status, now) else status.state
+    last = samples[-1] if samples and now - samples[-1].at < 3 * samples[-1].interval else None
+    if last is None:
+        return [name, state, "", "", "", "", f"{status.open_dead_letters:,}", ""]
+    behind, seconds = last.value("lag_bytes"), last.value("lag_seconds")
+    late = quantile(samples, registry.DELAY_SECONDS, 0.95)
+    limit, kept = last.value("slot_wal_limit_bytes"), last.value("slot_wal_kept_bytes")
+    return [
+        name,
+        state,
+        f"{rate(samples, registry.ROWS):,.0f}",
+        "" if behind is None else size(behind) + (f", {duration(seconds)}" if seconds else ""),
+        "" if late is None else f"≤ {duration(late)}",
+        "" if kept is None else size(kept) + (f" of {size(limit)}" if limit else ""),
+        f"{status.open_dead_letters:,}",
+        size(last.value("memory_bytes") or 0),
+    ]
+
+
+def _tables(samples: Sequence[Sample]) -> Table:
+    table = Table(*_TABLE_COLUMNS)
+    rows = samples[-1].values.get("rows", []) if samples else []
+    rates = {
+        name: [rate(samples, registry.ROWS, name, operation) for operation in ("insert", "update", "delete")]
+        for name in {each.labels[0] for each in rows}
+    }
+    for name, of in sorted(rates.items(), key=lambda item: -sum(item[1]))[:_TABLES]:
+        table.add_row(name, *(f"{each:,.0f}" for each in of))
+    return table
+
+
+def rate(samples: Sequence[Sample], metric: Metric, *labels: str) -> float:
+    """How much a counter has grown in a second between the last two samples of one job; 0 if there are none."""
+    if len(samples) < 2 or samples[-1].job != samples[-2].job:
+        return 0.0
+    before, last = samples[-2:]
+    grown = (last.value(metric.name, *labels) or 0.0) - (before.value(metric.name, *labels) or 0.0)
+    return max(0.0, grown) / max(0.001, last.at - before.at)
+
+
+def quantile(samples: Sequence[Sample], metric: Metric, share: float) -> float | None:
+    """A bound that this share of the durations between the last two samples of one job did not exceed, in seconds;
+    None if there were none."""
+    if len(samples) < 2 or samples[-1].job != samples[-2].job:
+        return None
+    before, last = (each.distributions.get(metric.name) for each in samples[-2:])
+    if last is None:
+        return None
+    counts = [a - b for a, b in zip(last.counts, before.counts if before else [0] * len(last.counts), strict=True)]
+    if (total := sum(counts)) <= 0:
+        return None
+    reached = 0
+    for bound, count in zip((*SECONDS, SECONDS[-1]), counts, strict=True):
+        reached += count
+        if reached >= share * total:
+            return bound
+    return SECONDS[-1]

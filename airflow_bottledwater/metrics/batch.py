@@ -1,0 +1,45 @@
+"""Counts a batch of the stream that was committed in Kafka, in bulk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater.encoding.layout import Rows
+from airflow_bottledwater.metrics.meter import Meter
+from airflow_bottledwater.metrics.registry import DELAY_SECONDS, ROWS, SECONDS
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.postgres import pgoutput
+
+_OPERATIONS = {pgoutput.INSERT: "insert", pgoutput.UPDATE: "update", pgoutput.DELETE: "delete"}
+
+
+def count(meter: Meter, changes: Rows, versions: Sequence[Version], *, but: Sequence[int] = ()) -> None:
+    """Count the changes by table and operation, and how long ago their transactions were committed.
+
+    :param changes: what was published, see :data:`airflow_bottledwater.encoding.layout.CHANGE`.
+    :param but: the changes among them that were rejected, by their numbers.
+    """
+    if not len(changes):
+        return
+    now = time.time()
+    # a kind is a letter, so that both numbers fit into one
+    of = changes["relation"] * 256 + changes["kind"]
+    counts = np.bincount(of)
+    if but:
+        counts -= np.bincount(of[list(but)], minlength=len(counts))
+    for number in np.flatnonzero(counts).tolist():
+        relation, kind = divmod(number, 256)
+        if kind in _OPERATIONS:
+            meter.add(ROWS, int(counts[number]), versions[relation].table.qualified, _OPERATIONS[kind])
+    lsn: npt.NDArray[np.int64] = changes["lsn"]
+    firsts = np.concatenate([[True], lsn[1:] != lsn[:-1]])
+    committed = changes["time"][firsts] / 1000
+    meter.committed = float(committed[-1])
+    if meter.ahead is not None:
+        delays = np.maximum(0.0, now + meter.ahead - committed)
+        buckets = np.bincount(np.searchsorted(SECONDS, delays), minlength=len(SECONDS) + 1)
+        meter.observe_all(DELAY_SECONDS, buckets.tolist(), float(delays.sum()))

@@ -1,0 +1,84 @@
+"""Reads the topic of samples: those of the last seconds or days, and each further one as it is written."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from airflow_bottledwater.kafka.clients import client_config, errors, passes
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Sample, decode
+
+#: samples of a pipeline that are kept: enough for a rate
+_KEPT = 8
+
+
+class History:
+    """Follows the samples of all pipelines of a Kafka. The topic may not exist yet.
+
+    :param since: seconds before now from which on samples are read.
+    :param kept: how many samples of each pipeline are kept, the newest.
+    :ivar samples: by the pipeline's name, the oldest first.
+    """
+
+    def __init__(self, kafka: Mapping[str, str], *, since: float = 60.0, kept: int = _KEPT) -> None:
+        self._kafka, self._since, self._kept = dict(kafka), since, kept
+        self._consumer: Consumer | None = None
+        self.samples: dict[str, deque[Sample]] = {}
+
+    @property
+    def latest(self) -> dict[str, Sample]:
+        """The newest sample of each pipeline."""
+        return {name: samples[-1] for name, samples in self.samples.items()}
+
+    def read(self, timeout: float = 1.0) -> None:
+        """Read what there is.
+
+        :param timeout: seconds to wait for the first sample.
+        :raises Outage: Kafka does not answer.
+        :raises Refused: it does not let this client read the topic.
+        """
+        with errors(self._kafka):
+            if self._consumer is None and not self._open():
+                return
+            assert self._consumer is not None
+            first = self._consumer.poll(timeout)
+            while first is not None:
+                for message in [first, *self._consumer.consume(1000, 0)]:
+                    if (error := message.error()) is None:
+                        self._add(decode(message.value()))
+                    elif error.code() != KafkaError._PARTITION_EOF and not passes(error):
+                        raise KafkaException(error)
+                first = self._consumer.poll(0)
+
+    def _open(self) -> bool:
+        """Make the consumer, unless there is no topic yet."""
+        if METRICS_TOPIC not in Topics(self._kafka).describe([METRICS_TOPIC]):
+            return False
+        consumer = Consumer(
+            {
+                **client_config(self._kafka),
+                # the partition is assigned by hand: no group is joined, and no offsets are committed
+                "group.id": f"bottledwater-{uuid.uuid4()}",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        begin = TopicPartition(METRICS_TOPIC, 0, int((time.time() - self._since) * 1000))
+        consumer.assign(consumer.offsets_for_times([begin], timeout=15.0))
+        self._consumer = consumer
+        return True
+
+    def _add(self, sample: Sample | None) -> None:
+        if sample is not None:
+            self.samples.setdefault(sample.pipeline, deque(maxlen=self._kept)).append(sample)
+
+    def close(self) -> None:
+        """Close the consumer."""
+        if self._consumer is not None:
+            self._consumer.close()
+        self._consumer = None

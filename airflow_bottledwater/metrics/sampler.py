@@ -1,0 +1,208 @@
+"""A thread that takes a sample of a job every few seconds and writes it to Kafka. The job never waits for it, and
+nothing depends on it: what cannot be written is lost."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from confluent_kafka import KafkaException, Producer
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.kafka.topics import NewTopic, Topics
+from airflow_bottledwater.metrics import registry
+from airflow_bottledwater.metrics.meter import Meter
+from airflow_bottledwater.metrics.registry import Metric
+from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Labelled, Sample
+from airflow_bottledwater.metrics.source import Age, Look, SourceLook
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.state.control_records import StatusRecord
+
+log = logging.getLogger(__name__)
+
+#: tables that a sample has; the others are added up under this name, so that no sample is too large for Kafka
+_TABLES, OTHERS = 200, "(others)"
+#: seconds for which the job's end waits for the thread
+_ENDS_WITHIN = 2.0
+#: seconds after which it is tried again to make the topic
+_AGAIN = 60.0
+#: bytes of a page of memory (getconf PAGESIZE)
+_PAGE = resource.getpagesize()
+
+Value = tuple[Metric, float, tuple[str, ...]]
+
+#: counters of the status, by the metric that they are
+_COUNTERS = {
+    "superseded": registry.SUPERSEDED,
+    "dead_letters": registry.DEAD_LETTERS,
+    "transactions": registry.TRANSACTIONS,
+    "skipped_changes": registry.LEFT_OUT,
+}
+#: the same of a snapshot's progress, with the value of the label
+_PROGRESS: dict[str, tuple[Metric, tuple[str, ...]]] = {
+    "ranges": (registry.RANGES, ("all",)),
+    "ranges_done": (registry.RANGES, ("done",)),
+    "rows": (registry.SNAPSHOT_ROWS, ()),
+    "bytes": (registry.SNAPSHOT_BYTES, ("done",)),
+    "total_bytes": (registry.SNAPSHOT_BYTES, ("all",)),
+    "seconds_left": (registry.SNAPSHOT_LEFT, ()),
+}
+
+
+def of_status(status: StatusRecord) -> Iterator[Value]:
+    """What a job's status says, as metrics."""
+    for name, metric in _COUNTERS.items():
+        if name in status.counters:
+            yield metric, status.counters[name], ()
+    for name, (metric, labels) in _PROGRESS.items():
+        if isinstance(value := status.progress.get(name), int | float):
+            yield metric, value, labels
+    yield registry.UNFOLLOWED, len(status.progress.get("not_followed", ())), ()
+    yield registry.CLAIMS, status.job.epoch, ()
+    yield registry.REPEATS, status.repeats, ()
+
+
+def of_process() -> Iterator[Value]:
+    """Memory and processor time of this process."""
+    yield registry.MEMORY, int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE, ()
+    yield registry.CPU, time.process_time(), ()
+
+
+class Sampler:
+    """Takes and writes samples until it is closed.
+
+    :param name: the pipeline's name.
+    :param status: tells the job's status.
+    """
+
+    def __init__(self, pipeline: Pipeline, name: str, status: Callable[[], StatusRecord], meter: Meter) -> None:
+        self._pipeline, self._name, self._status, self._meter = pipeline, name, status, meter
+        self._source, self._age = SourceLook(pipeline.postgres, pipeline.slot), Age()
+        self._ended, self._told, self._again = threading.Event(), False, 0.0
+        self._producer: Producer | None = None
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    def __enter__(self) -> Meter:
+        """Start the thread; returns what the job counts with."""
+        self._thread.start()
+        return self._meter
+
+    def __exit__(self, *_: object) -> None:
+        """Write a last sample, if that takes no time."""
+        self._ended.set()
+        self._thread.join(_ENDS_WITHIN)
+
+    def _run(self) -> None:
+        while True:
+            # the first look measures the clocks, without which no delay is counted
+            look = self._source.look()
+            if look is not None:
+                self._meter.ahead = look.ahead
+            over = self._ended.wait(self._pipeline.metrics_interval)
+            try:
+                self._write(self.take(look if over else self._source.look()), over=over)
+            except (BottledWaterError, KafkaException, BufferError, OSError) as error:
+                self._tell(error)
+            if over:
+                break
+        self._source.close()
+
+    def take(self, look: Look | None) -> Sample:
+        """Take a sample.
+
+        :param look: what PostgreSQL has answered; None if it did not.
+        """
+        status = self._status()
+        counted, distributions = self._meter.counted()
+        values = {name: _largest(of) for name, of in counted.items()}
+        for metric, value, labels in (*of_status(status), *of_process(), *self._of_source(look, status)):
+            values.setdefault(metric.name, []).append(Labelled(value, labels))
+        for kind in {problem.kind for problem in status.problems}:
+            count = sum(problem.kind == kind for problem in status.problems)
+            values.setdefault(registry.PROBLEMS.name, []).append(Labelled(count, (kind,)))
+        return Sample(
+            pipeline=self._name,
+            slot=self._pipeline.slot,
+            job=status.job.id,
+            kind=status.job.kind,
+            state=status.state,
+            started=status.job.started,
+            at=time.time(),
+            interval=self._pipeline.metrics_interval,
+            values=values,
+            distributions=distributions,
+            holder=look.holder if look is not None else "",
+        )
+
+    def _of_source(self, look: Look | None, status: StatusRecord) -> Iterator[Value]:
+        if look is None:
+            return
+        self._meter.ahead = look.ahead
+        yield from look.values
+        if not status.position:
+            if look.lag is not None:
+                yield registry.LAG_BYTES, look.lag, ()
+            return
+        published = Position.parse(status.position).lsn
+        committed = self._meter.committed
+        ago = time.time() + look.ahead - committed if committed else None
+        yield registry.LAG_BYTES, max(0, look.end - published), ()
+        yield registry.LAG_SECONDS, self._age.behind(published, look.end, ago), ()
+
+    def _write(self, sample: Sample, *, over: bool) -> None:
+        """Hand a sample to librdkafka, which sends it or drops it."""
+        if self._producer is None:
+            if time.monotonic() < self._again:
+                return
+            self._again = time.monotonic() + _AGAIN
+            if self._pipeline.create_topics:
+                Topics(self._pipeline.kafka).make(new_topic(self._pipeline))
+            self._producer = Producer(
+                {
+                    **self._pipeline.kafka,
+                    "log_level": "2",
+                    "acks": 1,
+                    # what is not sent by the next sample is not worth its memory
+                    "message.timeout.ms": max(1000, int(2000 * self._pipeline.metrics_interval)),
+                    "queue.buffering.max.messages": 10,
+                    "compression.type": "lz4",
+                    "allow.auto.create.topics": False,
+                }
+            )
+        self._producer.produce(METRICS_TOPIC, sample.encode(), sample.pipeline.encode(), partition=0)
+        self._producer.poll(0)
+        if over:
+            self._producer.flush(_ENDS_WITHIN / 2)
+        self._told = False
+
+    def _tell(self, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            log.info("Metrics are not written for now, which harms nothing else: %s", error)
+
+
+def _largest(of: list[Labelled]) -> list[Labelled]:
+    """The values of the tables that have most, and the sum of the others; all of metrics without labels."""
+    if len(of) <= _TABLES:
+        return of
+    of = sorted(of, key=lambda each: each.value, reverse=True)
+    rest = sum(each.value for each in of[_TABLES:])
+    return [*of[:_TABLES], Labelled(rest, (OTHERS, *of[0].labels[1:]))]
+
+
+def new_topic(pipeline: Pipeline) -> NewTopic:
+    """The topic of the samples: old ones are deleted by age and by size. Some managed Kafkas allow fewer properties,
+    see
+    :func:`airflow_bottledwater.state.store.new_topic`."""
+    kept = {
+        "cleanup.policy": "delete",
+        "retention.ms": str(int(pipeline.metrics_retention_days * 86_400_000)),
+        "retention.bytes": str(pipeline.metrics_retention_bytes),
+    }
+    configs = ({**kept, "segment.bytes": "16777216"}, {**kept, "segment.bytes": "52428800"}, kept)
+    return NewTopic(METRICS_TOPIC, 1, pipeline.replication_factor, configs)

@@ -1,0 +1,31 @@
+"""docs/metrics.md has all metrics, as the registry describes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from airflow_bottledwater.metrics.registry import METRICS, SECONDS
+from airflow_bottledwater.metrics.sampler import OTHERS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+
+
+def test_the_page_has_all_metrics() -> None:
+    table = PAGE.partition("## All metrics")[2]
+    rows = [
+        tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in table.splitlines() if "| `bottled" in line
+    ]
+    assert rows == [
+        (f"`{m.full}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.sentence, m.like)
+        for m in METRICS.values()
+    ]
+
+
+def test_names_have_their_units_and_labels_are_bounded() -> None:
+    for metric in METRICS.values():
+        assert re.fullmatch(r"[a-z_]+", metric.name)
+        assert not re.search(r"_(ms|mb|kb|minutes|hours|total)$", metric.name)
+        assert set(metric.labels) <= {"table", "operation", "status", "holder", "state", "kind", "result"}
+    assert list(SECONDS) == sorted(SECONDS)
+    assert OTHERS in PAGE

@@ -16,6 +16,7 @@ class Meter:
     :ivar ahead: seconds by which the source's clock is ahead of this host's; None until it was measured.
     :ivar committed: commit time of the last transaction that was published, in seconds since 1970 by the source's
         clock; 0 before that.
+    :ivar behind: bytes of WAL and seconds by which the stream was behind when that was measured last; None before that.
     """
 
     def __init__(self) -> None:
@@ -24,6 +25,7 @@ class Meter:
         self._observed: dict[str, Distribution] = {}
         self.ahead: float | None = None
         self.committed = 0.0
+        self.behind: tuple[float, float] | None = None
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
         """Count.

@@ -151,8 +151,9 @@ class Sampler:
         published = Position.parse(status.position).lsn
         committed = self._meter.committed
         ago = time.time() + look.ahead - committed if committed else None
-        yield registry.LAG_BYTES, max(0, look.end - published), ()
-        yield registry.LAG_SECONDS, self._age.behind(published, look.end, ago), ()
+        self._meter.behind = lag, seconds = max(0, look.end - published), self._age.behind(published, look.end, ago)
+        yield registry.LAG_BYTES, lag, ()
+        yield registry.LAG_SECONDS, seconds, ()
 
     def _write(self, sample: Sample, *, over: bool) -> None:
         """Hand a sample to librdkafka, which sends it or drops it."""

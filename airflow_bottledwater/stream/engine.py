@@ -22,6 +22,7 @@ from airflow_bottledwater.errors import (
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.memory import Rest
+from airflow_bottledwater.metrics.line import Line
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, parse_lsn
@@ -44,8 +45,6 @@ log = logging.getLogger(__name__)
 
 #: seconds to wait for changes: while nothing else is to be done, and beside a live snapshot
 _IDLE, _BESIDE = 0.2, 0.01
-#: seconds between two log lines with the stream's position
-_LOG_INTERVAL = 10.0
 #: seconds in which P moves if there is something to publish: half of the default of transaction_timeout, in which a
 #: batch is committed or given up
 _STALLED = 30.0
@@ -90,16 +89,17 @@ def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None =
 
 
 class StreamReport:
-    """Updates a stream's status while it runs, and logs its position regularly.
+    """Updates a stream's status while it runs, and logs how it gets on.
 
     :param watch: watches the publications; its findings are part of the status.
+    :param meter: knows how far the stream is behind.
     :ivar position: P as it was last reported.
     """
 
-    def __init__(self, controller: Controller, watch: TableWatch, position: Position) -> None:
+    def __init__(self, controller: Controller, watch: TableWatch, position: Position, meter: Meter) -> None:
         self._controller, self._watch = controller, watch
         self.position = position
-        self._last_logged, self._published_then = -math.inf, 0
+        self._line = Line(meter)
         self._letters: Mapping[str, Mapping[str, int]] = {}
         self._told_letters = -math.inf
 
@@ -130,15 +130,8 @@ class StreamReport:
         status = self._controller.status
         status.position, status.counters = str(position), dict(counters)
         status.progress = {"skipped_by_table": dict(skipped_by_table), "not_followed": self._watch.unfollowed}
-        now, published = time.monotonic(), counters.get("published", 0)
-        if (seconds := now - self._last_logged) > _LOG_INTERVAL:
-            rate = (published - self._published_then) / seconds
-            log.info(
-                "At %s: %s records published (%s a second), %s dead letters, of which %s are open.",
-                position, f"{published:,}", f"{rate:,.0f}", f"{counters.get('dead_letters', 0):,}",
-                f"{counters.get('open_dead_letters', 0):,}",
-            )  # fmt: skip
-            self._last_logged, self._published_then = now, published
+        if line := self._line.due(position, counters):
+            log.info("%s", line)
 
 
 def follow(
@@ -178,7 +171,7 @@ class _Follower:
         self._backoff = stream_backoff(pipeline, stopped)
         own = PipelineState(dict(self._known.raw))
         self._watch = TableWatch(pipeline, start.cluster, own, controller.problems, patient=not bounded)
-        self._report = StreamReport(controller, self._watch, start.position)
+        self._report = StreamReport(controller, self._watch, start.position, meter)
         self._problems = controller.problems
         self._problems.tell("lost schemas", start.schemas.problems)
         self._target: int | None = None

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from airflow_bottledwater import errors
+from airflow_bottledwater.model.amounts import clock, duration
 
 log = logging.getLogger(__name__)
 
 #: seconds that rotated credentials may take to reach the file that they are read from
 ROTATION = 20.0
+#: seconds after which an outage that goes on is logged, or reported, again
+_SAY_AGAIN, _REPORT_AGAIN = 60.0, 10.0
 #: waits out an outage: called with what is waited for (or its error), it sleeps or raises
 Waiting = Callable[[str | BaseException], None]
 
@@ -39,8 +42,8 @@ class Backoff:
 
     :param limit: seconds that one outage may last; None waits for ever.
     :param stopped: set when the job is asked to end.
-    :param report: called with what is waited for, when an outage begins and then every ten seconds; by default it is
-        logged.
+    :param report: called with what is waited for, when an outage begins and then every ten seconds. By default it is
+        logged when an outage begins, every minute, and when it is over.
     :ivar waits: the outage that is waited out now; None if there is none. Any thread may read it.
     """
 
@@ -49,7 +52,7 @@ class Backoff:
     ) -> None:
         self._limit = limit
         self._stopped = stopped or threading.Event()
-        self._report = report or (lambda what: log.warning("Waiting: %s", what))
+        self._report = report
         self._since: float | None = None
         self.waits: Wait | None = None
         self._last_logged = -math.inf
@@ -73,12 +76,12 @@ class Backoff:
         self._since = now if self._since is None else self._since
         since = self.waits.since if self.waits else time.time()
         self.waits = Wait(str(what), since, None if self._limit is None else since + self._limit)
-        if now - self._last_logged >= 10.0:
-            self._report(str(what))
+        if now - self._last_logged >= (_SAY_AGAIN if self._report is None else _REPORT_AGAIN):
             self._last_logged = now
+            (self._report or self._log)(str(what))
         if self._limit is not None and now - self._since > self._limit:
             raise errors.Outage(
-                f"{what} (for {now - self._since:.0f} s).",
+                f"{str(what).rstrip('.')}, for {now - self._since:.0f} s (since {clock(since)}).",
                 "Everything is resumable: start again when it is back, or raise outage_timeout.",
             )
         if self._stopped.wait(self._pause):
@@ -93,7 +96,14 @@ class Backoff:
         if self._stopped.is_set():
             raise errors.StopRequested("The job was asked to stop.")
 
+    def _log(self, what: str) -> None:
+        assert self.waits is not None
+        until = f" until {clock(self.waits.until)} at most (outage_timeout)" if self.waits.until else ""
+        log.warning("Waiting since %s%s: %s", clock(self.waits.since), until, what)
+
     def over(self) -> None:
         """The outage is over: what was waited for has worked. The next wait begins a new outage."""
+        if self.waits is not None and self._report is None:
+            log.info("The outage is over, after %s.", duration(time.time() - self.waits.since))
         self._since = self._refused = self.waits = None
         self._last_logged, self._pause = -math.inf, 0.1

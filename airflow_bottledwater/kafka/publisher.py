@@ -408,7 +408,7 @@ class Publisher:
             if retriable and not fatal:
                 if in_time and time.monotonic() > self._deadline and rd.outq_len(self._handle):
                     raise self._too_slow()
-                self._wait(f"{what}: {text}")
+                self._wait(f"Kafka does not answer ({what}: {text.rstrip('.')}).")
                 continue
             if in_time and int(self._counts.first_error) == KafkaError._MSG_TIMED_OUT:
                 raise self._too_slow()  # librdkafka has given records up before the deadline came

@@ -1,6 +1,9 @@
-"""Numbers of bytes and seconds as people read them."""
+"""Numbers of bytes, durations and times as people read them."""
 
 from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
 
 
 def size(count: float) -> str:
@@ -19,3 +22,17 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, hours = seconds / 60, seconds / 3600
     return f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"
+
+
+def roughly(count: float) -> str:
+    """A number of bytes with one significant digit, so that a text does not change with every measurement."""
+    digits = 10 ** int(math.log10(max(1.0, count)))
+    return size(int(count / digits) * digits)
+
+
+def clock(at: float) -> str:
+    """A time of the day, in UTC.
+
+    :param at: seconds since 1970.
+    """
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.model.amounts import clock, roughly
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.state.problems import Problems
 
@@ -28,6 +28,7 @@ class Movement:
     :param stalled: seconds without movement until that alone is a problem.
     :param backoff: knows which server the job waits for.
     :param slow: says why it is slow; empty if it is not.
+    :param behind: bytes of WAL that wait to be published; 0 if that is not known.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Movement:
         stalled: float,
         backoff: Backoff | None = None,
         slow: Callable[[], str] = str,
+        behind: Callable[[], float] = float,
     ) -> None:
         self._problems, self._subject, self._stalled = problems, subject, stalled
-        self._backoff, self._slow = backoff, slow
+        self._backoff, self._slow, self._behind = backoff, slow, behind
         self._moved = time.monotonic()
 
     def moved(self) -> None:
@@ -59,14 +61,14 @@ class Movement:
         found = []
         if wait is not None and waiting:
             end = (
-                f"The job ends at {_clock(wait.until)} if that goes on (outage_timeout), and goes on from there when "
+                f"The job ends at {clock(wait.until)} if that goes on (outage_timeout), and goes on from there when "
                 "it is started again."
                 if wait.until is not None
                 else "The job waits until that is over."
             )
-            found = [
-                Problem("waiting", self._subject, f"Waits since {_clock(wait.since)}: {wait.what}", end, wait.since)
-            ]
+            behind = f" About {roughly(size)} of WAL wait to be published." if (size := self._behind()) else ""
+            reason = f"Waits since {clock(wait.since)}: {wait.what.rstrip('.')}.{behind}"
+            found = [Problem("waiting", self._subject, reason, end, wait.since)]
         elif slow := self._slow():
             found = [Problem("throttled", self._subject, slow, "Give it a higher quota, or raise transaction_timeout.")]
         elif still > self._stalled:
@@ -75,15 +77,10 @@ class Movement:
                 Problem(
                     "stalled",
                     self._subject,
-                    f"Nothing was published since {_clock(since)}, although something is to be.",
+                    f"Nothing was published since {clock(since)}, although something is to be.",
                     "See the job's log for what it does.",
                     since,
                 )
             ]
         self._problems.tell(_PART, found)
         return waiting
-
-
-def _clock(at: float) -> str:
-    """A time of the day, in UTC."""
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")

@@ -182,6 +182,7 @@ class _Follower:
             stalled=_STALLED,
             backoff=self._backoff,
             slow=lambda: self._publisher.slow if self._publisher else "",
+            behind=lambda: meter.behind[0] if meter.behind else 0.0,
         )
         controller.watch(self._tell)
 

@@ -2810,4 +2810,28 @@ MUTANTS = (
         never("left := [name for child, name in children.get(oid, {}).items() if child not in known.tables]"),
         "tests/integration/test_verify_alone.py::test_a_parent_whose_rows_are_in_children_that_nobody_follows_is_not_equal",
     ),
+    Mutant(
+        "the difference of the clocks is taken out of a delay",
+        "batch.count",
+        swap("now + meter.ahead - committed", "now - committed"),
+        "tests/unit/metrics/test_meter.py::test_a_batch_is_counted_by_table_and_operation",
+    ),
+    Mutant(
+        "what a dead job measured does not look like the present",
+        "points.points",
+        always("now - sample.at <= _OLD * sample.interval"),
+        "tests/unit/metrics/test_meter.py::test_what_a_dead_job_measured_does_not_look_like_the_present",
+    ),
+    Mutant(
+        "a sample has a bounded number of tables",
+        "sampler._largest",
+        always("len(of) <= _TABLES"),
+        "tests/unit/metrics/test_meter.py::test_a_sample_has_the_largest_tables_and_the_sum_of_the_others",
+    ),
+    Mutant(
+        "a line of the stream comes when something has changed, and every ten minutes",
+        "Line.due",
+        never("told == self._told and now - self._said < _AGAIN"),
+        "tests/unit/metrics/test_line.py::test_a_line_comes_when_something_has_changed_and_every_ten_minutes",
+    ),
 )

@@ -40,7 +40,7 @@ def test_an_outage_lasts_until_something_works_however_long_one_attempt_takes(mo
     stopped = threading.Event()
     monkeypatch.setattr(stopped, "wait", lambda pause: False)
     backoff = Backoff(300.0, stopped, report=lambda what: None)
-    with pytest.raises(errors.Outage, match=r"a broker \(for 3\d\d s\)"):
+    with pytest.raises(errors.Outage, match=r"a broker, for 3\d\d s \(since \d\d:\d\d:\d\d UTC\)"):
         for _ in range(20):
             backoff.wait("a broker")
             now += 45.0
@@ -58,3 +58,25 @@ def test_refused_credentials_have_a_limit_of_their_own(monkeypatch: pytest.Monke
     now += 21.0
     with pytest.raises(errors.CredentialsRefused):
         backoff.wait(errors.CredentialsRefused("no"))
+
+
+def test_an_outage_is_said_at_its_beginning_every_minute_and_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(module.time, "time", lambda: now)
+    stopped = threading.Event()
+    monkeypatch.setattr(stopped, "wait", lambda pause: False)
+    backoff = Backoff(300.0, stopped)
+    with caplog.at_level("INFO"):
+        for _ in range(70):
+            now += 1.0
+            backoff.wait("Kafka does not answer.")
+        backoff.over()
+        backoff.over()
+    assert caplog.messages == [
+        "Waiting since 00:00:01 UTC until 00:05:01 UTC at most (outage_timeout): Kafka does not answer.",
+        "Waiting since 00:00:01 UTC until 00:05:01 UTC at most (outage_timeout): Kafka does not answer.",
+        "The outage is over, after 69 s.",
+    ]

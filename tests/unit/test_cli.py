@@ -265,26 +265,39 @@ REPORT = PipelineReport(
     counters={},
     complete=True,
     tables=[TableReport("public.[a]", "a", "1:2:", "0/10", False, "1/1", 9, True)],
-    job=status_of("running", epoch=3, counters={"rows": 7}, error="[x] is away", at=time.time()),
+    job=status_of("running", epoch=3, counters={"published": 12345}, error="[x] is away", at=time.time()),
 )
 
 
 def test_the_status_is_shown_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     report.show(REPORT, Console(markup=False, width=120))
     shown = capsys.readouterr().out
-    assert "Slot shop: 1,234 bytes behind, keeps 5,678 bytes of WAL, reserved" in shown
-    assert re.search(r"Job: running \([\d,]+ s ago\), epoch 3 on h; {'rows': 7}", shown)
-    assert "Last error: [x] is away" in shown
-    assert "Stream at (nothing streamed yet); snapshot complete" in shown
-    assert "public.[a]" in shown
-    assert "Open dead letters of public.t: 1 of live snapshots, 2 of the snapshot" in shown
+    assert "Pipeline shop of database db" in shown
+    assert re.search(
+        r"Slot +1\.2 kB behind; PostgreSQL keeps 5\.7 kB of WAL \(reserved\)\n", shown.replace(" \n", "\n")
+    )
+    assert re.search(r"Job +stream job running, reported [\d.]+ s ago by process \d+ on h", shown)
+    assert re.search(r"Last error +\[x\] is away", shown)
+    assert re.search(r"Published +12,345 records", shown)
+    assert re.search(r"Position +none: nothing was streamed yet", shown)
+    assert re.search(r"public\.\[a\] +│ a +│ complete +│ +9", shown)
+    assert re.search(r"Dead letters +public\.t: 1 of live snapshots, 2 of the snapshot, open", shown)
+    # nothing of Python's, and no words of our own
+    assert not re.search(r"[{}]|epoch|boundary|1:2:", shown)
 
 
 def test_the_status_of_a_pipeline_that_has_not_begun_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
     nothing = replace(REPORT, slot=None, job=None, tables=[], complete=False)
     report.show(nothing, Console(width=120))
-    assert "Slot shop: there is none" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert re.search(r"Slot +there is none", shown) and re.search(r"Job +none has ever reported", shown)
     assert (nothing.as_json()["slot"], nothing.as_json()["job"]) == (None, None)
+
+
+def test_the_status_shows_a_job_that_has_died(capsys: pytest.CaptureFixture[str]) -> None:
+    silent = status_of("streaming", at=time.time() - 400)
+    report.show(replace(REPORT, job=silent), Console(width=160))
+    assert re.search(r"Job +has not reported for 7 min: it was killed, or hangs", capsys.readouterr().out)
 
 
 def test_the_status_is_json_for_programs() -> None:

@@ -79,8 +79,7 @@ def setup_log() -> None:
     line."""
     _handler.setFormatter(_Plain() if sys.stderr.isatty() else _Stamped())
     logging.basicConfig(level=logging.INFO, handlers=[_handler])
-    for noisy in ("httpx2", "httpx", "numba"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("numba").setLevel(logging.WARNING)
 
 
 def use_format(name: str) -> None:

@@ -3,8 +3,13 @@ attributes."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
+
+#: takes the place of the provider's log
+_quiet = logging.getLogger(f"{__name__}.provider")
+_quiet.setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ def submission(hook: Any, application: str) -> Submission:
     :param hook: a ``SparkSubmitHook``.
     :param application: path of the job's entry point.
     """
+    # it would log the command line, of a thousand characters, which the process list has, too
+    hook._log = _quiet
     command = hook._build_spark_submit_command(application)
     # read after the command is made, which sets them
     variables = {str(name): str(value) for name, value in (hook._env or {}).items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.jobs import supervise
-from airflow_bottledwater.jobs.log import parse
+from airflow_bottledwater.jobs.log import noise, parse
 
 #: bytes of a job's log that are passed on at once
 _LOG_BYTES = 1 << 20
@@ -28,8 +28,10 @@ class LogFollower:
         self._level = logging.INFO
 
     def lines(self, lines: list[str]) -> None:
-        """Pass lines on."""
+        """Pass lines on, but for those that each start of Spark has."""
         for line in lines:
+            if noise(line):
+                continue
             record = parse(line)
             if record is not None:
                 self._level = record.level

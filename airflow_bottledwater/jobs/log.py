@@ -14,6 +14,12 @@ _RECORD = re.compile(
     r"(?P<message>.*)",
     re.DOTALL,
 )
+#: what the JVM and Spark say at each start, whatever happens, and what nobody can act on
+_NOISE = re.compile(
+    r"NativeCodeLoader: Unable to load native-hadoop|Using incubator modules|Using Spark's default log4j profile|"
+    r"Setting default log level to|To adjust logging level use|Setting Spark log level to|"
+    r"HTTP Request: [A-Z]+ "
+)
 #: names that Python's logging does not have
 _LEVELS = {**logging.getLevelNamesMapping(), "TRACE": logging.DEBUG}
 
@@ -39,6 +45,11 @@ def parse(line: str) -> Line | None:
         return None
     ours: str | None = found["ours"]
     return Line(_LEVELS[found["level"]], found["message"], ours is not None, _seconds(ours) if ours else 0.0)
+
+
+def noise(line: str) -> bool:
+    """Whether a line says nothing to anybody."""
+    return _NOISE.search(line) is not None
 
 
 def _seconds(text: str) -> float:

@@ -4,6 +4,7 @@ records name."""
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,8 @@ class Registry:
 
         :raises Refused: it does not accept a property.
         """
+        for library in ("httpx", "httpx2"):  # would log each request
+            logging.getLogger(library).setLevel(logging.WARNING)
         try:
             return _shared_client(tuple(sorted(self._options.items())))
         except (ValueError, KeyError) as error:

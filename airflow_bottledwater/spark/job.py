@@ -206,7 +206,7 @@ def check_attempt(pipeline: Pipeline, state_topic: str, claimed: Job) -> None:
 def log_to_stderr() -> None:
     """Set up a job's log, in the driver and in a worker that logs itself."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    for noisy in ("py4j", "httpx2", "httpx", "numba"):
+    for noisy in ("py4j", "numba"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

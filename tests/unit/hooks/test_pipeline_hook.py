@@ -313,7 +313,10 @@ def test_a_jobs_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_jobs_lines_keep_their_level_and_lose_their_time(tmp_path: Path) -> None:
     """Airflow adds a time of its own."""
     (tmp_path / "job.log").write_text(
+        "WARNING: Using incubator modules: jdk.incubator.vector\n"
         "before anything\n"
+        'Setting default log level to "WARN".\n'
+        "26/01/02 03:04:05 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform...\n"
         "2026-01-02 03:04:05,678 INFO Published 5 records\n"
         "2026-01-02 03:04:05,679 ERROR It failed:\n"
         "Traceback (most recent call last):\n"

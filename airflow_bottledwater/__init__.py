@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from airflow_bottledwater.pipeline.description import Kafka, Schedules, Source, Spark, Types
     from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
     from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
+    from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
     from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ _EXPORTS = {
     "Source": "pipeline.description",
     "Spark": "pipeline.description",
     "StreamErrorSensor": "sensors.stream_error",
+    "StreamPositionSensor": "sensors.stream_position",
     "StreamToKafkaOperator": "operators.stream",
     "Types": "pipeline.description",
     "VerifyTopicsOperator": "operators.verify",
@@ -62,6 +64,7 @@ __all__ = [
     "Source",
     "Spark",
     "StreamErrorSensor",
+    "StreamPositionSensor",
     "StreamToKafkaOperator",
     "Types",
     "VerifyTopicsOperator",

@@ -36,7 +36,7 @@ def get_provider_info() -> dict[str, Any]:
             "verify",
             room="operators",
         ),
-        "sensors": _modules("looking", "slot_lag", "stream_error", room="sensors"),
+        "sensors": _modules("looking", "slot_lag", "stream_error", "stream_position", room="sensors"),
         "triggers": _modules("backfill", "job", "pipeline", "slot_lag", "stream_error", room="triggers"),
         "hooks": _modules("backfill", "pipeline", "schema_registry", "source", room="hooks"),
         "connection-types": [

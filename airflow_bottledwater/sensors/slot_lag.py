@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.observability import stats
 
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.hooks.source import SourceHook
+from airflow_bottledwater.model.amounts import size
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
@@ -70,6 +72,7 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
                 postgres_conn_id=self.described().source.conn_id,
                 slot=self.described().name,
                 max_lag=self._max_lag(),
+                position=self._position(context),
                 poll_interval=self.poke_interval,
                 stream_task_id=self.stream_task_id,
             ),
@@ -85,17 +88,21 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
         """
         from airflow_bottledwater.postgres.connect import session
 
-        max_lag = self._max_lag()
+        max_lag, position = self._max_lag(), self._position(context)
         ti, task = context["ti"], self.stream_task_id
         over = task is not None and tasks.known_fate(ti.dag_id, ti.run_id, task, ti.map_index) is tasks.Fate.ENDED
         with session(SourceHook(self.described().source.conn_id).dsn(), "Reading the slot's lag") as connection:
             row = connection.execute(LAG_SQL, (self.described().name,)).fetchone()
-        event = evaluate(self.described().name, row, max_lag)
+        event = evaluate(self.described().name, row, max_lag, position)
         if event is None and over:
             event = stream_over(self.described().name, str(self.stream_task_id))
         return event is not None and self._conclude(event)
 
-    def _max_lag(self) -> int:
+    def _position(self, context: Context) -> int:
+        """The LSN up to which everything is to be published; 0 for any."""
+        return 0
+
+    def _max_lag(self) -> int | None:
         """``max_lag`` as a number, after templating.
 
         :raises SettingError: it is not a number.
@@ -111,10 +118,13 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
             raise AirflowFailException(event["message"])
         if event["status"] == "over":
             raise AirflowSkipException(event["message"])
+        safe = event["safe_wal_size"]
         self.log.info(
-            "Slot %s: %s bytes behind, %s bytes of WAL kept.",
-            event["slot"],
-            f"{event['lag']:,}",
-            f"{event['retained']:,}",
-        )
+            "Slot %s: %s behind, %s of WAL kept (%s)%s.",
+            event["slot"], size(event["lag"]), size(event["retained"]), event["wal_status"],
+            "" if safe is None else f", {size(safe)} more until it may be lost",
+        )  # fmt: skip
+        slot = {"slot": event["slot"]}
+        stats.gauge("bottledwater.slot.lag_bytes", event["lag"], tags=slot)
+        stats.gauge("bottledwater.slot.wal_kept_bytes", event["retained"], tags=slot)
         return True

@@ -18,20 +18,24 @@ _TASK_INTERVAL = 60.0
 
 LAG_SQL = (
     "SELECT wal_status, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint,"
-    " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, slot_type = 'logical' AND active_pid IS NOT NULL"
+    " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, slot_type = 'logical' AND active_pid IS NOT NULL,"
+    " pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint, safe_wal_size"
     " FROM pg_replication_slots WHERE slot_name = %s"
 )
 
 
-def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, Any] | None:
-    """The event for a row of :data:`LAG_SQL`; None if the lag is above the limit, so that it has to be read again.
+def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int | None, position: int = 0) -> dict[str, Any] | None:
+    """The event for a row of :data:`LAG_SQL`; None if the lag is above the limit, or the position is not reached, so
+    that it has to be read again.
 
-    :param row: wal_status, lag and retained bytes, and whether it may be being created; None if the slot does not
-        exist.
+    :param row: wal_status, lag and retained bytes, whether it may be being created, the confirmed LSN and
+        safe_wal_size; None if the slot does not exist.
+    :param max_lag: bytes of WAL; None for any number.
+    :param position: the LSN up to which the slot must be confirmed.
     """
     if row is None:
         return {"status": "failed", "slot": slot, "message": f"Slot {slot!r} does not exist."}
-    wal_status, lag, retained, in_the_making = row
+    wal_status, lag, retained, in_the_making, confirmed, safe = row
     if wal_status == "lost":
         return {
             "status": "failed",
@@ -47,8 +51,9 @@ def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int) -> dict[str, 
             "pg_replication_slots."
         )
         return {"status": "failed", "slot": slot, "message": message}
-    if lag <= max_lag:
-        return {"status": "ok", "slot": slot, "lag": lag, "retained": retained}
+    if (max_lag is None or lag <= max_lag) and confirmed >= position:
+        found = {"status": "ok", "slot": slot, "lag": lag, "retained": retained}
+        return {**found, "wal_status": wal_status, "safe_wal_size": safe}
     return None
 
 
@@ -62,12 +67,13 @@ def stream_over(slot: str, stream_task_id: str) -> dict[str, Any]:
 
 
 class SlotLagTrigger(BaseTrigger):
-    """Fires when the lag is at or below ``max_lag`` bytes, or when the slot does not exist or is lost, or when the
-    stream's task has ended.
+    """Fires when the lag is at or below ``max_lag`` bytes and the position is reached, or when the slot does not exist
+    or is lost, or when the stream's task has ended.
 
     :param postgres_conn_id: connection of type Postgres: the source.
     :param slot: name of the replication slot.
-    :param max_lag: bytes of WAL.
+    :param max_lag: bytes of WAL; None for any number.
+    :param position: the LSN up to which everything is to be published.
     :param poll_interval: seconds between two checks.
     :param stream_task_id: the task of the same DAG run that runs the stream; None if it is not known.
     """
@@ -77,19 +83,20 @@ class SlotLagTrigger(BaseTrigger):
         *,
         postgres_conn_id: str,
         slot: str,
-        max_lag: int,
+        max_lag: int | None,
+        position: int = 0,
         poll_interval: float = 30.0,
         stream_task_id: str | None = None,
     ) -> None:
         super().__init__()
         self.postgres_conn_id, self.slot = postgres_conn_id, slot
-        self.max_lag, self.poll_interval = max_lag, poll_interval
+        self.max_lag, self.position, self.poll_interval = max_lag, position, poll_interval
         self.stream_task_id = stream_task_id
         self._asked = -_TASK_INTERVAL
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger's class path and arguments."""
-        names = ("postgres_conn_id", "slot", "max_lag", "poll_interval", "stream_task_id")
+        names = ("postgres_conn_id", "slot", "max_lag", "position", "poll_interval", "stream_task_id")
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -117,7 +124,7 @@ class SlotLagTrigger(BaseTrigger):
             except BottledWaterError as error:
                 yield TriggerEvent({"status": "failed", "slot": self.slot, "message": str(error)})
                 return
-            if (event := evaluate(self.slot, row, self.max_lag)) is not None:
+            if (event := evaluate(self.slot, row, self.max_lag, self.position)) is not None:
                 yield TriggerEvent(event)
                 return
             if over:

@@ -38,6 +38,7 @@ from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.provision import live, preflight
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
+from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
 from airflow_bottledwater.state import saved
 from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
@@ -68,7 +69,7 @@ TEMPLATES = Description(
     outage_timeout="{{ seconds }}",  # type: ignore[arg-type]
 )
 
-ALL = [*OPERATORS, ReplicationSlotLagSensor]
+ALL = [*OPERATORS, ReplicationSlotLagSensor, StreamPositionSensor]
 
 
 @pytest.mark.parametrize("operator", ALL)

@@ -20,9 +20,10 @@ from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.postgres import connect as postgres
-from airflow_bottledwater.sensors import stream_error
+from airflow_bottledwater.sensors import slot_lag, stream_error
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
+from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
 from airflow_bottledwater.state.control_records import StatusRecord
 from airflow_bottledwater.triggers.slot_lag import stream_over
 from tests.support.status import status_of
@@ -60,12 +61,12 @@ def source(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_slot_that_has_caught_up_ends_the_sensor_at_once(source: list[Any]) -> None:
-    source.append(("reserved", 10, 20, True))
+    source.append(("reserved", 10, 20, True, 50, None))
     assert lag_sensor(max_lag="10").execute(CONTEXT) is None
 
 
 def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
-    source.append(("reserved", 11, 20, True))
+    source.append(("reserved", 11, 20, True, 50, None))
     with pytest.raises(TaskDeferred) as raised:
         lag_sensor(max_lag=10, poke_interval=5, timeout=60).execute(CONTEXT)
     trigger: Any = raised.value.trigger
@@ -74,12 +75,12 @@ def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
 
 
 def test_a_slot_that_is_being_created_is_not_called_invalidated(source: list[Any]) -> None:
-    source.append(("reserved", None, 20, True))
+    source.append(("reserved", None, 20, True, 50, None))
     with pytest.raises(TaskDeferred):
         lag_sensor(max_lag=10).execute(CONTEXT)
 
 
-@pytest.mark.parametrize("row", [None, ("lost", 1, 1, True), ("lost", None, None, True)])
+@pytest.mark.parametrize("row", [None, ("lost", 1, 1, True, 50, None), ("lost", None, None, True, 50, None)])
 def test_a_slot_that_is_gone_fails_for_good(source: list[Any], row: Any) -> None:
     source.append(row)
     with pytest.raises(AirflowFailException, match="orders"):
@@ -120,7 +121,7 @@ def test_a_limit_that_is_no_number_is_refused(source: list[Any]) -> None:
 
 
 def test_without_a_trigger_the_sensor_looks_itself(source: list[Any]) -> None:
-    source.extend([("reserved", 11, 20, True), ("reserved", 10, 20, True)])
+    source.extend([("reserved", 11, 20, True, 50, None), ("reserved", 10, 20, True, 50, None)])
     sensor = ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS, max_lag=10, deferrable=False)
     assert [sensor.poke(CONTEXT), sensor.poke(CONTEXT)] == [False, True]
 
@@ -154,7 +155,7 @@ def test_a_stream_that_has_ended_is_not_waited_for(
     sensor = ReplicationSlotLagSensor(
         task_id="t", pipeline=ORDERS, max_lag=10, deferrable=False, stream_task_id="g.stream"
     )
-    source.append(("reserved", lag, 20, True))
+    source.append(("reserved", lag, 20, True, 50, None))
     context: Any = {"ti": ti}
     if isinstance(verdict, bool):
         assert sensor.poke(context) is verdict
@@ -175,11 +176,64 @@ def test_what_passes_ends_a_sensor_at_its_first_look_only(source: list[Any], err
     source.append(error)
     with pytest.raises((Outage, AirflowFailException)):
         sensor.poke(CONTEXT)
-    source.extend([error, ("reserved", 11, 20, True), error, ("reserved", 10, 20, True)])
+    source.extend([error, ("reserved", 11, 20, True, 50, None), error, ("reserved", 10, 20, True, 50, None)])
     assert [sensor.poke(CONTEXT) for _ in range(4)] == [False, False, False, True]
     # in mode "reschedule", each look is a process of its own
     source.append(error)
     assert not ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS).poke({**CONTEXT, "task_reschedule_count": 1})
+
+
+# ------------------------------------------------------------------ a position
+def position_sensor(**arguments: Any) -> StreamPositionSensor:
+    return StreamPositionSensor(task_id="t", pipeline=ORDERS, **{"deferrable": False, **arguments})
+
+
+def test_a_position_is_waited_for_however_far_the_source_has_come(source: list[Any]) -> None:
+    sensor = position_sensor(position="0/33")
+    source.extend([("reserved", 10**9, 20, True, 50, None), ("reserved", 10**9, 20, True, 51, None)])
+    assert [sensor.poke(CONTEXT), sensor.poke(CONTEXT)] == [False, True]
+
+
+def test_now_is_asked_for_once(source: list[Any]) -> None:
+    sensor = position_sensor()
+    source.extend([("0/33",), ("reserved", 9, 20, True, 50, None), ("reserved", 9, 20, True, 51, None)])
+    assert [sensor.poke(CONTEXT), sensor.poke(CONTEXT)] == [False, True]
+
+
+def test_now_is_kept_from_one_process_to_the_next(source: list[Any]) -> None:
+    kept: dict[str, Any] = {}
+    store = SimpleNamespace(get=kept.get, set=kept.__setitem__)
+
+    def poke(attempt: int) -> bool:
+        context: Any = {"ti": SimpleNamespace(try_number=attempt), "task_state_store": store}
+        return position_sensor(mode="reschedule").poke(context)
+
+    source.extend([("0/33",), ("reserved", 9, 20, True, 50, None), ("reserved", 9, 20, True, 51, None)])
+    assert [poke(1), poke(1)] == [False, True]
+    source.extend([("0/34",), ("reserved", 9, 20, True, 51, None)])
+    assert not poke(2)
+
+
+def test_a_position_is_waited_for_in_the_triggerer(source: list[Any]) -> None:
+    source.append(("reserved", 9, 20, True, 50, None))
+    with pytest.raises(TaskDeferred) as raised:
+        position_sensor(position="0/33", deferrable=True).execute(CONTEXT)
+    trigger: Any = raised.value.trigger
+    assert (trigger.max_lag, trigger.position) == (None, 51)
+
+
+def test_a_position_that_is_none_is_refused(source: list[Any]) -> None:
+    with pytest.raises(AirflowFailException, match="Setting 'position' cannot be 'later'"):
+        position_sensor(position="later").poke(CONTEXT)
+
+
+def test_the_sensor_reports_to_airflows_metrics(source: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(slot_lag.stats, "gauge", lambda name, value, tags: told.append((name, value, tags)))
+    source.append(("reserved", 10, 20, True, 50, 7))
+    assert ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS, deferrable=False).poke(CONTEXT)
+    of = {"slot": "orders"}
+    assert told == [("bottledwater.slot.lag_bytes", 10, of), ("bottledwater.slot.wal_kept_bytes", 20, of)]
 
 
 # ------------------------------------------------------------------ the stream's end

@@ -316,7 +316,7 @@ def test_a_job_whose_task_has_ended_is_stopped(monkeypatch: pytest.MonkeyPatch, 
 def test_a_slot_whose_stream_has_ended_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, state: Any, status: str
 ) -> None:
-    rows = [("reserved", 101, 500, True), ("reserved", 100, 500, True)]
+    rows = [("reserved", 101, 500, True, 50, None), ("reserved", 100, 500, True, 50, None)]
 
     class Connection:
         async def __aenter__(self) -> Connection:
@@ -353,13 +353,13 @@ def test_a_slot_whose_stream_has_ended_is_not_waited_for(
     ("row", "status"),
     [
         (None, "failed"),
-        (("lost", 5, 5, False), "failed"),
-        (("reserved", None, 5, True), None),
-        (("reserved", None, 5, False), "failed"),
-        (("reserved", 101, 500, True), None),
-        (("reserved", 100, 500, True), "ok"),
-        (("extended", 0, 500, False), "ok"),
-        (("unreserved", -8, 0, True), "ok"),
+        (("lost", 5, 5, False, 50, None), "failed"),
+        (("reserved", None, 5, True, 50, None), None),
+        (("reserved", None, 5, False, 50, None), "failed"),
+        (("reserved", 101, 500, True, 50, None), None),
+        (("reserved", 100, 500, True, 50, None), "ok"),
+        (("extended", 0, 500, False, 50, None), "ok"),
+        (("unreserved", -8, 0, True, 50, None), "ok"),
     ],
 )
 def test_what_a_slots_lag_means(row: tuple[Any, ...] | None, status: str | None) -> None:

@@ -18,6 +18,8 @@ def size(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """A duration as readable text, such as ``12 s``."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, hours = seconds / 60, seconds / 3600

@@ -80,7 +80,7 @@ def test_a_line_now_and_then_and_a_summary_by_table(clock: list[float], caplog: 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (99, "99 s"), (100, "2 min"), (5999, "100 min"), (7200, "2.0 h")],
+    [(0, "0.0 s"), (0.04, "40 ms"), (9.94, "9.9 s"), (99, "99 s"), (100, "2 min"), (5999, "100 min"), (7200, "2.0 h")],
 )
 def test_durations_are_for_people(seconds: float, text: str) -> None:
     assert progress.duration(seconds) == text

@@ -16,6 +16,30 @@ from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 
+#: what Airflow shows of each task
+_DOCS = {
+    "preflight": "Checks the source, Kafka, the registry and where the jobs run, and changes nothing. If something is "
+    "wrong, it fails and says all of it at once.",
+    "create_slot": "Creates the replication slot, publications and topics, unless they exist. From then on PostgreSQL "
+    "keeps its WAL until the stream has published it.",
+    "snapshot": "Publishes all rows as they were at one moment. If it is interrupted, it goes on where it was; if it "
+    "is complete, it does nothing.",
+    "stream": "Publishes every committed change, in order, for as long as it runs (or, bounded, what is committed when "
+    "it begins). It is running as it should while it is deferred. Mark it as failed to stop the job; run the DAG "
+    "again to go on where it was.",
+    "wait_caught_up": "Succeeds once the slot is less than `max_lag` behind: consumers have nearly everything. Skipped "
+    "if the stream ends before.",
+    "watch_errors": "Fails when the stream fails, does not report any more, or has too many open dead letters; "
+    "succeeds when it ends in order. Put your callbacks here.",
+    "drop_slot": "Drops slot and publications if the pipeline was stopped for good (`bottledwater stop --retire`); "
+    "otherwise it leaves everything as it is.",
+}
+
+
+def _task(name: str) -> dict[str, Any]:
+    """A task's id, and what Airflow shows of it."""
+    return {"task_id": name, "doc_md": _DOCS[name]}
+
 
 class BottledWaterTaskGroup(TaskGroup):
     """The tasks ``preflight → create_slot → snapshot → stream``, with ``wait_caught_up`` and ``watch_errors`` beside
@@ -45,26 +69,28 @@ class BottledWaterTaskGroup(TaskGroup):
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)
         with self:
-            self.snapshot = SnapshotToKafkaOperator(task_id="snapshot", pipeline=pipeline, **(snapshot or {}))
-            self.stream = StreamToKafkaOperator(task_id="stream", pipeline=pipeline, bounded=bounded, **(stream or {}))
+            self.snapshot = SnapshotToKafkaOperator(pipeline=pipeline, **{**_task("snapshot"), **(snapshot or {})})
+            self.stream = StreamToKafkaOperator(
+                pipeline=pipeline, bounded=bounded, **{**_task("stream"), **(stream or {})}
+            )
             # as the operators have them: the DAG's default_args count, too
             where: dict[str, Any] = {
                 "snapshot": {name: getattr(self.snapshot, name) for name in WHERE},
                 "stream": {name: getattr(self.stream, name) for name in WHERE},
             }
-            self.preflight = ReplicationPreflightOperator(task_id="preflight", pipeline=pipeline, **where)
-            self.create_slot = CreateReplicationSlotOperator(task_id="create_slot", pipeline=pipeline, **where)
+            self.preflight = ReplicationPreflightOperator(**_task("preflight"), pipeline=pipeline, **where)
+            self.create_slot = CreateReplicationSlotOperator(**_task("create_slot"), pipeline=pipeline, **where)
             # both wait for as long as the stream runs, so they are deferred instead of occupying a worker slot
             self.wait_caught_up = ReplicationSlotLagSensor(
-                task_id="wait_caught_up",
+                **_task("wait_caught_up"),
                 pipeline=pipeline,
                 max_lag=max_lag,
                 poke_interval=10,
                 deferrable=True,
                 stream_task_id=self.stream.task_id,
             )
-            self.watch_errors = StreamErrorSensor(task_id="watch_errors", pipeline=pipeline, deferrable=True)
-            self.drop_slot = DropReplicationSlotOperator(task_id="drop_slot", pipeline=pipeline, when=drop_when)
+            self.watch_errors = StreamErrorSensor(**_task("watch_errors"), pipeline=pipeline, deferrable=True)
+            self.drop_slot = DropReplicationSlotOperator(**_task("drop_slot"), pipeline=pipeline, when=drop_when)
         watched = [self.stream, self.wait_caught_up, self.watch_errors]
         self.preflight >> self.create_slot >> self.snapshot >> watched
         watched >> self.drop_slot.as_teardown(setups=self.create_slot)

@@ -767,3 +767,11 @@ def test_preflight_names_the_problems_of_spark_when_a_server_is_away(
 def test_control_says_what_it_can_do() -> None:
     with pytest.raises(AirflowFailException, match="stop, retire or start"):
         PipelineControlOperator(task_id="t", pipeline=ORDERS, action="pause").execute(CONTEXT)
+
+
+def test_each_task_of_the_group_says_what_it_is_for() -> None:
+    with DAG("documented", schedule=None):
+        group = BottledWaterTaskGroup(pipeline=ORDERS, stream={"doc_md": "My own."})
+    docs = {name: task.doc_md for name, task in group.children.items()}
+    assert docs.pop("bottledwater.stream") == "My own."
+    assert len(docs) == 6 and all(text and text.endswith(".") for text in docs.values())

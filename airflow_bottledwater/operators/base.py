@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from airflow_bottledwater.pipeline.file import SUFFIXES, load
 from airflow_bottledwater.pipeline.section import templated
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
+
+log = logging.getLogger(__name__)
 
 #: what each operator of a pipeline has templated, and how Airflow's UI renders it
 PIPELINE_FIELDS: Sequence[str] = ("pipeline",)
@@ -137,17 +140,19 @@ def number(name: str, value: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """Within this block, errors after which a retry cannot help fail the task at once; transient errors are raised
-    unchanged.
+    """Within this block, errors after which a retry cannot help fail the task at once. The task's log has each error
+    once: its message says what happened and what can be done, so that where it was raised, and what it was made of, is
+    only in the log of level DEBUG.
 
     :raises AirflowFailException: instead of an error that is not transient.
     """
     try:
         yield
     except BottledWaterError as error:
+        log.debug("The error was raised here.", exc_info=error)
         if transient(error):
-            raise
-        raise AirflowFailException(str(error)) from error
+            raise error.with_traceback(None) from None
+        raise AirflowFailException(str(error)) from None
 
 
 def known_event(event: dict[str, Any] | None, *others: str) -> dict[str, Any]:

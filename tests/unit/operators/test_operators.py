@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import json
 import pickle
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -775,3 +776,16 @@ def test_each_task_of_the_group_says_what_it_is_for() -> None:
     docs = {name: task.doc_md for name, task in group.children.items()}
     assert docs.pop("bottledwater.stream") == "My own."
     assert len(docs) == 6 and all(text and text.endswith(".") for text in docs.values())
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(errors.Refused("No.", "Do."), AirflowFailException), (errors.Outage("Away."), errors.Outage)]
+)
+def test_an_error_is_said_once(error: Exception, raised: type[Exception]) -> None:
+    with pytest.raises(raised) as found, failing():
+        try:
+            raise OSError("connection refused")
+        except OSError as cause:
+            raise error from cause
+    assert str(found.value) == str(error)
+    assert "connection refused" not in "".join(traceback.format_exception(found.value))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.observability import stats
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
 from airflow_bottledwater.hooks import places, spark_job
@@ -327,6 +328,11 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         :raises JobFailed: the job failed for a transient reason.
         :raises AirflowFailException: it failed for good, so that a retry does not help.
         """
+        tags = {"slot": self.described().name, "job": self.job_name}
+        stats.incr("bottledwater.job.ended" if outcome.ok else "bottledwater.job.failed", tags=tags)
+        for name, count in outcome.counts.items():
+            if type(count) is int:
+                stats.gauge(f"bottledwater.job.{name}", count, tags=tags)
         if not outcome.ok:
             message = f"The {self.job_name} job failed: {outcome.error}"
             raise (JobFailed(message) if outcome.transient else AirflowFailException(message))

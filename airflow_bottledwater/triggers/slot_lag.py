@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from airflow.observability import stats
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
@@ -124,6 +125,8 @@ class SlotLagTrigger(BaseTrigger):
             except BottledWaterError as error:
                 yield TriggerEvent({"status": "failed", "slot": self.slot, "message": str(error)})
                 return
+            if row is not None and row[1] is not None:
+                stats.gauge("bottledwater.slot.lag_bytes", row[1], tags={"slot": self.slot})
             if (event := evaluate(self.slot, row, self.max_lag, self.position)) is not None:
                 yield TriggerEvent(event)
                 return

@@ -789,3 +789,15 @@ def test_an_error_is_said_once(error: Exception, raised: type[Exception]) -> Non
             raise error from cause
     assert str(found.value) == str(error)
     assert "connection refused" not in "".join(traceback.format_exception(found.value))
+
+
+def test_the_end_of_a_job_is_reported_to_airflows_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("airflow.sdk.observability.stats.incr", lambda name, tags: told.append((name, tags)))
+    monkeypatch.setattr("airflow.sdk.observability.stats.gauge", lambda name, value, tags: told.append((name, value)))
+    snapshot = SnapshotToKafkaOperator(task_id="t", pipeline=ORDERS)
+    snapshot._finish(Outcome(ok=True, counts={"rows": 7, "complete": True, "position": "x"}))
+    with pytest.raises(errors.JobFailed):
+        snapshot._finish(Outcome(ok=False, error="killed", transient=True))
+    tags = {"slot": "orders", "job": "snapshot"}
+    assert told == [("bottledwater.job.ended", tags), ("bottledwater.job.rows", 7), ("bottledwater.job.failed", tags)]

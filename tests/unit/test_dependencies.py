@@ -82,8 +82,8 @@ ROOMS: list[tuple[set[str], list[str]]] = [
 PATTERNS = [(pattern, extras) for extras, patterns in ROOMS for pattern in patterns]
 #: what checks, provisions, watches and stops a pipeline
 CONTROL = (
-    "cli", "settings", "kafka.registry", "postgres.slot", "provision.preflight", "provision.create", "provision.drop",
-    "state.claim", "jobs.control", "jobs.status", "jobs.submit",
+    "cli", "pipeline.settings", "kafka.registry", "postgres.slot", "provision.preflight", "provision.create",
+    "provision.drop", "state.claim", "jobs.control", "jobs.status", "jobs.submit",
 )  # fmt: skip
 #: what nobody imports, and why it is declared
 NOT_IMPORTED = {

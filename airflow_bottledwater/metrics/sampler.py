@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 #: tables that a sample has; the others are added up under this name, so that no sample is too large for Kafka
 _TABLES, OTHERS = 200, "(others)"
 #: seconds for which the job's end waits for the thread
-_ENDS_WITHIN = 2.0
+_ENDS_WITHIN = 1.0
 #: seconds after which it is tried again to make the topic
 _AGAIN = 60.0
 #: bytes of a page of memory (getconf PAGESIZE)
@@ -83,7 +83,7 @@ class Sampler:
     def __init__(self, pipeline: Pipeline, name: str, status: Callable[[], StatusRecord], meter: Meter) -> None:
         self._pipeline, self._name, self._status, self._meter = pipeline, name, status, meter
         self._source, self._age = SourceLook(pipeline.postgres, pipeline.slot), Age()
-        self._ended, self._told, self._again = threading.Event(), False, 0.0
+        self._ended, self._told, self._tried = threading.Event(), False, 0.0
         self._producer: Producer | None = None
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
@@ -98,19 +98,26 @@ class Sampler:
         self._thread.join(_ENDS_WITHIN)
 
     def _run(self) -> None:
-        while True:
-            # the first look measures the clocks, without which no delay is counted
-            look = self._source.look()
-            if look is not None:
-                self._meter.ahead = look.ahead
+        # the first look measures the clocks, without which no delay is counted; a job that ends soon finds all ready
+        if (look := self._source.look()) is not None:
+            self._meter.ahead = look.ahead
+        self._attempt(self._open)
+        over = False
+        while not over:
             over = self._ended.wait(self._pipeline.metrics_interval)
-            try:
-                self._write(self.take(look if over else self._source.look()), over=over)
-            except (BottledWaterError, KafkaException, BufferError, OSError) as error:
-                self._tell(error)
-            if over:
-                break
+            self._attempt(lambda: self._write(self.take(self._source.look())))
+        if self._producer is not None:
+            self._producer.flush(_ENDS_WITHIN)
         self._source.close()
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Do something whose failure harms nobody; it is logged once."""
+        try:
+            work()
+        except (BottledWaterError, KafkaException, BufferError, OSError) as error:
+            if not self._told:
+                self._told = True
+                log.info("Metrics are not written for now, which harms nothing else: %s", error)
 
     def take(self, look: Look | None) -> Sample:
         """Take a sample.
@@ -155,36 +162,32 @@ class Sampler:
         yield registry.LAG_BYTES, lag, ()
         yield registry.LAG_SECONDS, seconds, ()
 
-    def _write(self, sample: Sample, *, over: bool) -> None:
+    def _write(self, sample: Sample) -> None:
         """Hand a sample to librdkafka, which sends it or drops it."""
-        if self._producer is None:
-            if time.monotonic() < self._again:
-                return
-            self._again = time.monotonic() + _AGAIN
-            if self._pipeline.create_topics:
-                Topics(self._pipeline.kafka).make(new_topic(self._pipeline))
-            self._producer = Producer(
-                {
-                    **self._pipeline.kafka,
-                    "log_level": "2",
-                    "acks": 1,
-                    # what is not sent by the next sample is not worth its memory
-                    "message.timeout.ms": max(1000, int(2000 * self._pipeline.metrics_interval)),
-                    "queue.buffering.max.messages": 10,
-                    "compression.type": "lz4",
-                    "allow.auto.create.topics": False,
-                }
-            )
-        self._producer.produce(METRICS_TOPIC, sample.encode(), sample.pipeline.encode(), partition=0)
-        self._producer.poll(0)
-        if over:
-            self._producer.flush(_ENDS_WITHIN / 2)
-        self._told = False
+        if self._producer is None and time.monotonic() - self._tried >= _AGAIN:
+            self._open()
+        if self._producer is not None:
+            self._producer.produce(METRICS_TOPIC, sample.encode(), sample.pipeline.encode(), partition=0)
+            self._producer.poll(0)
+            self._told = False
 
-    def _tell(self, error: Exception) -> None:
-        if not self._told:
-            self._told = True
-            log.info("Metrics are not written for now, which harms nothing else: %s", error)
+    def _open(self) -> None:
+        """Make the topic, unless there is one, and the producer."""
+        self._tried = time.monotonic()
+        if self._pipeline.create_topics:
+            Topics(self._pipeline.kafka).make(new_topic(self._pipeline))
+        self._producer = Producer(
+            {
+                **self._pipeline.kafka,
+                "log_level": "2",
+                "acks": 1,
+                # what is not sent by the next sample is not worth its memory
+                "message.timeout.ms": max(1000, int(2000 * self._pipeline.metrics_interval)),
+                "queue.buffering.max.messages": 10,
+                "compression.type": "lz4",
+                "allow.auto.create.topics": False,
+            }
+        )
 
 
 def _largest(of: list[Labelled]) -> list[Labelled]:

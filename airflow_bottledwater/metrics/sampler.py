@@ -114,10 +114,15 @@ class Sampler:
         """Do something whose failure harms nobody; it is logged once."""
         try:
             work()
-        except (BottledWaterError, KafkaException, BufferError, OSError) as error:
+        except Exception as error:
+            known = isinstance(error, BottledWaterError | KafkaException | BufferError | OSError)
             if not self._told:
-                self._told = True
-                log.info("Metrics are not written for now, which harms nothing else: %s", error)
+                log.info(
+                    "Metrics are not written for now, which harms nothing else: %s",
+                    error,
+                    exc_info=None if known else error,
+                )
+            self._told = True
 
     def take(self, look: Look | None) -> Sample:
         """Take a sample.

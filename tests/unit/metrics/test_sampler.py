@@ -1,0 +1,127 @@
+"""The thread that writes samples: what it writes, and that nothing which goes wrong in it reaches the job."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.metrics import registry, sampler
+from airflow_bottledwater.metrics.meter import Meter
+from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Sample, decode
+from airflow_bottledwater.metrics.sampler import Sampler
+from airflow_bottledwater.metrics.source import Look
+from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.state.control_records import StatusRecord
+from tests.support.waiting import until
+
+STATUS = StatusRecord(
+    "streaming", Job(4, "j", "stream", "h", 5, 900.0), "shop", position="0000000000000064/00000000",
+    counters={"superseded": 3, "transactions": 8, "dead_letters": 1}, progress={"not_followed": {"a": "b"}},
+    problems=[Problem("throttled", "t", "r")],
+)  # fmt: skip
+LOOK = Look([(registry.WAL_KEPT, 700.0, ()), (registry.XMIN_AGE, 5.0, ("slot",))], 0.25, 40, 150, "slot shop")
+
+
+class World:
+    """Kafka and PostgreSQL, as the sampler sees them."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self.sent: list[Sample] = []
+        self.look: Look | None = LOOK
+        self.fails: Exception | None = None
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+
+    class Topics:
+        def __init__(self, kafka: dict[str, str]) -> None: ...
+
+        def make(self, topic: Any) -> None:
+            if world.fails:
+                raise world.fails
+            world.made.append(topic)
+
+    class Producer:
+        def __init__(self, properties: dict[str, Any]) -> None: ...
+
+        def produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
+            found = decode(value)
+            assert found is not None and (topic, partition) == (METRICS_TOPIC, 0) and key.decode() == found.pipeline
+            world.sent.append(found)
+
+        def poll(self, timeout: float) -> None: ...
+
+        def flush(self, timeout: float) -> None: ...
+
+    class SourceLook:
+        def __init__(self, dsn: str, slot: str) -> None: ...
+
+        def look(self) -> Look | None:
+            return world.look
+
+        def close(self) -> None: ...
+
+    for name, stub in (("Topics", Topics), ("Producer", Producer), ("SourceLook", SourceLook)):
+        monkeypatch.setattr(sampler, name, stub)
+    return world
+
+
+def made(**settings: Any) -> tuple[Sampler, Meter]:
+    meter = Meter()
+    pipeline = Pipeline.of(postgres="dbname=shop", slot="shop", format="json", metrics_interval=0.1, **settings)
+    return Sampler(pipeline, "7/shop/shop", lambda: STATUS, meter), meter
+
+
+def test_a_sample_has_what_was_counted_what_the_job_says_and_what_the_source_says(world: World) -> None:
+    found, meter = made()
+    with found as counting:
+        assert counting is meter
+        counting.add(registry.BYTES, 9)
+        until(lambda: len(world.sent) > 1, "two samples")
+    (topic,) = world.made
+    assert topic.configs[0]["cleanup.policy"] == "delete" and topic.configs[0]["retention.ms"] == str(7 * 86_400_000)
+    sample = world.sent[-1]
+    assert (sample.pipeline, sample.job, sample.state, sample.started) == ("7/shop/shop", "j", "streaming", 900.0)
+    values = {name: sample.value(name) for name in sample.values}
+    assert values["published_bytes"] == 9 and values["superseded_rows"] == 3 and values["transactions"] == 8
+    assert values["claims"] == 4 and values["tables_not_followed"] == 1 and values["problems"] == 1
+    assert values["lag_bytes"] == 50 and values["slot_wal_kept_bytes"] == 700
+    assert sample.value("oldest_xmin_age_transactions", "slot") == 5 and sample.holder == "slot shop"
+    assert (meter.ahead, meter.behind and meter.behind[0]) == (0.25, 50)
+    assert values.keys() <= registry.METRICS.keys()
+
+
+def test_a_job_that_ends_soon_writes_a_sample_too(world: World) -> None:
+    found, _ = made()
+    found._pipeline = found._pipeline.with_(metrics_interval=3600.0)
+    with found:
+        until(lambda: world.made, "the topic is made")
+    assert len(world.sent) == 1
+
+
+@pytest.mark.parametrize("error", [Outage("Kafka is away"), KeyError("not expected")])
+def test_what_goes_wrong_is_logged_once_and_harms_nobody(
+    world: World, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.fails, world.look = error, None
+    found, _ = made()
+    began = time.monotonic()
+    with caplog.at_level("INFO"), found:
+        time.sleep(0.5)
+    assert time.monotonic() - began < 5 and world.sent == []
+    assert len([m for m in caplog.messages if m.startswith("Metrics are not written for now")]) == 1
+
+
+def test_a_topic_that_others_make_is_not_made(world: World) -> None:
+    found, _ = made(create_topics=False)
+    with found:
+        until(lambda: world.sent, "a sample")
+    assert world.made == []

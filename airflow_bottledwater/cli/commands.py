@@ -211,6 +211,19 @@ def verify(as_json: bool, master: str | None, spark_conf: dict[str, str], **valu
     verification.run(pipeline_of(values, later=True), *where, as_json=as_json)
 
 
+@cli.command("accept-new-keys")
+@options(everything=False)
+@click.option("--tables", "of_tables", required=True, help="Tables, as [schema.]table with * and ?, comma-separated.")
+def accept_new_keys(of_tables: str, **values: Any) -> None:
+    """Accept that the keys in the tables' topics become other bytes: those of lost schema ids, or of a setting that
+    gives them another form. The next job publishes all rows under their new keys, and removes the old ones."""
+    from airflow_bottledwater.provision.accept import accept
+
+    patterns = [each.strip() for each in of_tables.split(",") if each.strip()]
+    accepted = accept(pipeline_of(values, later=True), patterns)
+    click.echo(f"Accepted for {', '.join(accepted)}: the next job reads their rows again.", err=True)
+
+
 @cli.command()
 @options(everything=False)
 @click.option("-i", "--tables", "of_tables", default="", help="Only those of these tables; comma-separated patterns.")

@@ -39,11 +39,6 @@ _COLUMNS = ("id", "state", "tables", "where", "rows", "newer", "swept", "done", 
 @click.option(
     "--by-key", is_flag=True, help="Read in the order of the keys: goes on where it was if a table is rewritten."
 )
-@click.option(
-    "--new-key",
-    is_flag=True,
-    help="Take the tables up with the keys that they have now, or as successors of dropped tables.",
-)
 @click.option("--rows-per-second", type=click.FloatRange(min=0), default=0.0, help="Limit the pace.")
 @click.option("--bytes-per-second", type=click.FloatRange(min=0), default=0.0, help="Limit the pace.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it to its end.")
@@ -52,7 +47,6 @@ def snapshot(
     where: str,
     sweep: bool,
     by_key: bool,
-    new_key: bool,
     rows_per_second: float,
     bytes_per_second: float,
     wait: bool,
@@ -61,16 +55,13 @@ def snapshot(
     """Publish rows of tables again while the stream runs, wherever it runs; an interrupted --wait leaves it going."""
     from airflow_bottledwater.live.wanted import check_named
     from airflow_bottledwater.provision import live
-    from airflow_bottledwater.provision.renew import renew
     from airflow_bottledwater.state.control_records import SnapshotRequest
 
-    if new_key and where:
-        raise click.UsageError("With --new-key a table is read as a whole: leave --where out.")
     named = tuple(part.strip() for part in tables.split(",") if part.strip())
     request = SnapshotRequest(named, where, sweep, by_key, rows_per_second, bytes_per_second)
     check_named(request)
     pipeline = pipeline_of(values, later=True)
-    name, request_id = (renew if new_key else live.ask)(pipeline, request)
+    name, request_id = live.ask(pipeline, request)
     click.echo(f"Live snapshot {request_id} is asked for. {live.publishes(pipeline, name)}", err=True)
     if wait:
         _follow(pipeline, name, request_id)

@@ -21,7 +21,6 @@ from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.live import attached
 from airflow_bottledwater.live.chunks import Chunk, Piece, TooLarge
 from airflow_bottledwater.live.extent import BLOCK, SWEEPING, Extent
 from airflow_bottledwater.live.keys import Upto, between, bound, files, key_hashes, keys_query, place, unread
@@ -34,6 +33,7 @@ from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import catalog, copy, large_rows, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause, stoppable
 from airflow_bottledwater.postgres.large_rows import LargeRow
+from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.postgres.receive import Block
 from airflow_bottledwater.postgres.server import wait_flushed
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begin_reading, copy_query
@@ -143,9 +143,9 @@ class Reading(threading.Thread):
         self.extent.measure(connection, self._at.tables[self._at.done :])
         if self._at.filenode == SWEEPING:
             return self._sweep(connection, oid)
-        found = attached.only(self._begin(connection, oid), self._at.parts)
+        found = _only(self._begin(connection, oid), self._at.parts)
         version = self._version(found)
-        known = attached.left_behind(connection, self._at, found)
+        known = _left_behind(connection, self._at, found)
         self.extent.note(found)
         piece = self._by_key(connection, found) if self._request.by_key else self._by_blocks(connection, found)
         large = self._large(connection, version, piece) if self._wary else []
@@ -417,3 +417,31 @@ class Reading(threading.Thread):
                 self._connection.cancel_safe(timeout=2)
             self._connection.close()
         self._connection = None
+
+
+def _only(found: OwnSnapshot, oids: tuple[int, ...]) -> OwnSnapshot:
+    """What of a table is to be read: these partitions, as far as they still belong to it, or everything."""
+    if not oids:
+        return found
+    return replace(
+        found,
+        parts=[part for part in found.parts if part.oid in oids],
+        partitions=[part for part in found.partitions if part.oid in oids],
+    )
+
+
+def _left_behind(connection: Connection, at: LiveProgress, found: OwnSnapshot) -> dict[int, KnownPartition]:
+    """Which of the partitions that are read by themselves may have left rows in the topic that the table does not have
+    any more: those that were taken away since their reading began, or that got a new file (by TRUNCATE, say). As known
+    partitions that are not there, or have another file, they are told of until a sweep: PostgreSQL sends nothing of it.
+
+    :param found: what :func:`_only` leaves of a snapshot.
+    """
+    there = {part.oid for part in found.partitions}
+    # of several tables, it is not known of which one it was a partition
+    if gone := [part for part in at.parts if part not in there and len(at.tables) == 1]:
+        named = catalog.names(connection, gone)
+        return {part: KnownPartition(".".join(named.get(part, ("partition", str(part)))), 0) for part in gone}
+    if at.parts and at.filenode not in (0, files(found)):
+        return {part.oid: KnownPartition(part.qualified, 0, part.attached) for part in found.partitions if part.leaf}
+    return {}

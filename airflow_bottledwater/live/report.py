@@ -13,20 +13,15 @@ from airflow_bottledwater.state.records import LiveProgress
 
 
 class Reports:
-    """Writes a report at every heartbeat, and when a live snapshot changes its state.
-
-    :ivar boundary: the LSN up to which the rows that were published last show the table.
-    """
+    """Writes a report at every heartbeat, and when a live snapshot changes its state."""
 
     def __init__(self, pipeline: Pipeline, name: str) -> None:
         self._pipeline, self._name = pipeline, name
         self._control: store.Control | None = None
         #: by the request: the state that was reported last, and when
         self._last: dict[str, tuple[str, float]] = {}
-        #: which reading the pace is measured of, since when, and from where
-        self._measured: Reading | None = None
-        self._began, self._then, self._id = 0.0, LiveProgress(()), ""
-        self.boundary = ""
+        #: by the request: which reading the pace is measured of, since when, and from where
+        self._measured: dict[str, tuple[Reading, float, LiveProgress]] = {}
 
     def tell(
         self,
@@ -36,12 +31,14 @@ class Reports:
         reading: Reading | None = None,
         tables: dict[int, PinnedTable] | None = None,
         waits_for: str = "",
+        boundary: str = "",
     ) -> None:
         """Report, unless the same was reported a moment ago.
 
         :param reading: None if nothing is read of it now.
         :param tables: the pipeline's tables by oid, to name those that it is of.
         :param waits_for: what it waits for where nothing is read yet.
+        :param boundary: the LSN up to which the rows that were published last show the table.
         :raises Outage: Kafka does not take the last report.
         """
         now = time.monotonic()
@@ -52,10 +49,10 @@ class Reports:
         before, at = self._last.get(request_id, ("", 0.0))
         if before == state and now - at < self._pipeline.heartbeat_interval:
             return
-        if reading is not None and self._measured is not reading:
-            self._measured, self._began, self._then = reading, now, progress
-        if reading is not None and self._id != request_id:
-            self._id, self.boundary = request_id, ""
+        if reading is None:
+            self._measured.pop(request_id, None)
+        elif request_id not in self._measured or self._measured[request_id][0] is not reading:
+            self._measured[request_id] = reading, now, progress
         report = SnapshotReport(
             state, waits_for, [tables[oid].table.qualified for oid in progress.tables] if tables else []
         )
@@ -64,11 +61,12 @@ class Reports:
         left = reading.extent.left(progress) if reading is not None else 0 if state == "finished" else None
         report.total_bytes = progress.bytes + left if left is not None else 0
         if state == "reading":
-            seconds = max(0.001, now - self._began)
-            report.rows_per_second = (progress.rows - self._then.rows) / seconds
-            pace = (progress.bytes - self._then.bytes) / seconds
+            _, began, then = self._measured[request_id]
+            seconds = max(0.001, now - began)
+            report.rows_per_second = (progress.rows - then.rows) / seconds
+            pace = (progress.bytes - then.bytes) / seconds
             report.seconds_left = left / pace if left is not None and pace > 0 else None
-        report.boundary, report.at = self.boundary if self._id == request_id else "", time.time()
+        report.boundary, report.at = boundary, time.time()
         if self._control is None:
             self._control = store.Control(self._pipeline.kafka)
         self._control.write(

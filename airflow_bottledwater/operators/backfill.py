@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import NEVER_EXPIRE, BaseOperator  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks the first
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, SettingError
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.hooks.backfill import BackfillWatch
 from airflow_bottledwater.operators.base import (
@@ -50,8 +50,6 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
     :param sweep: also publish tombstones for keys that the tables do not have.
     :param by_key: read in the order of the keys instead of the table's blocks: the reading goes on where it was if the
         table is rewritten.
-    :param new_key: first take the tables up with the keys that they have now, or as successors of dropped tables; no
-        job may run then, and the next one reads them.
     :param rows_per_second: how many rows are read in a second at most; 0 for as many as there is time for. (templated)
     :param bytes_per_second: the same in bytes. (templated)
     :param deferrable: wait in the triggerer instead of a worker slot.
@@ -71,7 +69,6 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         where: str = "",
         sweep: bool = False,
         by_key: bool = False,
-        new_key: bool = False,
         rows_per_second: float | str = 0.0,
         bytes_per_second: float | str = 0.0,
         deferrable: bool = True,
@@ -85,7 +82,6 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         self.where = where
         self.sweep = sweep
         self.by_key = by_key
-        self.new_key = new_key
         self.rows_per_second = rows_per_second
         self.bytes_per_second = bytes_per_second
         self.deferrable = deferrable
@@ -112,7 +108,6 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
                     request_id=asked["request_id"],
                     poll_interval=self.poll_interval,
                     deadline=deadline,
-                    owed=self.new_key,
                     hook=self.pipeline_hook.arguments(),
                 ),
                 method_name="execute_complete",
@@ -161,12 +156,10 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         """Ask for the live snapshot, unless an earlier try of this task has."""
         from airflow_bottledwater.jobs import snapshots
         from airflow_bottledwater.provision import live
-        from airflow_bottledwater.provision.renew import renew
 
         store: Any = context["task_state_store"]
         asked: dict[str, str] | None = store.get(_ASKED)
-        # with a new key, the topic lacks rows until the live snapshot has finished: it goes on, and is followed
-        if asked is not None and not self.new_key and is_first_try(context["ti"], self.retries):
+        if asked is not None and is_first_try(context["ti"], self.retries):
             backfill.cancel(pipeline, **asked)
             asked = None
         known = snapshots.reports(pipeline, asked["name"]).get(asked["request_id"]) if asked else None
@@ -181,13 +174,9 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         request = self._request(pipeline)
         if asked is None:
             # its id is stored first: if the task dies in between, a retry asks for the same one
-            name = live.name_of(pipeline) if self.new_key else live.check(pipeline, request)
-            asked = {"name": name, "request_id": uuid.uuid4().hex[:12]}
+            asked = {"name": live.check(pipeline, request), "request_id": uuid.uuid4().hex[:12]}
             store.set(_ASKED, asked, retention=NEVER_EXPIRE)
-        if self.new_key:
-            renew(pipeline, request, asked["request_id"])
-        else:
-            snapshots.ask(pipeline, asked["name"], asked["request_id"], request)
+        snapshots.ask(pipeline, asked["name"], asked["request_id"], request)
         self.log.info(
             "The rows of %s%s are to be published again, as live snapshot %s. %s",
             ", ".join(request.tables),
@@ -204,14 +193,12 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         request = SnapshotRequest(
             tuple(listed(self.tables)),
             str(self.where or ""),
-            self.sweep or self.new_key,
+            self.sweep,
             self.by_key,
             rows_per_second=number("rows_per_second", self.rows_per_second) or 0.0,
             bytes_per_second=number("bytes_per_second", self.bytes_per_second) or 0.0,
         )
         check_named(request)
-        if self.new_key and request.where:
-            raise SettingError("where", request.where, "nothing with new_key, which reads the tables as a whole")
         return request
 
     def _conclude(self, context: Context, pipeline: Pipeline, report: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +230,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             ", ".join(found["tables"]),
             f"{found['left_out']:,}",
         )
-        if self.sweep or self.new_key:
+        if self.sweep:
             self.log.info("%s keys that the tables do not have are removed.", f"{found['removed_keys']:,}")
         if found["dead_letters"]:
             self.log.warning("%s rows could not be published, and are dead letters.", f"{found['dead_letters']:,}")
@@ -251,12 +238,6 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
 
     def _give_up(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
         store: Any = context["task_state_store"]
-        if self.new_key:
-            raise JobFailed(
-                f"The live snapshot did not end within {self.timeout:.0f} s; it goes on.",
-                "See whether the stream runs ('bottledwater status'), or raise timeout. Clear the task to follow it "
-                "further.",
-            )
         if (asked := store.get(_ASKED)) is not None:
             backfill.cancel(pipeline, **asked)
             store.delete(_ASKED)
@@ -267,9 +248,9 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         )
 
     def on_kill(self) -> None:
-        """Cancel the live snapshot, unless its rows are owed: with a new key it goes on."""
+        """Cancel the live snapshot."""
         self._killed = True
-        if self._asked is None or self.new_key:
+        if self._asked is None:
             return
         try:
             backfill.cancel(self.pipeline_hook.pipeline(), **self._asked)

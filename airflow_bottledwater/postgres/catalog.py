@@ -358,19 +358,26 @@ def definition(table: Table) -> str:
     return json.dumps([columns, list(table.key), table.identity])
 
 
-def inherited(connection: Connection, oids: Sequence[int]) -> dict[int, dict[int, str]]:
+def inherited(
+    connection: Connection, oids: Collection[int], tables: Sequence[str], schemas: Sequence[str]
+) -> dict[int, dict[str, bool]]:
     """The tables that inherit from ordinary tables (``INHERITS``; the chunks of a TimescaleDB hypertable are among
-    them), by the oid of the parent: for each its oid and name. A query of the parent has their rows, its topic does
-    not. Partitions are not among them."""
+    them), by the oid of the parent: the name of each, and whether its rows are meant not to be in any topic, or are in
+    its own. A query of the parent has their rows, its topic does not. Partitions are not among them.
+
+    :param oids: the followed tables.
+    :param tables: patterns, and ``schemas`` likewise: what they leave out is left out on purpose.
+    """
     rows = connection.execute(
-        "SELECT i.inhparent, c.oid, format('%%s.%%s', n.nspname, c.relname) FROM pg_inherits i JOIN pg_class p ON "
-        "p.oid = i.inhparent JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE p.relkind = 'r' AND p.oid = ANY (%s::oid[]) ORDER BY 1, 3",
+        "SELECT i.inhparent, c.oid, n.nspname, c.relname FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent "
+        "JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE p.relkind = 'r' AND p.oid = ANY (%s::oid[]) ORDER BY 1, 3, 4",
         (list(oids),),
     ).fetchall()
-    found: dict[int, dict[int, str]] = {}
-    for parent, oid, name in rows:
-        found.setdefault(parent, {})[oid] = name
+    found: dict[int, dict[str, bool]] = {}
+    for parent, oid, schema, name in rows:
+        meant = oid in oids or _left_out(tables, schemas, schema, name)
+        found.setdefault(parent, {})[f"{schema}.{name}"] = meant
     return found
 
 

@@ -356,6 +356,10 @@ class MessageTooLarge(Refused):
     """PostgreSQL cannot send a row: its message would have more than 1 GB. Who knows the row says which it is."""
 
 
+class ObjectMissing(Refused):
+    """Something does not exist that a statement, or a walsender, needs."""
+
+
 def outage(error: psycopg.Error, what: str) -> BottledWaterError:
     """The error of this package for a psycopg error on an open session: an :class:`Outage` if the session or the server
     is gone, or if other sessions were in the way; otherwise :class:`Refused`.
@@ -375,6 +379,8 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
             f"{what}: {message} (SQLSTATE {code}): a message of PostgreSQL has at most 1 GB, and that of a row would "
             "have more."
         )
+    if code == "42704":
+        return ObjectMissing(f"{what}: {message} (SQLSTATE {code}).")
     if "row-level security" in message:
         return Refused(
             f"{what}: {message}: a policy would hide rows from this role.",

@@ -66,26 +66,24 @@ class Coverage:
         """This coverage, extended by the tables and publications of ``today`` that it does not contain."""
         return Coverage({**today.publications, **self.publications}, {**today.tables, **self.tables})
 
-    def broken(self, today: Coverage) -> list[str]:
-        """The ways in which changes of all tables may have been left out of the stream since this coverage was
-        recorded, as sentences; empty if none.
+    def lacking(self, today: Coverage, name: str) -> list[str]:
+        """The operations that a publication has sent when this coverage was recorded, and does not send now."""
+        before, now = self.publications.get(name), today.publications.get(name)
+        if before is None or now is None:
+            return []
+        return [each for each in before.sends.split(", ") if each not in now.sends.split(", ")]
 
-        :param today: the coverage now.
-        """
-        found = []
-        for name, before in self.publications.items():
-            now = today.publications.get(name)
-            if now is None:
-                found.append(f"Publication {name!r} was dropped.")
-            elif now.oid != before.oid:
-                found.append(f"Publication {name!r} was dropped and created again.")
-            elif now.sends != before.sends:
-                found.append(
-                    f"Publication {name!r} sends {now.sends or 'nothing'} now; before, it sent {before.sends}."
-                )
-            elif now.xmin != before.xmin and now.owner == before.owner:
-                found.append(f"Publication {name!r} was altered, and then altered back.")
-        return found
+    def altered(self, today: Coverage, name: str) -> str:
+        """Why changes of all tables of a publication may have been left out of the stream since this coverage was
+        recorded, as the end of a sentence that begins with a table's name; empty if none can be. A publication that was
+        dropped, or dropped and created again, is not among the reasons: its tables are published by other catalog rows
+        then, or by none."""
+        before, now = self.publications.get(name), today.publications.get(name)
+        if before is None or now is None or now.oid != before.oid or now.xmin == before.xmin:
+            return ""
+        if now.owner != before.owner and now.sends == before.sends:
+            return ""
+        return f"lacks what publication {name!r} has not sent until it was altered"
 
     def lost(self, today: Coverage, oid: int) -> str:
         """Why changes of one table may have been left out of the stream since this coverage was recorded, as the end of

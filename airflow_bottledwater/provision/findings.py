@@ -15,7 +15,6 @@ class Findings:
 
     :param tables: the tables of the pipeline.
     :param via_root: whether a partitioned table is published as one, instead of its leaf partitions.
-    :param renewing: whether the tables are to be taken up again, so that their topics may have rows of dropped tables.
     :param adding: the oids of the tables that are to be added to a running pipeline; empty for those that the settings
         name.
     :param parts: the leaf partitions of those that are published as one.
@@ -27,7 +26,6 @@ class Findings:
     cluster: Cluster
     tables: list[Table] = field(default_factory=list)
     via_root: bool = False
-    renewing: bool = False
     adding: frozenset[int] = frozenset()
     parts: list[Table] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

@@ -65,8 +65,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
         for right, granted in (("Read", topic.may_read or name not in memory), ("Write", topic.may_write))
         if not granted
     ]
-    if not found.renewing:
-        problems += topic_problems(found.state, found.tables, mapping)
+    problems += topic_problems(found.state, found.tables, mapping)
     problems += _missing(pipeline, topics, brokers, {name: data.get(name) for name in wanted if name not in present})
     if pipeline.create_topics and brokers < pipeline.replication_factor:
         found.warnings.append(

@@ -28,7 +28,7 @@ from airflow_bottledwater.provision.source_checks import (
     check_tables,
     is_standby,
 )
-from airflow_bottledwater.state import coverage, schemas
+from airflow_bottledwater.state import schemas
 from airflow_bottledwater.state.identity import check_settings, topic_of, via_root
 
 log = logging.getLogger(__name__)
@@ -36,10 +36,9 @@ log = logging.getLogger(__name__)
 OLDEST_VERSION = 140000
 
 
-def run(pipeline: Pipeline, *, renewing: bool = False) -> Findings:
+def run(pipeline: Pipeline) -> Findings:
     """Check source, broker and registry; changes nothing. Warnings are logged.
 
-    :param renewing: whether the tables are to be taken up again, see :mod:`airflow_bottledwater.provision.renew`.
     :raises PreflightError: there are problems; the error has all that were found.
     :raises SlotInUse: the slot is still being created.
     :raises Outage: a server is not available.
@@ -49,7 +48,7 @@ def run(pipeline: Pipeline, *, renewing: bool = False) -> Findings:
         if denied := check_session(connection):
             raise PreflightError(denied)
         cluster = identify(connection)
-        found = Findings(cluster, renewing=renewing)
+        found = Findings(cluster)
         if cluster.version < OLDEST_VERSION:
             raise PreflightError(
                 [
@@ -81,10 +80,6 @@ def run(pipeline: Pipeline, *, renewing: bool = False) -> Findings:
         # after Kafka, since the checks of slot and publications depend on the saved state
         problems += check_slot(connection, pipeline, found)
         problems += check_publications(connection, pipeline, found)
-        try:
-            coverage.check(connection, pipeline, found.state)
-        except StateError as error:
-            problems.append(str(error))
     problems += _replication(pipeline, problems)
     problems += _registry(pipeline, found)
     if problems:
@@ -127,7 +122,7 @@ def _registry(pipeline: Pipeline, found: Findings) -> list[str]:
             wanted += mapping.subjects(topic_of(table, found.state, mapping), table)
         except SchemaRefused as error:
             problems.append(str(error))
-    # tables that are taken up again get the ids of today
-    pinned = [] if found.renewing else [t for t in found.tables if t.oid in found.state.tables]
-    problems += schemas.key_problems(pipeline, (found.state.tables[t.oid] for t in pinned))
+    # tables whose new keys are accepted get the ids of today
+    pinned = {table.oid for table in found.tables} & found.state.tables.keys() - found.state.accepted
+    problems += schemas.key_problems(pipeline, (found.state.tables[oid] for oid in sorted(pinned)))
     return problems + registry.refused(wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -47,6 +47,28 @@ def _grants(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
         ([t.oid for t in tables],),
     ).fetchall()
     return dict(rows)
+
+
+def unreadable(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
+    """The tables of which this role cannot read all rows: by oid, why, and what can be done."""
+    found = {}
+    if filtered := set(catalog.filtered_by_policy(connection, tables)):
+        role = _role(connection)
+        found = {
+            table.oid: f"Table {table.qualified} has a row-level policy that would hide rows from role {role}. As an "
+            f"administrator, run: ALTER ROLE {role} BYPASSRLS; or leave the table out."
+            for table in tables
+            if table.qualified in filtered
+        }
+    if denied := set(catalog.unselectable(connection, tables)):
+        grants = _grants(connection, [table for table in tables if table.qualified in denied])
+        found |= {
+            table.oid: f"SELECT on {table.qualified} is not granted (or USAGE on its schema). As the owner, run: "
+            f"{grants[table.oid]}"
+            for table in tables
+            if table.oid in grants
+        }
+    return found
 
 
 def check_session(connection: Connection) -> list[str]:
@@ -138,21 +160,9 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
             mapping.subjects(topic_of(table, found.state, mapping), table)
         except Refused as error:
             problems.append(str(error))
-    _warn_of_children(connection, found)
-    denied = set(catalog.unselectable(connection, read))
-    grants = _grants(connection, [t for t in read if t.qualified in denied]) if denied else {}
-    problems += [
-        f"SELECT on {table.qualified} is not granted (or USAGE on its schema). As the owner, run: {grants[table.oid]}"
-        for table in read
-        if table.oid in grants
-    ]
-    filtered = catalog.filtered_by_policy(connection, read)
-    role = _role(connection) if filtered else ""
-    problems += [
-        f"Table {name} has a row-level policy that would hide rows from role {role}. As an administrator, run: ALTER "
-        f"ROLE {role} BYPASSRLS; or leave the table out."
-        for name in filtered
-    ]
+    if not found.adding:
+        _warn_of_children(connection, pipeline, found)
+    problems += unreadable(connection, read).values()
     problems += [
         f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: replication "
         "would fail at the table's first row. Give the type one (ALTER TYPE … SET (SEND = …)), change the column's "
@@ -176,23 +186,40 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
     return problems
 
 
-def _warn_of_children(connection: Connection, found: Findings) -> None:
-    """Say which tables have rows in tables that inherit from them."""
+def elsewhere(connection: Connection, pipeline: Pipeline, tables: Mapping[int, Table]) -> dict[int, str]:
+    """The tables among these whose rows are in tables that inherit from them, and that neither are followed nor are
+    left out on purpose: by oid, what is wrong, and what can be done.
+
+    :param tables: the followed ones.
+    """
+    found = {}
+    for parent, children in catalog.inherited(connection, tables, pipeline.tables, pipeline.schemas).items():
+        if left := [name for name, meant in children.items() if not meant]:
+            found[parent] = (
+                f"Rows of {tables[parent].qualified} may be in {len(left)} tables that inherit from it, and that the "
+                f"pipeline does not follow ({', '.join(left[:3])}{', …' if len(left) > 3 else ''}). Name them as "
+                "well (patterns cover later ones, too): each gets a topic of its own. Or make it a partitioned table "
+                "(PARTITION BY), which has one topic; or leave them out on purpose, with a pattern behind '!'."
+            )
+    return found
+
+
+def _warn_of_children(connection: Connection, pipeline: Pipeline, found: Findings) -> None:
+    """Say which tables have rows in the topics of tables that inherit from them."""
     followed = {table.oid: table for table in found.tables}
-    for parent, children in catalog.inherited(connection, list(followed)).items():
-        left = [name for oid, name in children.items() if oid not in followed]
-        more = f"; of these, the pipeline does not cover {len(left)} ({', '.join(left[:3])})" if left else ""
-        found.warnings.append(
-            f"Rows of {followed[parent].qualified} are in {len(children)} tables that inherit from it: they are not in "
-            f"its topic, but in topics of those tables{more}. Name the children as well (patterns cover later ones, "
-            "too), or make it a partitioned table (PARTITION BY)."
-        )
+    found.warnings += elsewhere(connection, pipeline, followed).values()
+    for parent, children in catalog.inherited(connection, followed, pipeline.tables, pipeline.schemas).items():
+        if all(children.values()):
+            found.warnings.append(
+                f"Rows of {followed[parent].qualified} may be in {len(children)} tables that inherit from it: they are "
+                "not in its topic, but in topics of those tables."
+            )
 
 
 def _leave_to_stream(pipeline: Pipeline, found: Findings) -> None:
     """Leave those tables to the stream that bear the names of others: it gives them their topics, behind the last
     changes of these."""
-    if found.adding or found.renewing or pipeline.new_tables != "add" or not found.state.complete:
+    if found.adding or pipeline.new_tables != "add" or not found.state.complete:
         return
     owners = {pinned.topic for pinned in found.state.tables.values()}
     left = {

@@ -47,6 +47,8 @@ _KEYS = 1000
 _ALL = 1 << 62
 #: seconds in which the WAL has to be on disk that a look-up's snapshot sees; then the look-up is repeated
 _FLUSH = 30.0
+#: SQLSTATE insufficient_privilege
+_DENIED = "42501"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,8 @@ class CurrentRows:
                 return self._try(table, xids, ask)
             except psycopg.Error as error:
                 translated = outage(error, f"Reading rows of {table.qualified}")
-                if not isinstance(translated, Outage):
+                # a right that was revoked can be granted again; the pipeline's status names it
+                if not isinstance(translated, Outage) and error.sqlstate != _DENIED:
                     raise translated from error
                 self._waiting(str(translated))
             except Outage as error:

@@ -1,52 +1,15 @@
-"""Whether the publications still send all that the pipeline publishes: checked when a stream starts, and while it
-runs."""
+"""What is below the pipeline's partitioned tables today, compared with what is known of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.postgres import catalog, coverage, partitions, publication
+from airflow_bottledwater.postgres import catalog, partitions
 from airflow_bottledwater.postgres.connect import Connection
-from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Partitions, partitions_key
-
-
-def today(connection: Connection, pipeline: Pipeline, known: PipelineState) -> coverage.Coverage:
-    """How the publications cover the pipeline's tables now."""
-    return coverage.read(connection, publication.names(pipeline.publication_name), list(known.tables))
-
-
-def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> None:
-    """Check that the publications still send what the stream needs, and that what they send of partitions can be read.
-    What is missing of single tables is no error: it is read again (:mod:`airflow_bottledwater.tables`).
-
-    :raises StateError: changes of all tables may be missing; the message says why, and what can be done.
-    """
-    # a table that was dropped, or that the settings no longer name, need not be published
-    wanted = _wanted(connection, pipeline, known)
-    wanted |= renamed(connection, pipeline, known, wanted)
-    if wrong := _mismatches(
-        connection, [oid for oid, p in known.tables.items() if oid in wanted and p.table.partitioned]
-    ):
-        raise StateError(
-            f"What slot {pipeline.slot!r} sends of a partition cannot be read: {' '.join(wrong[:10])}",
-            "Then start again. If rows of the partition were changed meanwhile, take a live snapshot of the table "
-            "with a sweep, since the keys of deleted rows may have been unknown (bottledwater snapshot --tables … "
-            "--sweep), or start again with a new slot and a snapshot.",
-        )
-    recorded = known.coverage
-    if recorded is None:
-        return  # there is no slot yet: both are written together
-    if gaps := recorded.broken(today(connection, pipeline, known)):
-        raise StateError(
-            f"What was committed meanwhile is not in the stream of slot {pipeline.slot!r}: {' '.join(gaps[:10])}",
-            "PostgreSQL does not send it afterwards. Drop the slot (bottledwater drop-slot --when always) and start "
-            "again: the new snapshot brings the topics to what the tables hold.",
-        )
 
 
 def below(connection: Connection, known: PipelineState) -> dict[int, str]:
@@ -117,17 +80,12 @@ def _partitioned(
         yield known.tables[oid].table, recorded[oid], below.get(oid, [])
 
 
-def _mismatches(connection: Connection, oids: Sequence[int]) -> list[str]:
-    if not oids:
-        return []
-    below = partitions.below(connection, oids)
-    tables = catalog.load(connection, oids)
-    return [each for table in tables for each in partitions.mismatches(table, below.get(table.oid, []))]
-
-
-def _wanted(connection: Connection, pipeline: Pipeline, known: PipelineState) -> set[int]:
-    # a pattern that matches nothing any more: preflight reports it
-    return set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False))
+def mismatches(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
+    """The partitioned tables among these of which what PostgreSQL sends cannot be read: by oid, the first partition
+    with another replica identity, and how to mend it."""
+    below = partitions.below(connection, [table.oid for table in tables if table.partitioned])
+    found = {table.oid: partitions.mismatches(table, below.get(table.oid, [])) for table in tables}
+    return {oid: wrong[0] for oid, wrong in found.items() if wrong}
 
 
 def renamed(connection: Connection, pipeline: Pipeline, known: PipelineState, wanted: set[int]) -> set[int]:

@@ -162,10 +162,9 @@ def topic_problems(known: PipelineState, tables: Sequence[Table], mapping: Table
                 f"Topic {topic!r} holds the rows of another table (oid {owner.oid}), which was called "
                 f"{owner.qualified} when the slot was made; the table that has this name today (oid {table.oid}) was "
                 "created or renamed since. Two tables in one topic would overwrite and delete each other's rows. "
-                "Rename the tables back; or give today's table a topic_prefix in a pipeline of its own; or, if the "
-                "other table was dropped and this one is its successor, give it the topic while no job runs: "
-                f"bottledwater snapshot --tables {table.qualified} --new-key, which removes from the topic what the "
-                "table does not have."
+                "Rename the tables back; or give today's table a topic_prefix in a pipeline of its own; or set "
+                "new_tables to add: then the stream gives the topic to the table that bears its name, and removes "
+                "from it what that table does not have."
             )
     return problems
 

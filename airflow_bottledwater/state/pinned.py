@@ -50,7 +50,7 @@ class PinnedTable:
         none.
 
         :param table: the table as it is now.
-        :param complete: whether the first snapshot is complete, so that the table can be taken up again.
+        :param complete: whether the first snapshot is complete, so that the stream can read the table again.
         :raises Refused: the key has other columns, or other types, or is gone.
         """
         before = self.table.key
@@ -67,10 +67,9 @@ class PinnedTable:
         remedy = "Undo the change, or drop the slot and start again with a snapshot under another topic prefix."
         if complete:
             remedy = (
-                f"{'' if table.key else 'Give the table a primary key again. '}While no job runs, take the table up "
-                f"with its new key: bottledwater snapshot --tables {table.qualified} --new-key (or "
-                "BackfillToKafkaOperator with new_key); then start the stream again, which reads its rows. As long as "
-                "nothing was written under the new key, it is enough to undo the change."
+                f"{'' if table.key else 'Give the table a primary key again. '}Undo the change; or accept the new "
+                f"keys while no job runs (bottledwater accept-new-keys --tables {table.qualified}), then start the "
+                "stream again, which reads all rows."
             )
         raise Refused(
             f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.", remedy

@@ -161,6 +161,11 @@ class PipelineState:
         return self._of_tables("gap", Gap)
 
     @property
+    def accepted(self) -> frozenset[int]:
+        """The tables whose keys may become others: a person has accepted that."""
+        return frozenset(oid for oid, gap in self.gaps.items() if gap.accepted)
+
+    @property
     def former(self) -> set[str]:
         """The topics that had rows of tables, and that no table has any more."""
         return {key.removeprefix(FORMER) for key in self.raw if key.startswith(FORMER)}

@@ -248,12 +248,16 @@ class Letters:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Changes of a table were left out of its topic, which lacks them until a live snapshot with a sweep is asked for.
+    """The topic of a table lacks changes, or has keys that are to be others, until the table is recorded anew and read
+    by a live snapshot with a sweep.
 
-    :param why: the reason, as a sentence.
+    :param why: the reason: the end of a sentence that begins with the table's name.
+    :param accepted: whether a person has accepted keys of other bytes, with which none of its changes is published
+        before.
     """
 
     why: str
+    accepted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

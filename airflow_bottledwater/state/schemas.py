@@ -161,7 +161,9 @@ def settle(pipeline: Pipeline, connection: Connection, claim: Claim) -> Settled:
     except BottledWaterError as error:
         log.warning("The ids of the schemas could not be compared with the registry: %s", error)
         return Settled()
-    present = {table.oid: table for table in catalog.load(connection, list(known), TableMapping.of(pipeline))}
+    # with new keys that are accepted, a table is recorded anew
+    checked = known.keys() - claim.state.accepted
+    present = {table.oid: table for table in catalog.load(connection, list(checked), TableMapping.of(pipeline))}
     for each in wanted:
         if each not in missing and each.subject not in subjects and each.oid in present:
             _register_deleted(registry, each)
@@ -252,8 +254,8 @@ def _keys_lost(registry: Registry, keys: Sequence[PinnedSchema], got: Mapping[st
         "would stay for ever.",
         "Check that the URL leads to the registry that the pipeline was made with, or restore that one with its ids "
         "(from its backup; in its mode IMPORT the schemas are registered with these ids when the job starts). If they "
-        "are lost for good, take the tables up with the ids of today while no job runs: bottledwater snapshot "
-        f"--tables … --new-key. See {DOCS}operations.html#a-registry-that-lost-its-schemas.",
+        "are lost for good, accept the ids of today while no job runs: bottledwater accept-new-keys "
+        f"--tables … . See {DOCS}operations.html#a-registry-that-lost-its-schemas.",
     )
 
 

@@ -7,7 +7,7 @@ The rules are those of :class:`~airflow_bottledwater.model.lsn.Position` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -84,8 +84,8 @@ class TransactionAssembler:
         self._current: dict[int, int] = {}
         #: why changes of a table cannot be published that its boundary does not contain
         self._refused: dict[int, Refused] = {}
-        #: tables that are not the pipeline's, whose changes are left out
-        self._left_out: set[int] = set()
+        #: the tables whose changes are left out
+        self._left_out = set[int]()
         # a record array's row: its fields are attributes, as they are in compiled code
         self._state = np.zeros(1, dtype=STATE).view(np.recarray)[0]
         self._state.batch_bytes, self._state.largest_transaction = batch_bytes, largest_transaction
@@ -107,6 +107,13 @@ class TransactionAssembler:
         """Give up the memory that large transactions have taken, if no change waits in it."""
         if not self._state.count:
             self._allocate()
+
+    def leave_out(self, oids: Iterable[int]) -> None:
+        """Leave out the changes of these tables from now on."""
+        for oid in oids:
+            self._left_out.add(oid)
+            if oid in self._messages:
+                self._index(oid)
 
     def restart(self) -> None:
         """Forget what is only partly received: a new session sends everything after the position again."""
@@ -133,6 +140,13 @@ class TransactionAssembler:
         batch = self._batch(int(self._state.count), int(self._state.bytes), Position(int(self._state.final_lsn) + 1, 0))
         self.restart()
         return batch
+
+    def pass_over(self, lsn: int) -> Batch:
+        """An empty batch that moves the position: the next session is to begin at ``lsn``, and what was committed
+        before is left out."""
+        self.restart()
+        self._state.whole_lsn = lsn
+        return self._emit()
 
     @property
     def unfinished(self) -> bool:
@@ -237,6 +251,10 @@ class TransactionAssembler:
         message = pgoutput.relation(data)
         self._announced = message, self.next_place
         known = self._messages.get(message.oid)
+        if message.oid in self._left_out:
+            self._messages[message.oid] = message
+            self._index(message.oid)
+            return
         foreign = message.oid not in self._current and message.oid not in self._refused
         if known == message and (message.identity != "f" or foreign):
             return  # it is repeated in every session, and after ANALYZE

@@ -36,6 +36,7 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Gap, StateRecord, gap_key
 from airflow_bottledwater.state.schemas import SchemaWatch
 from airflow_bottledwater.stream.publisher import StreamPublisher
+from airflow_bottledwater.stream.relations import TypeAltered
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import Start
 from airflow_bottledwater.tables import writer
@@ -211,7 +212,12 @@ class _Follower:
                     # an attempt of before has given tables other topics since the state was read
                     self._known = publisher.state
                     continue
-                if (counted := self._stream(publisher)) is not None:
+                try:
+                    counted = self._stream(publisher)
+                except TypeAltered as altered:
+                    log.warning("%s It reads the definitions anew.", altered.what)
+                    counted = None
+                if counted is not None:
                     return counted
                 self._known = publisher.state
             if self._bounded:
@@ -254,6 +260,9 @@ class _Follower:
                 if source.set_aside.keys() - publisher.state.gaps.keys():
                     # before anything behind these changes is published
                     publisher.write(functools.partial(_gaps, source.set_aside))
+                    self._watch.changed(publisher.state)
+                    if self._bounded:
+                        self._look()
                 if batch is not None:
                     told(publisher.publish(batch, told))
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -39,6 +39,7 @@ class Resolver:
     schemas are registered.
 
     :param pinned: the pipeline's tables by oid.
+    :param mismatch: is told of a partitioned table whose changes cannot be read, and why.
     :param via_root: whether partitioned tables are published as one.
     """
 
@@ -46,11 +47,12 @@ class Resolver:
         self,
         pipeline: Pipeline,
         pinned: dict[int, PinnedTable],
+        mismatch: Callable[[int, Refused], None] = lambda *_: None,
         *,
         via_root: bool = False,
     ) -> None:
         self._pipeline, self._via_root = pipeline, via_root
-        self._pinned = pinned
+        self._pinned, self._mismatch = pinned, mismatch
         self._registry, self._mapping = Registry.of(pipeline), TableMapping.of(pipeline)
         #: when the registry last refused a schema, by the table's oid
         self._refused_at: dict[int, float] = {}
@@ -132,20 +134,16 @@ class Resolver:
 
     def _check_partition(self, message: pgoutput.RelationMessage) -> None:
         """Say so if old rows of a partition are not those of its table, whose message has come before. The catalog of
-        today need not show it: its replica identity may have been set back. If the key changes then, the old key stays
-        in the topic."""
+        today need not show it: its replica identity may have been set back."""
         root = self._pinned.get(self._root_of(message.oid))
         if root is None or not root.table.identifiable:
             return
         identity = self._identities.get(root.table.oid, root.table.identity)
         columns = [column.name for column in message.columns if column.key]
         if not partitions.agrees(identity, root.table.key, message.identity, columns):
-            log.error(
-                "Partition %s.%s had another replica identity than %s when rows of it were changed: keys of deleted "
-                "rows may stay in the topic. When the stream is past these changes, bring the topic to the table "
-                "again with a live snapshot with sweep (bottledwater snapshot --tables %s --sweep).",
-                message.schema, message.name, root.table.qualified, root.table.qualified,
-            )  # fmt: skip
+            name = f"{message.schema}.{message.name}"
+            why = f"Partition {name} had another replica identity than {root.table.qualified} when it was changed."
+            self._mismatch(root.table.oid, Refused(why))
 
     def _root_of(self, oid: int) -> int:
         """The pipeline's table of which a table is a partition today; 0 if there is none. All are read at once."""
@@ -299,6 +297,10 @@ class Resolver:
         )
 
 
+class TypeAltered(Outage):
+    """A type was altered, which the stream does not report: the definitions are to be read anew."""
+
+
 def check_definitions(pipeline: Pipeline, table: Table, columns: Iterable[int]) -> None:
     """Check whether values do not fit their types because a type was altered, which the stream does not report. The job
     then has to read the definitions anew, as it does at its start: a column has the type that it was declared with, as
@@ -306,7 +308,7 @@ def check_definitions(pipeline: Pipeline, table: Table, columns: Iterable[int]) 
 
     :param table: the relation version.
     :param columns: its columns with values that do not fit, by number.
-    :raises Outage: such a column's definition would be another one after a start; the job is to be started again.
+    :raises TypeAltered: such a column's definition would be another one after a start.
     """
     with session(pipeline.postgres, f"Reading the columns of {table.qualified}") as connection:
         today = {c.name: c for t in catalog.load(connection, [table.oid], TableMapping.of(pipeline)) for c in t.columns}
@@ -317,7 +319,4 @@ def check_definitions(pipeline: Pipeline, table: Table, columns: Iterable[int]) 
             except LookupError:
                 continue  # it was dropped; a job that starts knows it as it was, at most
             if (column.type, column.required) != (kind, column.name in today and today[column.name].required):
-                raise Outage(
-                    f"A column's type in {table.qualified} was altered while the stream ran.",
-                    "Start the stream again: it reads the new definition (Airflow does so by itself).",
-                )
+                raise TypeAltered(f"A column's type in {table.qualified} was altered while the stream ran.")

@@ -13,6 +13,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import (
     BottledWaterError,
     CredentialsRefused,
+    Outage,
     RecordError,
     Refused,
     SlotError,
@@ -22,8 +23,8 @@ from airflow_bottledwater.errors import (
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import ErrorAction, act
-from airflow_bottledwater.postgres import publication, slot
-from airflow_bottledwater.postgres.connect import MessageTooLarge, session
+from airflow_bottledwater.postgres import coverage, publication, slot
+from airflow_bottledwater.postgres.connect import MessageTooLarge, ObjectMissing, session
 from airflow_bottledwater.postgres.large_rows import SENDABLE, large_rows
 from airflow_bottledwater.postgres.pgoutput import RelationMessage
 from airflow_bottledwater.postgres.replication import ReplicationStream
@@ -80,8 +81,8 @@ class ChangeSource:
         assert record is not None
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
-        self._tables = state.tables
-        resolver = Resolver(pipeline, self._tables, via_root=via_root(pipeline, state))
+        self._tables, self._covered = state.tables, state.coverage
+        resolver = Resolver(pipeline, self._tables, self._mismatch, via_root=via_root(pipeline, state))
         self.set_aside: dict[int, str] = {}
         self._assembler = TransactionAssembler(
             position,
@@ -93,6 +94,7 @@ class ChangeSource:
             unknown=resolver.unknown,
             aside=self._set_aside,
         )
+        self._assembler.leave_out(state.accepted)
         self._stream: ReplicationStream | None = None
         self._worked, self._connected = False, math.inf
         self._confirmed = position
@@ -147,6 +149,10 @@ class ChangeSource:
                 self._disconnect()
                 # what is whole before it comes first; then the server fails again at the same change
                 return self._assembler.flush(empty=False) or self._behind(error)
+            except ObjectMissing as error:
+                self._disconnect()
+                if (batch := self._assembler.flush(empty=False) or self._behind_publications(error)) is not None:
+                    return batch
             except Exception as error:
                 if act(error) is not ErrorAction.WAIT and not (self._worked and isinstance(error, CredentialsRefused)):
                     raise
@@ -179,6 +185,42 @@ class ChangeSource:
                 block = stream.take(left)
             if block is not None:
                 self._assembler.add(block)
+
+    def _behind_publications(self, error: ObjectMissing) -> Batch | None:
+        """The empty batch behind which there are publications again: PostgreSQL cannot send anything that was committed
+        while there was none, also when it exists again. All tables lack that. None if one does not exist yet.
+
+        :raises ObjectMissing: it is something else that does not exist.
+        """
+        names = publication.names(self._pipeline.publication_name)
+        try:
+            with session(self._pipeline.postgres, "Looking for publications") as connection:
+                found = coverage.read(connection, names, [])
+                lsn = end_of_wal(connection)
+        except BottledWaterError as outage:
+            if act(outage) is not ErrorAction.WAIT:
+                raise
+            self._backoff.wait(outage)
+            return None
+        before = self._covered.publications if self._covered is not None else {}
+        other = [
+            name
+            for name in names
+            if name in before and before[name].oid != getattr(found.publications.get(name), "oid", 0)
+        ]
+        if not other and "publication" not in error.what:
+            raise error
+        if missing := sorted(set(names) - found.publications.keys()):
+            self._backoff.wait(Outage(f"Publication {missing[0]!r} does not exist: {error.what}"))
+            return None
+        for oid in self._tables:
+            self._set_aside(oid, Refused(f"Its publication did not exist: {error.what}"))
+        return self._assembler.pass_over(lsn)
+
+    def _mismatch(self, root: int, why: Refused) -> None:
+        """Leave out the changes of a partitioned table, since those of a partition cannot be read."""
+        self._set_aside(root, why)
+        self._assembler.leave_out([root])
 
     def _behind(self, error: MessageTooLarge) -> Batch:
         """The batch that passes a change that PostgreSQL cannot send, if a person has decided that with

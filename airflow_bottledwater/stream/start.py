@@ -68,7 +68,6 @@ def begin(pipeline: Pipeline) -> Start:
             position = known.position or Position(record.consistent_point)
             check_slot(slot.state(connection, record.name), record, cluster, position, end_of_wal(connection))
             _check_fingerprint(known, cluster)
-            coverage.check(connection, pipeline, known)
             if more := coverage.followed(connection, known):
                 claimed.write(more)
             check_topics(pipeline, known)

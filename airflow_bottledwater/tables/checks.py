@@ -85,14 +85,14 @@ def _blame(check: Check, by_topic: dict[str, Table]) -> dict[str, list[str]]:
 def _in_source(
     connection: Connection, pipeline: Pipeline, cluster: Cluster, known: PipelineState, table: Table
 ) -> list[str]:
-    if not table.keyed:
+    if not table.keyed and table.oid not in known.tables:
         unkeyed = (
             "without a key, its rows can only be read while the stream does not run. Give it a primary key; or stop "
             "the stream, then run create_slot and the snapshot again (or start the command again)."
         )
         keyed = f"{table.key_problem or 'it has no key'}. Give it a primary key, or leave it out."
         return [unkeyed if pipeline.allow_unkeyed else keyed]
-    found = Findings(cluster, renewing=True, adding=frozenset({table.oid}), state=known)
+    found = Findings(cluster, adding=frozenset({table.oid}), state=known)
     found.via_root = via_root(pipeline, known)
     problems = check_tables(connection, pipeline, found)
     if not found.tables:

@@ -12,9 +12,11 @@ from airflow_bottledwater.postgres import catalog, coverage, partitions, publica
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.server import end_of_wal
+from airflow_bottledwater.provision.source_checks import elsewhere, unreadable
 from airflow_bottledwater.state import coverage as compared
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.tables.types import Labels, labels
 
 #: changes with every statement that may change the result of a look: the catalog rows of such an object are written
 #: anew, as the transaction (xmin) shows that wrote them. VACUUM and ANALYZE write theirs in place. Tables of single
@@ -26,6 +28,9 @@ _MARKS = (
     _SUM.format("oid", "pg_namespace WHERE nspname NOT LIKE 'pg\\_%'"),
     _SUM.format("oid", "pg_publication"),
     _SUM.format("oid", "pg_publication_rel"),
+    _SUM.format("oid", "pg_enum"),
+    "SELECT sum((a.xmin::text::bigint * 1000003 + attnum) % 2147483647)::text FROM pg_attribute a"
+    " JOIN pg_class c ON c.oid = attrelid WHERE c.relkind = 'c'",
     "SELECT sum((x.xmin::text::bigint * 1000003 + indexrelid::bigint) % 2147483647)::text FROM pg_index x"
     " JOIN pg_class c ON c.oid = indrelid WHERE (indisprimary OR indisreplident) AND c.relpersistence <> 't'",
 )
@@ -45,6 +50,10 @@ class Seen:
     :param below: see :func:`airflow_bottledwater.state.coverage.below`.
     :param attached: what was attached, and no live snapshot is to read yet
         (:func:`airflow_bottledwater.state.coverage.unread`).
+    :param hindered: the reasons why followed tables cannot be published or read as they are, as sentences, by oid.
+    :param elsewhere: see :func:`airflow_bottledwater.provision.source_checks.elsewhere`.
+    :param labels: see :func:`airflow_bottledwater.tables.types.labels`.
+    :param altered: see :meth:`airflow_bottledwater.tables.types.KnownTypes.altered`.
     :param unsent: see :func:`airflow_bottledwater.state.coverage.unsent`.
     :param lsn: the end of the server's WAL behind all that was found: what was committed before a change of the catalog
         is before it.
@@ -57,6 +66,10 @@ class Seen:
     members: frozenset[int] = frozenset()
     below: dict[int, str] = field(default_factory=dict)
     attached: dict[int, list[partitions.Partition]] = field(default_factory=dict)
+    hindered: dict[int, str] = field(default_factory=dict)
+    elsewhere: dict[int, str] = field(default_factory=dict)
+    labels: Labels = field(default_factory=dict)
+    altered: dict[int, str] = field(default_factory=dict)
     unsent: dict[str, str] = field(default_factory=dict)
     lsn: int = 0
 
@@ -82,6 +95,7 @@ def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Se
         first = publication.read(connection, names[0]) if pipeline.create_publication else None
         members = frozenset(first.tables) if first is not None and not first.whole else frozenset[int]()
         loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
+        followed = [table for table in loaded if table.oid in known.tables]
         changed = compared.unsent(connection, known)
         return Seen(
             frozenset(wanted),
@@ -91,6 +105,10 @@ def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Se
             members,
             compared.below(connection, known),
             compared.unread(compared.attached(connection, pipeline, known), known) if changed else {},
+            unreadable(connection, followed) | compared.mismatches(connection, followed),
+            elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
+            labels(connection),
+            {},
             changed,
             end_of_wal(connection),
         )

@@ -18,6 +18,8 @@ from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.postgres import publication
+from airflow_bottledwater.postgres.connect import quoted
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -25,6 +27,8 @@ from airflow_bottledwater.tables.look import Seen
 
 #: the kind of the problem of a table that is wanted and not followed, and of one whose topic lacks changes
 NOT_FOLLOWED, NOT_COMPLETE = "not-followed", "not-complete"
+#: that of a table whose rows are in tables that inherit from it, and that are not followed
+ROWS_ELSEWHERE = "rows-elsewhere"
 
 
 class Do(enum.Enum):
@@ -197,6 +201,8 @@ class _Planner:
                 "Give it a primary key again: then its rows are read, and the topic is brought to what it holds.",
             )
             yield self._nothing(step, lost)
+        elif unfit := self._hindered(oid):
+            yield self._nothing(step, unfit)
         elif why and not pinned.table.keyed:
             lost = Unfit(
                 f"{why}: what was committed meanwhile is not in its topic, and cannot be brought there without a key",
@@ -204,7 +210,7 @@ class _Planner:
                 "topic_prefix; or leave the table out.",
             )
             yield self._nothing(step, lost)
-        elif why and oid in self._unfit:
+        elif (why := why or self._seen.altered.get(oid, "")) and oid in self._unfit:
             unfit = self._unfit[oid]
             yield self._nothing(step, Unfit(f"{why}, and cannot be read again: {unfit.why}", unfit.remedy))
         elif why:
@@ -220,12 +226,30 @@ class _Planner:
         recorded = self._known.coverage
         if recorded is not None and (lost := recorded.lost(self._seen.coverage, oid)):
             return lost
+        if recorded is not None and (
+            why := recorded.altered(self._seen.coverage, publication_of(self._pipeline, pinned))
+        ):
+            return why
         try:
             if self._seen.tables[oid].keyed:
                 pinned.check_key(self._seen.tables[oid])
         except Refused:
             return "has another key"
         return ""
+
+    def _hindered(self, oid: int) -> Unfit | None:
+        """What somebody has to mend before the table can be published, or its rows read."""
+        if oid in self._seen.hindered:
+            what, _, remedy = self._seen.hindered[oid].partition(". ")
+            return Unfit(f"cannot be followed as it is: {what}", remedy)
+        name, recorded = publication_of(self._pipeline, self._tables[oid]), self._known.coverage
+        if recorded is None or not (lacking := recorded.lacking(self._seen.coverage, name)):
+            return None
+        return Unfit(
+            f"is published without {', '.join(lacking)}: publication {name!r} was altered",
+            f"Run: ALTER PUBLICATION {quoted(name)} SET (publish = '{recorded.publications[name].sends}'); then its rows "
+            "are read again.",
+        )
 
     def _moved(self, oid: int) -> Step:
         pinned = self._tables[oid]
@@ -268,6 +292,11 @@ def _incomparable(owner: PinnedTable, table: Table) -> Unfit | None:
         f"cannot get topic {owner.topic!r}, since {who}: what the topic has cannot be told from what the table has",
         "Give the table a primary key, or rename it: then it gets a topic of its own.",
     )
+
+
+def publication_of(pipeline: Pipeline, pinned: PinnedTable) -> str:
+    """The name of the publication that a table belongs to: see :func:`publication.split`."""
+    return publication.names(pipeline.publication_name)[not pinned.table.identifiable]
 
 
 def unfollowed(pipeline: Pipeline, known: PipelineState, seen: Seen) -> list[str]:

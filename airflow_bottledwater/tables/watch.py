@@ -22,7 +22,8 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.tables import checks, writer
 from airflow_bottledwater.tables.look import Seen, look, mark
-from airflow_bottledwater.tables.plan import NOT_COMPLETE, PINNING, Do, Step, Unfit, plan, unfollowed
+from airflow_bottledwater.tables.plan import NOT_COMPLETE, PINNING, ROWS_ELSEWHERE, Do, Step, Unfit, plan, unfollowed
+from airflow_bottledwater.tables.types import KnownTypes
 from airflow_bottledwater.tables.writer import Prepared
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class TableWatch:
         self._known, self._patient = known, patient
         self._given, self._asked = threading.Event(), threading.Event()
         self._ended = threading.Event()
-        self._mark, self._again = "", 0.0
+        self._mark, self._again, self._types = "", 0.0, KnownTypes()
         #: when each step came up first, and where the end of the WAL was then
         self._since: dict[tuple[int, Do, str], tuple[float, int]] = {}
         #: when live snapshots whose rows are owed are tried again; 0 if none has failed
@@ -88,6 +89,16 @@ class TableWatch:
             self._known = PipelineState(dict(known.raw))
             self._given.set()
 
+    def changed(self, known: PipelineState) -> None:
+        """Look at once, with the state as it is now.
+
+        :param known: see :meth:`give`.
+        """
+        with self._lock:
+            self._generation += 1
+            self._known, self._prepared = PipelineState(dict(known.raw)), None
+        self._again = 0.0
+
     def due(self, reached: Position) -> Prepared | None:
         """What is to be carried out now; None if there is nothing.
 
@@ -115,10 +126,7 @@ class TableWatch:
     def carried_out(self, prepared: Prepared, known: PipelineState) -> None:
         """Go on with the state behind what was prepared."""
         writer.tell(prepared)
-        with self._lock:
-            self._generation += 1
-            self._known, self._prepared = PipelineState(dict(known.raw)), None
-        self._again = 0.0
+        self.changed(known)
 
     def look_now(self) -> None:
         """Look at once: before the stream begins, and in a bounded run also when something was carried out.
@@ -164,14 +172,14 @@ class TableWatch:
             known, generation = self._known, self._generation
         known.apply(coverage.followed(connection, known))
         seen = look(connection, self._pipeline, known)
+        seen = replace(seen, altered=self._types.altered(known.tables, seen.tables, seen.labels))
         try:
             writer.set_aside(connection, self._pipeline, seen)
         except (BottledWaterError, psycopg.Error) as error:
             log.warning("A table without a key could not be taken out of the publication yet: %s", error)
         try:
-            coverage.check(connection, self._pipeline, known)
             for oid, pinned in known.tables.items():
-                if oid in seen.tables:
+                if oid in seen.tables and oid not in known.accepted:
                     pinned.check_forms(seen.tables[oid])
         except Refused as error:
             self._error = error
@@ -249,6 +257,9 @@ class TableWatch:
         found = unfollowed(self._pipeline, known, seen)
         wrong = [step.problem for step in steps if step.do is Do.NOTHING or (step.do is Do.STOP and step.remedy)]
         wrong += self._failed(known)
+        for oid, told in seen.elsewhere.items():
+            what, _, remedy = told.partition(". ")
+            wrong.append(Problem(ROWS_ELSEWHERE, seen.tables[oid].qualified, f"{what}.", remedy))
         attached = {part.qualified for parts in seen.attached.values() for part in parts}
         for name in sorted(seen.unsent.keys() - attached - set(self.unfollowed)):
             log.warning(

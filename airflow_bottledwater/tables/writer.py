@@ -28,7 +28,7 @@ from airflow_bottledwater.postgres import coverage, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, outage
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.provision.create import partition_records, pin
-from airflow_bottledwater.state.identity import shared
+from airflow_bottledwater.state.identity import shared, via_root
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
@@ -36,6 +36,7 @@ from airflow_bottledwater.state.records import (
     COVERAGE,
     Complete,
     Former,
+    Gap,
     LiveProgress,
     Partitions,
     StateRecord,
@@ -52,7 +53,7 @@ from airflow_bottledwater.state.records import (
 )
 from airflow_bottledwater.tables import checks
 from airflow_bottledwater.tables.look import Seen
-from airflow_bottledwater.tables.plan import PINNING, Do, Step, Unfit
+from airflow_bottledwater.tables.plan import PINNING, Do, Step, Unfit, publication_of
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +121,15 @@ def prepare(
     :param steps: those that are due.
     :raises Outage: a server does not answer.
     """
+    names = publication.names(pipeline.publication_name)
     unfit: dict[int, Unfit] = {}
     tables: dict[int, Table] = {}
+    if pipeline.create_publication and not seen.coverage.publications.keys() >= set(names):
+        # what was dropped is made again; which tables are in it comes next
+        timeout = pipeline.create_slot_timeout
+        publication.create(
+            connection, pipeline.publication_name, [], via_root=via_root(pipeline, known), timeout=timeout
+        )
     for step in steps:
         if step.do not in PINNING:
             continue
@@ -141,7 +149,6 @@ def prepare(
     topics = {step.topic: tables[step.oid] for step in steps if step.oid in tables}
     pinned, refused = _pin(pipeline, cluster, topics, oldest_xid)
     unfit |= refused
-    names = publication.names(pipeline.publication_name)
     covered = coverage.read(connection, names, list(pinned))
     # another table may have got its name in this moment, and was added in its place
     unfit |= {oid: Unfit("has to wait: it is not published yet") for oid in pinned.keys() - covered.tables.keys()}
@@ -211,7 +218,8 @@ def records(pipeline: Pipeline, prepared: Prepared, known: PipelineState) -> dic
             values |= dict.fromkeys(_obsolete(known, step.oid))
             values |= {table_key(step.oid): pinned, former_key(pinned.topic): None}
             done.add(step.oid)
-            lives.read(step.oid, sweep=step.oid in prepared.swept)
+            if pinned.table.keyed:  # of an unkeyed one, only its definition is another
+                lives.read(step.oid, sweep=step.oid in prepared.swept)
         elif step.do is Do.STOP:
             values |= dict.fromkeys([table_key(step.oid), boundary_key(step.oid), *_obsolete(known, step.oid)])
             done.discard(step.oid)
@@ -232,8 +240,27 @@ def records(pipeline: Pipeline, prepared: Prepared, known: PipelineState) -> dic
     values |= lives.changed
     values[COMPLETE] = replace(complete, tables=tuple(sorted(done)), at=time.time())
     if known.coverage is not None:
-        extended = known.coverage.with_new(prepared.covered)
-        values[COVERAGE] = replace(extended, tables=extended.tables | prepared.covered.tables)
+        values |= _covered(pipeline, known.coverage, prepared, known)
+    return values
+
+
+def _covered(
+    pipeline: Pipeline, recorded: Coverage, prepared: Prepared, known: PipelineState
+) -> dict[str, StateRecord | None]:
+    """How the tables are covered from now on. A publication that was altered is recorded as it is now, so that it is
+    noticed if that happens again; its tables that are not read now have gaps."""
+    today, values = prepared.covered, dict[str, StateRecord | None]()
+    publications = {**today.publications, **recorded.publications}
+    for name in recorded.publications.keys() & today.publications.keys():
+        if recorded.lacking(today, name):
+            continue  # it has not been altered back yet
+        publications[name] = today.publications[name]
+        why = recorded.altered(today, name)
+        for oid, pinned in known.tables.items() if why else ():
+            if oid not in {*prepared.pinned, *known.gaps} and publication_of(pipeline, pinned) == name:
+                values[gap_key(oid)] = Gap(why)
+    # a table that is recorded anew is covered by the rows of today
+    values[COVERAGE] = Coverage(publications, recorded.with_new(today).tables | today.tables)
     return values
 
 

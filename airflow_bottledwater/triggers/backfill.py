@@ -27,7 +27,6 @@ class BackfillTrigger(PipelineTrigger):
     :param hook: see :class:`~airflow_bottledwater.triggers.pipeline.PipelineTrigger`.
     :param poll_interval: seconds between two checks.
     :param deadline: in seconds since 1970; None: never.
-    :param owed: whether topics lack rows without it, as with a new key: then it goes on, whatever becomes of the task.
     """
 
     def __init__(
@@ -38,11 +37,10 @@ class BackfillTrigger(PipelineTrigger):
         hook: dict[str, Any],
         poll_interval: float = 5.0,
         deadline: float | None = None,
-        owed: bool = False,
     ) -> None:
         super().__init__(hook=hook)
         self.name, self.request_id = name, request_id
-        self.poll_interval, self.deadline, self.owed = poll_interval, deadline, owed
+        self.poll_interval, self.deadline = poll_interval, deadline
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger's class path and arguments."""
@@ -52,7 +50,6 @@ class BackfillTrigger(PipelineTrigger):
             "hook",
             "poll_interval",
             "deadline",
-            "owed",
         )
         return f"{type(self).__module__}.{type(self).__qualname__}", {each: getattr(self, each) for each in names}
 
@@ -81,8 +78,6 @@ class BackfillTrigger(PipelineTrigger):
     async def on_kill(self) -> None:
         """Cancel the live snapshot when a user has marked or cleared the task or its DAG run; what it has published
         stays."""
-        if self.owed:
-            return
         looking = asyncio.create_task(self.pipeline_at_end())
 
         async def end(_: tasks.Fate) -> None:

@@ -83,7 +83,7 @@ def run(
             raise StateError(f"The state topic does not know slot {pipeline.slot!r}.", "Create the pipeline first.")
         check_settings(pipeline, known)
         chosen = _chosen(pipeline, connection, known)
-        aside = _not_comparable(connection, known)
+        aside = _not_comparable(connection, pipeline, known)
         wanted = {oid: pinned for oid, pinned in chosen.items() if oid not in aside}
         check_complete(known, wanted, _to_be_read(connection, pipeline, known))
         refuse_shared(pipeline, [pinned.topic for pinned in wanted.values()], "Topics cannot be verified")
@@ -146,17 +146,17 @@ def _chosen(pipeline: Pipeline, connection: Connection, known: PipelineState) ->
     return {oid: known.tables[oid] for oid in oids}
 
 
-def _not_comparable(connection: Connection, known: PipelineState) -> dict[int, str]:
+def _not_comparable(connection: Connection, pipeline: Pipeline, known: PipelineState) -> dict[int, str]:
     """The pipeline's tables whose topics say nothing of what the tables hold today, and why."""
     there, below = catalog.names(connection, list(known.tables)), coverage.below(connection, known)
-    children = catalog.inherited(connection, list(known.tables))
+    children = catalog.inherited(connection, known.tables, pipeline.tables, pipeline.schemas)
     found = {}
     for oid in known.tables:
         if oid not in there:
             found[oid] = _DROPPED
         elif oid in below:
             found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
-        elif left := [name for child, name in children.get(oid, {}).items() if child not in known.tables]:
+        elif left := [name for name, meant in children.get(oid, {}).items() if not meant]:
             found[oid] = (
                 f"rows of it are in tables that inherit from it and are not followed ({', '.join(left[:3])}): they are "
                 "in no topic"

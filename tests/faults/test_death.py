@@ -14,7 +14,7 @@ import pytest
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
-from tests.faults.worker import FOLLOWING_POINTS, LIVE_POINTS, RENEWAL_POINTS, SNAPSHOT_POINTS, STREAM_POINTS
+from tests.faults.worker import FOLLOWING_POINTS, LIVE_POINTS, SNAPSHOT_POINTS, STREAM_POINTS
 from tests.support.checker import recovery_times
 from tests.support.faults import Job, Jobs
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
@@ -168,8 +168,8 @@ def test_a_job_that_is_killed_while_it_begins_to_follow_a_table(make_flow: MakeF
     audit(flow, TABLES).check()
 
 
-@pytest.mark.parametrize("point", _first(RENEWAL_POINTS))
-def test_a_renewal_that_is_killed_is_repeated(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
+@pytest.mark.parametrize("point", _first(FOLLOWING_POINTS))
+def test_a_job_that_is_killed_while_a_key_changes_is_made_up_for(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
     flow = make_flow(tables="c")
     flow.execute(*_new_table("c"))
     flow.create()
@@ -180,9 +180,9 @@ def test_a_renewal_that_is_killed_is_repeated(make_flow: MakeFlow, jobs: Jobs, p
         "ALTER TABLE c DROP CONSTRAINT c_pkey, ADD PRIMARY KEY (other)",
         "DELETE FROM c WHERE id = 8",
     )
-    jobs.start(flow, "renewal", point=point).killed_at_its_point()
+    jobs.start(flow, "stream", point=point).killed_at_its_point()
     flow.execute("UPDATE c SET text = 'between' WHERE id = 9", "DELETE FROM c WHERE id = 10")
-    assert jobs.start(flow, "renewal").wait() == 0
+    flow.stream()
     flow.execute("UPDATE c SET text = 'after' WHERE id = 11", "UPDATE c SET other = 5000 WHERE id = 12")
     flow.stream()
     assert flow.compare("c").equal

@@ -30,14 +30,13 @@ from airflow_bottledwater.kafka.publisher import Publisher, Records
 from airflow_bottledwater.live.chunks import Chunk
 from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.live.report import Reports
-from airflow_bottledwater.live.snapshots import LiveSnapshots
+from airflow_bottledwater.live.snapshot import LiveSnapshot
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import publication
-from airflow_bottledwater.provision import create, renew
+from airflow_bottledwater.provision import create
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.records import COMPLETE
 from airflow_bottledwater.stream.source import ChangeSource
 from airflow_bottledwater.tables import writer
@@ -283,12 +282,12 @@ def _before_complete(trap: Trap) -> None:
 
 
 def _before_a_chunk(trap: Trap) -> None:
-    _before(trap, LiveSnapshots, "_publish")
+    _before(trap, LiveSnapshot, "_publish")
 
 
 def _in_a_chunk(trap: Trap) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def records(self: LiveSnapshots, *arguments: Any) -> Iterator[Records]:
+        def records(self: LiveSnapshot, *arguments: Any) -> Iterator[Records]:
             for each in original(self, *arguments):
                 yield each
                 self._session._publisher.drain()
@@ -296,7 +295,7 @@ def _in_a_chunk(trap: Trap) -> None:
 
         return records
 
-    _around(LiveSnapshots, "_records", make)
+    _around(LiveSnapshot, "_records", make)
 
 
 def _behind_a_chunk(trap: Trap) -> None:
@@ -340,7 +339,7 @@ def _before_swept_keys_are_handed_over(trap: Trap) -> None:
 
 def _in_swept_keys(trap: Trap) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def records(self: LiveSnapshots, chunk: Chunk, *arguments: Any) -> Iterator[Records]:
+        def records(self: LiveSnapshot, chunk: Chunk, *arguments: Any) -> Iterator[Records]:
             for each in original(self, chunk, *arguments):
                 yield each
                 if chunk.stale:
@@ -349,11 +348,11 @@ def _in_swept_keys(trap: Trap) -> None:
 
         return records
 
-    _around(LiveSnapshots, "_records", make)
+    _around(LiveSnapshot, "_records", make)
 
 
 def _behind_swept_keys(trap: Trap) -> None:
-    _behind(trap, LiveSnapshots, "_publish", lambda _, chunk, *__: chunk.stale)
+    _behind(trap, LiveSnapshot, "_publish", lambda _, chunk, *__: chunk.stale)
 
 
 def _behind_the_publication(trap: Trap) -> None:
@@ -363,13 +362,8 @@ def _behind_the_publication(trap: Trap) -> None:
 
 def _behind_the_topic(trap: Trap) -> None:
     """A table's topic and its owner are there, and nothing else is recorded."""
-    for module in (create, renew, writer):
+    for module in (create, writer):
         _behind(trap, module, "pin")
-
-
-def _behind_the_record_of_a_table(trap: Trap) -> None:
-    """Its rows are owed, and nobody has asked for them."""
-    _behind(trap, Claim, "write", _writes("table/"))
 
 
 def _before_the_steps_are_recorded(trap: Trap) -> None:
@@ -413,13 +407,6 @@ FOLLOWING_POINTS: dict[str, Callable[[Trap], None]] = {
     "behind-publication": _behind_the_publication,
     "behind-topic": _behind_the_topic,
 }
-#: of a table whose key is renewed on request
-RENEWAL_POINTS: dict[str, Callable[[Trap], None]] = {
-    "in-claim": _in_the_claim,
-    "behind-publication": _behind_the_publication,
-    "behind-topic": _behind_the_topic,
-    "behind-table": _behind_the_record_of_a_table,
-}
 SNAPSHOT_POINTS: dict[str, Callable[[Trap], None]] = {
     "in-range": _in_the_middle_of_records,
     "before-progress": _before_the_progress_record,
@@ -461,18 +448,12 @@ def work(job: dict[str, Any]) -> int:
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     if job["point"]:
-        points = (
-            SNAPSHOT_POINTS
-            if job["kind"] == "snapshot"
-            else STREAM_POINTS | LIVE_POINTS | FOLLOWING_POINTS | RENEWAL_POINTS
-        )
+        points = SNAPSHOT_POINTS if job["kind"] == "snapshot" else STREAM_POINTS | LIVE_POINTS | FOLLOWING_POINTS
         points[job["point"]](Trap(job["point"], job["nth"], job["act"], job["delay"], job["log"]))
         _note_what_is_done()
     try:
         if job["kind"] == "snapshot":
             driver.run(pipeline, running.in_threads(pipeline), stopped=stopped)
-        elif job["kind"] == "renewal":
-            renew.renew(pipeline, SnapshotRequest(pipeline.tables))
         else:
             running.run_stream(pipeline, bounded=job["bounded"], stopped=stopped)
     except BaseException as error:

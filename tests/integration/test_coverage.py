@@ -3,12 +3,13 @@ not."""
 
 from __future__ import annotations
 
-import pytest
+import time
 
-from airflow_bottledwater.errors import PreflightError, StateError
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from airflow_bottledwater.jobs import status
-from airflow_bottledwater.provision.drop import drop
-from tests.support.tables import look_often
+from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 
@@ -25,7 +26,7 @@ def flow_statements() -> tuple[str, ...]:
         statement
         for table in ("a", "b")
         for statement in (
-            f"CREATE TABLE {table} (id int PRIMARY KEY, n int)",
+            f"CREATE TABLE {table} (id int PRIMARY KEY, n int, t text)",
             f"INSERT INTO {table} SELECT g, g FROM generate_series(1, 5) g",
         )
     )
@@ -52,24 +53,78 @@ def gap(flow: Flow, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["publication", "operations"])
-def test_what_was_not_published_of_all_tables_is_noticed_at_the_start(make_flow: MakeFlow, kind: str) -> None:
+def test_what_was_not_published_of_all_tables_is_read_at_the_start(make_flow: MakeFlow, kind: str) -> None:
     flow = make_flow()
     flow.create()
     flow.snapshot()
-    flow.execute(*gap(flow, kind))
-    with pytest.raises(StateError, match="is not in the stream of slot"):
-        flow.stream()
-    with pytest.raises(PreflightError, match="is not in the stream of slot"):
-        flow.create()
-    if kind != "operations":
-        return
-    # what the error advises
-    drop(flow.pipeline, when="always")
+    flow.execute("DELETE FROM b WHERE id = 4", *gap(flow, kind), "DELETE FROM a WHERE id = 1")
+    flow.create()
+    flow.stream()
+    flow.execute("UPDATE b SET n = 0 WHERE id = 2")
+    flow.stream()
+    assert flow.compare("a").equal and flow.compare("b").equal and not problems(flow)
+
+
+def test_a_publication_that_is_dropped_while_the_stream_runs_is_made_again(make_flow: MakeFlow) -> None:
+    flow = make_flow()
     flow.create()
     flow.snapshot()
-    flow.execute("DELETE FROM a WHERE id = 1")
+    with flow.streaming() as errors:
+        flow.published("UPDATE a SET n = 0 WHERE id = 1")
+        flow.execute(f"DROP PUBLICATION {flow.pipeline.slot}", "DELETE FROM a WHERE id = 3", "UPDATE b SET n = n + 1")
+        until(lambda: flow.compare("a").equal and flow.compare("b").equal, "all is read again", 60, failed=errors)
+        flow.execute("DELETE FROM a WHERE id = 4")
+        until(lambda: flow.compare("a").equal and not problems(flow), "it goes on", 60, failed=errors)
+    assert errors == []
+
+
+def test_a_publication_that_sends_less_is_told_until_it_sends_all(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    less, _, all_of_it = gap(flow, "operations")
+    with flow.streaming() as errors:
+        flow.execute(less, "UPDATE a SET n = n + 1", "INSERT INTO a VALUES (70, 70)")
+        until(lambda: {"public.a", "public.b"} <= problems(flow).keys(), "it is told", failed=errors)
+        problem = problems(flow)["public.a"]
+        assert "is published without update, delete, truncate" in problem.reason
+        assert all_of_it in problem.remedy
+        flow.execute(all_of_it, "DELETE FROM b WHERE id = 1")
+        until(lambda: not problems(flow) and flow.compare("a").equal, "all is read again", 60, failed=errors)
     flow.stream()
-    assert flow.compare("a").differences == []
+    assert errors == [] and flow.compare("a").equal and flow.compare("b").equal
+
+
+def test_a_right_that_is_revoked_is_told_until_it_is_granted(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = make_flow()
+    flow.execute(
+        f"CREATE ROLE {(role := f'reader_{flow.pipeline.slot}')} LOGIN REPLICATION PASSWORD 'x'",
+        f"GRANT CREATE ON DATABASE {conninfo_to_dict(flow.dsn)['dbname']} TO {role}",
+        f"ALTER TABLE a OWNER TO {role}",
+        f"ALTER TABLE b OWNER TO {role}",
+        "ALTER TABLE a ALTER t SET STORAGE EXTERNAL",
+        "UPDATE a SET t = repeat('x', 9000) WHERE id = 1",
+    )
+    flow.change(postgres=make_conninfo(flow.dsn, user=role, password="x"))
+    try:
+        flow.create()
+        flow.snapshot()
+        with flow.streaming() as errors:
+            flow.published("DELETE FROM b WHERE id = 1")
+            flow.execute(f"REVOKE SELECT ON a FROM {role}")
+            until(lambda: "public.a" in problems(flow), "it is told", failed=errors)
+            remedy = problems(flow)["public.a"].remedy
+            assert f"GRANT SELECT ON public.a TO {role};" in remedy
+            # a large value that is not sent has to be read from the table
+            flow.execute("UPDATE a SET n = 100 WHERE id = 1", "DELETE FROM b WHERE id = 2")
+            time.sleep(1)
+            flow.execute(remedy.partition("run: ")[2])
+            until(lambda: not problems(flow) and flow.compare("a").equal, "it goes on", 60, failed=errors)
+        assert errors == []
+    finally:
+        flow.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
 @pytest.mark.parametrize("kind", ["table", "taken out"])

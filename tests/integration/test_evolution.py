@@ -154,12 +154,8 @@ def test_a_type_that_changes_while_the_stream_runs_is_read_anew(
         flow.execute("UPDATE t SET b = 'y'")
         until(lambda: says(flow, 1, {"b": "y"}), "the update", failed=errors)
         flow.execute(statement, f"INSERT INTO t VALUES {row}")
-        until(lambda: errors, "the stream notices the new type")
-    (error,) = errors
-    assert isinstance(error, Outage)
-    assert "type in public.t was altered while the stream ran" in str(error)
-    flow.stream()
-    assert says(flow, 2, expected)
+        until(lambda: says(flow, 2, expected), "the stream notices the new type", failed=errors)
+    assert errors == []
 
 
 def test_attributes_that_the_catalog_does_not_know_are_a_record_error(
@@ -199,8 +195,7 @@ def test_a_type_that_is_altered_is_read_anew_even_if_the_column_has_another_one_
             "INSERT INTO t VALUES (3, 3, 'x', 'ok', '(1,y,7)')",
             "ALTER TABLE t ALTER p TYPE text USING p::text",
         )
-        until(lambda: errors, "the stream notices the new type")
-    assert isinstance(errors[0], Outage)
+    assert errors == []
     flow.stream()
     assert [m.value["p"] for m in flow.read("t") if m.key == {"id": 3}] == [{"a": 1, "b": "y", "c": 7}]
 
@@ -242,8 +237,7 @@ def test_attributes_that_are_added_to_a_composite_of_the_servers_texts_are_publi
             flow.execute(before)
             until(lambda: flow.read("places"), "the first row", failed=errors)
             flow.execute(alter, behind)
-            until(lambda: errors, "the stream notices the new type")
-        assert isinstance(errors[0], Outage)
+        assert errors == []
     else:
         flow.execute(before, alter, behind)
     flow.stream()

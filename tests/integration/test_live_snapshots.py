@@ -22,10 +22,11 @@ from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, O
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.live import reading, wanted
+from airflow_bottledwater.live import snapshot as live_snapshot
 from airflow_bottledwater.live import snapshots as live_snapshots
 from airflow_bottledwater.live.chunks import Chunk
 from airflow_bottledwater.live.reading import Reading
-from airflow_bottledwater.live.snapshots import LiveSnapshots
+from airflow_bottledwater.live.snapshot import LiveSnapshot
 from airflow_bottledwater.live.touched import Touched
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
@@ -394,6 +395,39 @@ def test_a_sweep_ends_beside_changes_of_other_tables(make_flow: MakeFlow, monkey
     assert len(begun) == 1
 
 
+def test_tables_are_read_side_by_side_and_none_twice_at_a_time(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"t{number}" for number in range(4)]
+    flow = make_flow(tables="*")
+    for name in names:
+        flow.execute(f"CREATE TABLE {name} AS SELECT g AS id FROM generate_series(1, 50) g")
+        flow.execute(f"ALTER TABLE {name} ADD PRIMARY KEY (id)")
+    flow.create()
+    flow.snapshot()
+    now, most, together = list[str](), list[int](), list[int]()
+    original = Reading.run
+
+    def run(self: Reading) -> None:
+        (oid,) = self._at.tables
+        name = self._tables[oid].table.name
+        now.append(name)
+        most.append(len(now))
+        together.append(now.count(name))
+        time.sleep(1.0)
+        original(self)
+        now.remove(name)
+
+    monkeypatch.setattr(Reading, "run", run)
+    for name in names:
+        flow.damage(name, {"id": 777}, {"id": 777})
+    asked = [flow.ask(name, sweep=True) for name in (*names, names[0])]
+    flow.stream()
+    assert {flow.reported(each).state for each in asked} == {"finished"}
+    assert all(flow.compare(name).equal for name in names)
+    assert (max(most), max(together)) == (4, 1)
+
+
 @pytest.mark.long
 def test_between_two_ranges_of_a_sweep_what_the_topic_has_by_then_is_forgotten(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
@@ -495,10 +529,10 @@ def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
     met by a batch."""
     for number in range(100):
         flow.damage("items", {"id": 90_000 + number}, {"id": 90_000 + number, "name": "not there"})
-    transact, publish, rule_out = PublishSession.transact, LiveSnapshots._publish, live_snapshots.rule_out
+    transact, publish, rule_out = PublishSession.transact, LiveSnapshot._publish, live_snapshot.rule_out
     kinds, refused, asked = list[bool](), list[bool](), list[bool]()
 
-    def publishing(self: LiveSnapshots, chunk: Chunk, progress: Any) -> None:
+    def publishing(self: LiveSnapshot, chunk: Chunk, progress: Any) -> None:
         kinds.append(bool(chunk.stale))
         publish(self, chunk, progress)
 
@@ -516,9 +550,9 @@ def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
         if len(asked) == 1:
             raise NewProducerNeeded("The limits of the topics were changed")
 
-    monkeypatch.setattr(LiveSnapshots, "_publish", publishing)
+    monkeypatch.setattr(LiveSnapshot, "_publish", publishing)
     monkeypatch.setattr(PublishSession, "transact", refuse)
-    monkeypatch.setattr(live_snapshots, "rule_out", ruling_out)
+    monkeypatch.setattr(live_snapshot, "rule_out", ruling_out)
     request_id = flow.ask("items", sweep=True)
     flow.stream()
     report = flow.reported(request_id)

@@ -38,7 +38,6 @@ from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 from airflow_bottledwater.provision import letters, live, redrive
 from airflow_bottledwater.provision.create import assume_complete
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.provision.renew import renew
 from airflow_bottledwater.snapshot import driver, sweep
 from airflow_bottledwater.snapshot.plans import Plans
 from airflow_bottledwater.state.claim import reached
@@ -406,8 +405,6 @@ def test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_share
         for flow in (one, two):
             with pytest.raises(Refused, match=r"sweep.*is shared with other pipelines"):
                 live.ask(flow.pipeline, SnapshotRequest(("a",), sweep=True))
-            with pytest.raises(Refused, match=r"taken up again.*is shared"):
-                renew(flow.pipeline, SnapshotRequest(("a",)))
             with pytest.raises(Refused, match=r"verified.*is shared"):
                 verification.run(flow.pipeline, verification.in_threads(flow.pipeline))
         two.execute("DROP TABLE a", "CREATE TABLE a (id bigint PRIMARY KEY, t text, n int)")

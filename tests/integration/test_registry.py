@@ -22,11 +22,10 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.provision.redrive import redrive
-from airflow_bottledwater.provision.renew import renew
 from airflow_bottledwater.state import schemas, store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import relations
 from airflow_bottledwater.verify import driver
@@ -303,9 +302,9 @@ def test_tables_whose_keys_ids_are_lost_for_good_are_taken_up_with_those_of_toda
     before = ids(flow)
     front.lost = set(before)
     flow.execute("DELETE FROM t WHERE id = 1")
-    with pytest.raises(Refused, match="--new-key"):
+    with pytest.raises(Refused, match="accept-new-keys"):
         flow.stream()
-    renew(flow.pipeline, SnapshotRequest(("t",)))
+    accept(flow.pipeline, ["t"])
     flow.stream()
     assert not {*ids(flow)} & {*before}
     # the old keys have their tombstones, the new ones their rows

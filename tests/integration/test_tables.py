@@ -10,12 +10,10 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.errors import Outage
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.local.registry import SchemaRegistry
-from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.state.claim import read_state
-from tests.support.tables import look_often
+from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 from tests.support.writers import state_topic
@@ -37,11 +35,6 @@ def _make(make_flow: MakeFlow, *tables: str, registry: SchemaRegistry | None = N
     flow.create()
     flow.snapshot()
     return flow
-
-
-def _problems(flow: Flow) -> dict[str, Problem]:
-    job = status.report(flow.pipeline).job
-    return {each.subject: each for each in job.problems} if job else {}
 
 
 def _topics(flow: Flow) -> dict[str, str]:
@@ -96,19 +89,19 @@ def test_names_that_are_exchanged_and_rotated(make_flow: MakeFlow) -> None:
         flow.execute("INSERT INTO a VALUES (100)", "UPDATE archive.a SET text = 'not wanted'")
         _equal(flow, errors, "a", "b", "log")
     flow.stream()
-    assert errors == [] and flow.compare("a").equal and not _problems(flow)
+    assert errors == [] and flow.compare("a").equal and not problems(flow)
 
 
 def test_a_table_is_followed_as_soon_as_it_has_a_key(make_flow: MakeFlow) -> None:
     flow = _make(make_flow, "first")
     with flow.streaming() as errors:
         flow.execute("CREATE TABLE late (id int, text text)", "INSERT INTO late VALUES (1, 'a'), (2, 'b')")
-        until(lambda: "public.late" in _problems(flow), "it is told", failed=errors)
-        problem = _problems(flow)["public.late"]
+        until(lambda: "public.late" in problems(flow), "it is told", 30, failed=errors)
+        problem = problems(flow)["public.late"]
         assert problem.kind == "not-followed" and "no primary key" in problem.reason and "primary key" in problem.remedy
         flow.execute("UPDATE late SET text = 'x' WHERE id = 1", "ALTER TABLE late ADD PRIMARY KEY (id)")
         _equal(flow, errors, "late")
-        until(lambda: not _problems(flow), "nothing is wrong any more", failed=errors)
+        until(lambda: not problems(flow), "nothing is wrong any more", 30, failed=errors)
 
 
 def test_a_publication_of_others_is_followed_when_it_has_the_table_again(make_flow: MakeFlow) -> None:
@@ -124,14 +117,14 @@ def test_a_publication_of_others_is_followed_when_it_has_the_table_again(make_fl
     flow.snapshot()
     with flow.streaming() as errors:
         flow.transaction("DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (7)")
-        until(lambda: "public.t" in _problems(flow), "it is told", failed=errors)
-        problem = _problems(flow)["public.t"]
+        until(lambda: "public.t" in problems(flow), "it is told", 30, failed=errors)
+        problem = problems(flow)["public.t"]
         assert f"is not in publication '{name}'" in problem.reason
         # what the remedy says
         statement = problem.remedy.partition("run: ")[2].partition(";")[0]
         flow.execute(statement, "INSERT INTO t VALUES (8)")
         _equal(flow, errors, "t")
-        until(lambda: not _problems(flow), "nothing is wrong any more", failed=errors)
+        until(lambda: not problems(flow), "nothing is wrong any more", 30, failed=errors)
     assert flow.stream() and flow.compare("t").equal
 
 
@@ -146,8 +139,8 @@ def test_what_a_server_refuses_for_a_while_is_tried_again(
 
         patch.setattr(Registry, "register", refuse)
         flow.execute("CREATE TABLE late (id int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
-        until(lambda: "public.late" in _problems(flow), "it is told", failed=errors)
-        assert "The registry is read-only" in _problems(flow)["public.late"].reason
+        until(lambda: "public.late" in problems(flow), "it is told", 30, failed=errors)
+        assert "The registry is read-only" in problems(flow)["public.late"].reason
         flow.execute("UPDATE first SET text = 'goes on' WHERE id = 1")
         patch.undo()
         _equal(flow, errors, "late", "first")
@@ -166,9 +159,9 @@ def test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one(make_fl
                 return False
             return True
 
-        until(writable, "it can be written to", failed=errors)
-        until(lambda: "public.t" in _problems(flow), "it is told", failed=errors)
-        assert "has no key any more" in _problems(flow)["public.t"].reason
+        until(writable, "it can be written to", 30, failed=errors)
+        until(lambda: "public.t" in problems(flow), "it is told", 30, failed=errors)
+        assert "has no key any more" in problems(flow)["public.t"].reason
         flow.execute("UPDATE u SET text = 'goes on' WHERE id = 1")
         _equal(flow, errors, "u")
         flow.execute("ALTER TABLE t ADD PRIMARY KEY (id)", "INSERT INTO t VALUES (50, 'again')")
@@ -196,8 +189,8 @@ def test_another_key_is_taken_up_by_itself(make_flow: MakeFlow, registry: Schema
             "INSERT INTO u VALUES (1)",
         )
         if format == "avro":
-            until(lambda: "public.t" in _problems(flow), "it is told", failed=errors)
-            problem = _problems(flow)["public.t"]
+            until(lambda: "public.t" in problems(flow), "it is told", 30, failed=errors)
+            problem = problems(flow)["public.t"]
             assert "refuses the schema of subject" in problem.reason and "relax the subject" in problem.remedy
             subject = f"{flow.topic('t')}-key"
             SchemaRegistryClient({"url": registry.url}).set_compatibility(subject, level="NONE")
@@ -248,4 +241,41 @@ def test_a_table_that_lives_for_a_moment_leaves_nothing(make_flow: MakeFlow, mon
             flow.execute("DROP TABLE helper")
         _equal(flow, errors, "late")
     assert set(_topics(flow)) == {"first", "late"}
-    assert errors == [] and not _problems(flow)
+    assert errors == [] and not problems(flow)
+
+
+def test_names_inside_of_types_that_change_are_published_again(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="*", allow_unkeyed=True)
+    flow.execute(
+        "CREATE TYPE pair AS (a int, b text)",
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE DOMAIN named AS text",
+        "CREATE TABLE t (id int PRIMARY KEY, p pair[], m mood, d named)",
+        "INSERT INTO t SELECT g, ARRAY[ROW(g, 'x')::pair], 'sad', 'd' FROM generate_series(1, 20) g",
+        "CREATE TABLE log (p pair)",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        "INSERT INTO other VALUES (1)",
+    )
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.published("DELETE FROM t WHERE id = 20")
+        flow.execute("ALTER TYPE pair RENAME ATTRIBUTE a TO n", "UPDATE t SET d = 'e' WHERE id < 5")
+        until(lambda: flow.compare("t").equal, "the attribute's new name", 60, failed=errors)
+        flow.execute("INSERT INTO log VALUES ('(1,y)')")
+        until(lambda: flow.read("log"), "the new row of a log", failed=errors)
+        assert [m.value for m in flow.read("log")] == [{"p": {"n": 1, "b": "y"}}]
+        flow.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
+        until(lambda: flow.compare("t").equal, "the label's new name", 60, failed=errors)
+        count = len(flow.read("t"))
+        # what only adds something is no reason to read the table again
+        flow.execute("ALTER TYPE pair ADD ATTRIBUTE c int", "ALTER TYPE mood ADD VALUE 'great'")
+        flow.execute(
+            "ALTER DOMAIN named ADD CHECK (value <> 'x')", "INSERT INTO t VALUES (50, '{\"(1,z,3)\"}', 'great')"
+        )
+        until(lambda: len(flow.read("t")) > count, "the new row", failed=errors)
+        time.sleep(1.5)
+    assert errors == [] and not problems(flow)
+    new = flow.read("t")[-1].value
+    assert len(flow.read("t")) == count + 1 and len(flow.read("other")) == 1
+    assert (new["p"], new["m"]) == ([{"n": 1, "b": "z", "c": 3}], "great")

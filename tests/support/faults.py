@@ -122,7 +122,7 @@ class Jobs:
         delay: float = 0.0,
         bounded: bool = False,
     ) -> Job:
-        """Start a snapshot, a stream, or the renewal of the pipeline's tables.
+        """Start a snapshot or a stream.
 
         :param point: of ``faults/worker.py``; it acts at the nth hit.
         """

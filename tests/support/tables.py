@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_bottledwater.jobs import status
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.tables import watch
@@ -20,6 +22,12 @@ def look_often(patch: pytest.MonkeyPatch, *, interval: float = 10.0, lasts: floa
     patch.setattr(watch, "QUESTION", 0.1)
     patch.setattr(watch, "LASTS", lasts)
     patch.setattr(watch, "AGAIN", 1.0)
+
+
+def problems(flow: Flow) -> dict[str, Problem]:
+    """What the pipeline's job tells, by its subject."""
+    job = status.report(flow.pipeline).job
+    return {each.subject: each for each in job.problems} if job else {}
 
 
 def dies_before_it_reads(flow: Flow) -> None:

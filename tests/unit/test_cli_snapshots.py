@@ -80,7 +80,7 @@ def test_for_programs_there_are_request_and_report(changed: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("tables", ["", ",", " , "])
-@pytest.mark.parametrize("option", ["--sweep", "--new-key"])
+@pytest.mark.parametrize("option", ["--sweep", "--by-key"])
 def test_no_table_does_not_mean_all(tables: str, option: str) -> None:
     result = CliRunner().invoke(cli, ["snapshot", "-d", "host=nowhere.invalid", "--tables", tables, option])
     assert result.exit_code == 1 and "'*' means all" in str(result.exception)

@@ -14,7 +14,7 @@ from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.provision import live, renew
+from airflow_bottledwater.provision import live
 from airflow_bottledwater.state.control_records import SnapshotRequest
 
 REPORT = {
@@ -105,7 +105,6 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, SnapshotReques
     monkeypatch.setattr(
         snapshots, "ask", lambda pipeline, name, each, request: found.append(("read again", request, each))
     )
-    monkeypatch.setattr(renew, "renew", lambda pipeline, request, each: found.append(("new key", request, each)))
     return found
 
 
@@ -160,42 +159,9 @@ def test_ended_with_its_worker_the_task_can_be_tried_again(monkeypatch: pytest.M
         operator.execute({})  # type: ignore[typeddict-item]
 
 
-def test_a_table_with_a_new_key_is_taken_up_again_and_swept(asked_for: list[Any]) -> None:
-    ask(Store(), new_key=True, rows_per_second=10)
-    ((how, request, _),) = asked_for
-    assert (how, request.sweep, request.rows_per_second) == ("new key", True, 10.0)
-
-
-def test_what_a_topic_lacks_is_followed_further_and_not_cancelled(
-    asked_for: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cancelled, it would leave a hole for good."""
-    monkeypatch.setattr(BackfillToKafkaOperator, "pipeline_hook", SimpleNamespace(pipeline=lambda: None))
-    monkeypatch.setattr(backfill, "cancel", lambda *_, **__: pytest.fail("it is cancelled"))
-    store = Store()
-    first = ask(store, new_key=True)
-    # the task was cleared
-    assert ask(store, new_key=True) == first
-    assert len(asked_for) == 1
-    operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="orders", new_key=True, timeout=60)
-    operator._asked = first
-    operator.on_kill()
-    with pytest.raises(AirflowFailException, match="it goes on"):
-        operator.execute_complete({"task_state_store": store}, {"status": "timeout"})  # type: ignore[typeddict-item]
-    assert ask(store, new_key=True) == first
-
-
-def test_a_slice_of_a_table_with_a_new_key_is_refused(asked_for: list[Any]) -> None:
-    store = Store()
-    with pytest.raises(SettingError, match="new_key"):
-        ask(store, new_key=True, where="id = 1")
-    assert not asked_for and not store
-
-
-@pytest.mark.parametrize("new_key", [False, True])
-def test_a_retry_whose_template_names_no_table_any_more_does_not_mean_all(asked_for: list[Any], new_key: bool) -> None:
+def test_a_retry_whose_template_names_no_table_any_more_does_not_mean_all(asked_for: list[Any]) -> None:
     store = Store(bottledwater_backfill=dict(ASKED))
-    operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="", new_key=new_key, retries=3)
+    operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="", retries=3)
     context = {"task_state_store": store, "ti": SimpleNamespace(try_number=2, max_tries=3)}
     with pytest.raises(SettingError, match="at least one table"):
         operator._ask(context, Pipeline.of(postgres="host=db"))  # type: ignore[arg-type]

@@ -18,34 +18,23 @@ def changed(**fields: object) -> Coverage:
 
 
 def test_what_is_as_it_was_is_no_gap() -> None:
-    assert RECORDED.broken(RECORDED) == []
+    assert (RECORDED.altered(RECORDED, "p"), RECORDED.lacking(RECORDED, "p")) == ("", [])
 
 
 @pytest.mark.parametrize(
-    ("today", "said"),
+    ("today", "gap", "lacking"),
     [
-        pytest.param(replace(RECORDED, publications={}), "Publication 'p' was dropped.", id="dropped"),
-        pytest.param(changed(oid=501), "Publication 'p' was dropped and created again.", id="made again"),
-        pytest.param(
-            changed(sends="insert", xmin="71"),
-            "Publication 'p' sends insert now; before, it sent insert, update, delete, truncate.",
-            id="fewer operations",
-        ),
-        pytest.param(
-            changed(sends="", xmin="71"),
-            "Publication 'p' sends nothing now; before, it sent insert, update, delete, truncate.",
-            id="no operation",
-        ),
-        pytest.param(changed(xmin="71"), "Publication 'p' was altered, and then altered back.", id="altered back"),
+        pytest.param(replace(RECORDED, publications={}), False, [], id="dropped: its tables are in none"),
+        pytest.param(changed(oid=501, xmin="71"), False, [], id="made again: its tables have other rows"),
+        pytest.param(changed(sends="insert", xmin="71"), True, ["update", "delete", "truncate"], id="less"),
+        pytest.param(changed(xmin="71"), True, [], id="altered back"),
+        # that makes a new version of the catalog row, too
+        pytest.param(changed(xmin="71", owner=11), False, [], id="a new owner"),
     ],
 )
-def test_what_hides_changes_of_all_tables_is_a_gap(today: Coverage, said: str) -> None:
-    assert RECORDED.broken(today) == [said]
-
-
-def test_a_new_owner_is_no_gap() -> None:
-    """It makes a new version of the catalog row, too."""
-    assert RECORDED.broken(changed(xmin="71", owner=11)) == []
+def test_what_hides_changes_of_all_tables_is_a_gap_of_each(today: Coverage, gap: bool, lacking: list[str]) -> None:
+    assert bool(RECORDED.altered(today, "p")) is gap
+    assert RECORDED.lacking(today, "p") == lacking
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ ARGUMENTS: dict[str, Any] = {
     },
     "poll_interval": 0.01,
     "deadline": None,
-    "owed": False,
 }
 
 
@@ -179,9 +178,3 @@ def test_the_connections_are_looked_up_again_at_the_end(monkeypatch: pytest.Monk
 
     asyncio.run(life())
     assert found == ["new", "new", "new"]
-
-
-def test_one_whose_rows_are_owed_goes_on_whatever_becomes_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a new key, the topics lack rows without it."""
-    monkeypatch.setattr(backfill, "cancel", lambda *_: pytest.fail("it was cancelled"))
-    asyncio.run(BackfillTrigger(**{**ARGUMENTS, "owed": True}).on_kill())

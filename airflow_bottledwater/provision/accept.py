@@ -1,0 +1,56 @@
+"""Accepts, on a person's request, that the keys in a table's topic become other bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.errors import Refused, StateError
+from airflow_bottledwater.jobs.control import read_status
+from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.identity import resolve
+from airflow_bottledwater.state.records import Gap, gap_key
+
+
+def accept(pipeline: Pipeline, tables: Sequence[str]) -> list[str]:
+    """Record that the keys of these tables may become others, because their schema ids are lost for good, or because a
+    setting gives them another form. The next job publishes none of the tables' changes under the old keys, records the
+    tables anew, and reads all of their rows with a sweep; returns their names.
+
+    :param tables: patterns, as in the setting ``tables``.
+    :raises PreflightError: a pattern matches nothing.
+    :raises StateError: the first snapshot is not complete.
+    :raises Refused: a job runs, or a table is not followed, or has no key.
+    """
+    with session(pipeline.postgres, "Accepting new keys") as connection:
+        cluster = identify(connection)
+        status = read_status(pipeline, cluster.pipeline(pipeline.slot))
+        if status is not None and not status.ended:
+            raise Refused(
+                f"The job of slot {pipeline.slot!r} on host {status.job.host} runs, and publishes the old keys.",
+                "Stop it (bottledwater stop, or mark its task), ask again, and start it again.",
+            )
+        claim = Claim(pipeline, cluster, "accept", Backoff(pipeline.outage_timeout))
+        try:
+            known = claim.state
+            if not known.complete:
+                raise StateError(
+                    f"The snapshot of slot {pipeline.slot!r} is not complete: there are no keys yet.",
+                    "Drop the slot (bottledwater drop-slot --when always) and start again.",
+                )
+            wanted = resolve(connection, pipeline, known, tables or ["*"])
+            named = {oid: known.tables[oid].table.qualified for oid in wanted if oid in known.tables}
+            if refused := [oid for oid in wanted if oid not in named or not known.tables[oid].table.keyed]:
+                raise Refused(
+                    f"{len(refused)} of the tables are not followed, or have no key: "
+                    f"{', '.join(named.get(oid, f'oid {oid}') for oid in refused[:5])}.",
+                    "Name the others; 'bottledwater status' shows them.",
+                )
+            why = "gets keys of other bytes, which were accepted"
+            claim.write({gap_key(oid): Gap(why, accepted=True) for oid in named})
+            return sorted(named.values())
+        finally:
+            claim.close()

@@ -186,6 +186,8 @@ def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> No
     if report is not None and report.ended:
         # its job has removed the request in this moment, and must not find it again
         store.write_control(pipeline.kafka, {key: None})
+        if changes.get("cancelled") and report.state == "cancelled":
+            return  # the job was quick
         raise StateError(f"Live snapshot {request_id!r} has just ended.", "Its report is in 'bottledwater snapshots'.")
 
 

@@ -39,6 +39,8 @@ class KnownTypes:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
+        #: as the last look has seen them: what was renamed since a table was recorded anew is noticed, too
+        self._labels: Labels = {}
 
     def altered(
         self, followed: Mapping[int, PinnedTable], today: Mapping[int, Table], labels: Labels
@@ -62,9 +64,10 @@ class KnownTypes:
                 elif _renamed(before.type, column.type):
                     found[oid] = f"has a column {column.name!r} whose type {column.type.name} has other attributes now"
                 for enum in _enums(column.type):
-                    label = known.labels.setdefault(enum, dict(labels.get(enum, {})))
+                    label = known.labels.setdefault(enum, dict(self._labels.get(enum) or labels.get(enum, {})))
                     if any(labels.get(enum, {}).get(each, name) != name for each, name in label.items()):
                         found[oid] = f"has a column {column.name!r} with a label of {column.type.name} that was renamed"
+        self._labels = labels
         return found
 
 

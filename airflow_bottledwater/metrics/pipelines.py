@@ -20,7 +20,7 @@ class Pipelines:
 
     def __init__(self, kafka: dict[str, str]) -> None:
         self._records, self._history = SharedRecords.acquire(kafka), History(kafka, since=_BEFORE)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def read(self) -> Mapping[str, Any]:
         """Read what is new; returns the records of the shared topic.
@@ -36,12 +36,14 @@ class Pipelines:
 
         :raises Outage: Kafka does not answer.
         """
-        records = self.read()
-        return list(points(self._history.latest, records))
+        with self._lock:
+            records = self.read()
+            return list(points(self._history.latest, records))
 
     def samples(self, name: str) -> list[Sample]:
         """The last samples of a pipeline, the oldest first, as they were read."""
-        return list(self._history.samples.get(name, ()))
+        with self._lock:
+            return list(self._history.samples.get(name, ()))
 
     def close(self) -> None:
         """Close the readers."""

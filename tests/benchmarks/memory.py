@@ -3,6 +3,10 @@ and with one large transaction. The value is the last one's; its difference to t
 size costs.
 
 Resident sets count pages that processes share once for each; ``proportional`` counts them once.
+
+``variant`` tables: kB by which the Python processes grow with each table that is made and dropped while the stream
+runs, beside a column that is added and dropped and 60 transactions a second; of the last two thirds of the rounds.
+Reference: their MB before.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import threading
 import time
 from typing import Self
 
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.stack import DataStack
 from tests.benchmarks.common import (
     ENGINES,
@@ -26,10 +32,12 @@ from tests.benchmarks.common import (
     resident,
     scaled,
 )
+from tests.support.waiting import until
 
 _CHANGES = 1_000_000
 _LARGE = 2_000_000
 _IDLE_SECONDS = 10.0
+_ROUNDS, _RATE = 60, 60
 _INTERVAL = 0.1
 _MB = 1_000_000
 
@@ -77,6 +85,7 @@ def run(stack: DataStack) -> None:
     """See the module."""
     empty_job()  # its files are in the page cache then
     for engine in ENGINES:
+        _tables(stack, engine)
         source = Workload(stack, skip_snapshot=True)
         source.insert(600)
         source.create()
@@ -116,3 +125,55 @@ def run(stack: DataStack) -> None:
         )
         source.released()
         source.drop()
+
+
+def _tables(stack: DataStack, engine: str) -> None:
+    source = Workload(stack, skip_snapshot=True, tables="public.*", new_tables="add")
+    source.insert(600)
+    source.create()
+    topics, ended = Topics(source.pipeline.kafka), threading.Event()
+
+    def write() -> None:
+        while not ended.wait(1 / _RATE):
+            source.insert(1)
+
+    def arrived(topic: str) -> bool:
+        try:
+            return topic in topics.describe([topic]) and topics.ends(topic, 1)[0] > 0
+        except Outage:
+            return False  # it was made just now
+
+    def python(job: Job) -> float:
+        return sum(proportional(p) for p in job.pids if not is_jvm(p)) / _MB
+
+    with Job(source.pipeline, "stream", engine=engine) as job:
+        source.walsender()
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        time.sleep(_IDLE_SECONDS)
+        sizes = [python(job)]
+        for n in range(scaled(_ROUNDS, 6)):
+            source.execute(
+                f"CREATE TABLE t{n} (id int PRIMARY KEY, a text)",
+                f"INSERT INTO t{n} VALUES (1, 'x')",
+                f"ALTER TABLE bench ADD x{n} int",
+            )
+            until(lambda n=n: arrived(f"{source.pipeline.topic_prefix}.t{n}"), "the new table's row", 300)  # type: ignore[misc]
+            source.execute(f"DROP TABLE t{n}", f"ALTER TABLE bench DROP x{n}")
+            sizes.append(python(job))
+        ended.set()
+        writer.join()
+    first = len(sizes) // 3
+    growth = 1000 * (sizes[-1] - sizes[first]) / (len(sizes) - 1 - first)
+    emit(
+        "memory",
+        growth,
+        "kB",
+        {"start": sizes[0]},
+        engine=engine,
+        variant="tables",
+        end=sizes[-1],
+        rounds=len(sizes) - 1,
+    )
+    source.released()
+    source.drop()

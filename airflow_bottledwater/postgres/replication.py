@@ -38,6 +38,8 @@ _EPOCH_SECONDS = 946_684_800
 #: the walsender makes a send() for each row, and a wake-up costs more than a row
 BURST_BYTES = 256 * 1024
 _BURST_WAIT = 0.005
+#: bytes in one block with which a burst begins, and with less it is over
+_MUCH = BURST_BYTES // 4
 #: seconds for which the consumer may be away before the thread receives in its place; and between two looks of the
 #: thread, when something was received in the last second, and otherwise
 _AWAY, _LOOK, _LOOK_IDLE = 0.005, 0.01, 0.1
@@ -105,10 +107,10 @@ class ReplicationStream:
         #: whether the server is to send a keepalive, and whether it has asked for a status
         self._reply_wanted = self._asked = False
         # the LSN that is confirmed, the times of the last status, of the last probe while the buffer was full, and of
-        # the last message received; whether there is a burst
+        # the last message received; whether there is a burst, and whether little has arrived in it now
         self._confirmed, self._last_status = start, 0.0
         self._probed = self._heard = time.monotonic()
-        self._silence_limit, self.burst = _SILENCE, False
+        self._silence_limit, self.burst, self._ebbs = _SILENCE, False, False
         self._replies, self._storm = _Rate(_REPLIES_PER_SECOND), _Rate(_STORM)
         try:
             self._start(publications, start)
@@ -290,8 +292,7 @@ class ReplicationStream:
     def _is_due(self) -> bool:
         """Wait; returns whether the thread is to receive now."""
         if self.burst:
-            if self._reader.dry:
-                self._wait_for_bytes()
+            self._ebbs = self._reader.dry and not self._wait_for_bytes()
             return True
         now = time.monotonic()
         look = _LOOK if now - self._heard < _STATUS_INTERVAL else _LOOK_IDLE
@@ -299,13 +300,12 @@ class ReplicationStream:
             _drain(self._wake_read)
         return self.burst or not (self._present or time.monotonic() - self._left < _AWAY)
 
-    def _wait_for_bytes(self) -> None:
-        """In a burst, wait until much has arrived, or another thread wakes this one."""
+    def _wait_for_bytes(self) -> bool:
+        """In a burst, wait until much has arrived, or another thread wakes this one; returns whether much has."""
         ready, _, _ = select.select([self._socket, self._wake_read], [], [], _BURST_WAIT)
         if self._wake_read in ready:
             _drain(self._wake_read)
-        if self._socket not in ready:
-            self._set_burst(False)
+        return self._socket in ready
 
     def _set_burst(self, burst: bool) -> None:
         if burst != self.burst:
@@ -329,13 +329,17 @@ class ReplicationStream:
             self._silence_limit += _SILENCE
 
     def _take_over(self) -> None:
-        """Receive what has arrived in the consumer's place, unless it is back."""
+        """Receive what has arrived in the consumer's place, unless it is back; a burst is over when that is little."""
         with self._reading:
-            if (self.burst or not self._present) and (block := self._read()) is not None:
+            if self._present and not self.burst:
+                return
+            if (block := self._read()) is not None:
                 with self._changed:
                     self._blocks.append(block)
                     self.held += block.data.nbytes
                     self._changed.notify_all()
+            if self._ebbs and (block is None or block.data.nbytes < _MUCH):
+                self._set_burst(False)
 
     def _read(self) -> Block | None:
         """What has arrived, read by whoever uses the connection; None if nothing has.
@@ -350,7 +354,7 @@ class ReplicationStream:
                 raise Outage(f"{self._where} has ended the replication connection of slot {self._slot!r}.")
             return None
         self._heard, self._silence_limit = time.monotonic(), _SILENCE
-        if block.data.nbytes >= BURST_BYTES // 4:
+        if block.data.nbytes >= _MUCH:
             self._set_burst(True)
         requested = self._note(block)
         if requested and not self._storm.allows(requested):

@@ -796,7 +796,7 @@ MUTANTS = (
     Mutant(
         "the thread leaves what arrives to a consumer that is back",
         "ReplicationStream._take_over",
-        drop("(self.burst or not self._present)"),
+        never("self._present and not self.burst"),
         "tests/integration/test_replication.py::test_a_consumer_that_is_back_takes_what_the_thread_is_receiving_and_no_more",
     ),
     Mutant(

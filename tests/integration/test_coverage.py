@@ -72,9 +72,9 @@ def test_a_publication_that_is_dropped_while_the_stream_runs_is_made_again(make_
     with flow.streaming() as errors:
         flow.published("UPDATE a SET n = 0 WHERE id = 1")
         flow.execute(f"DROP PUBLICATION {flow.pipeline.slot}", "DELETE FROM a WHERE id = 3", "UPDATE b SET n = n + 1")
-        until(lambda: flow.compare("a").equal and flow.compare("b").equal, "all is read again", 60, failed=errors)
+        until(lambda: flow.compare("a").equal and flow.compare("b").equal, "all is read again", failed=errors)
         flow.execute("DELETE FROM a WHERE id = 4")
-        until(lambda: flow.compare("a").equal and not problems(flow), "it goes on", 60, failed=errors)
+        until(lambda: flow.compare("a").equal and not problems(flow), "it goes on", failed=errors)
     assert errors == []
 
 
@@ -90,7 +90,7 @@ def test_a_publication_that_sends_less_is_told_until_it_sends_all(make_flow: Mak
         assert "is published without update, delete, truncate" in problem.reason
         assert "SET (publish = 'insert, update, delete, truncate')" in problem.remedy
         flow.execute(all_of_it, "DELETE FROM b WHERE id = 1")
-        until(lambda: not problems(flow) and flow.compare("a").equal, "all is read again", 60, failed=errors)
+        until(lambda: not problems(flow) and flow.compare("a").equal, "all is read again", failed=errors)
     flow.stream()
     assert errors == [] and flow.compare("a").equal and flow.compare("b").equal
 
@@ -121,7 +121,7 @@ def test_a_right_that_is_revoked_is_told_until_it_is_granted(
             flow.execute("UPDATE a SET n = 100 WHERE id = 1", "DELETE FROM b WHERE id = 2")
             time.sleep(1)
             flow.execute(remedy.partition("run: ")[2])
-            until(lambda: not problems(flow) and flow.compare("a").equal, "it goes on", 60, failed=errors)
+            until(lambda: not problems(flow) and flow.compare("a").equal, "it goes on", failed=errors)
         assert errors == []
     finally:
         flow.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP OWNED BY {role}", f"DROP ROLE {role}")

@@ -86,7 +86,7 @@ def test_old_samples_are_deleted(measured: Flow) -> None:
         until(lambda: last(history, measured), "a sample")
     admin = AdminClient({"bootstrap.servers": measured.pipeline.kafka["bootstrap.servers"]})
     resource = ConfigResource(ResourceType.TOPIC, METRICS_TOPIC)
-    config = admin.describe_configs([resource])[resource].result(10)
+    config = admin.describe_configs([resource])[resource].result(60)
     assert config["cleanup.policy"].value == "delete"
     assert config["retention.ms"].value == str(7 * 86_400_000)
 

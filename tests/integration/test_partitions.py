@@ -773,7 +773,7 @@ def test_a_replica_identity_that_changes_is_told_and_the_table_read_again(
         assert "REPLICA IDENTITY DEFAULT" in problems(flow)["public.p"].remedy
         flow.execute("DELETE FROM p WHERE id = 1", "UPDATE p SET id = 5005 WHERE id = 5")
         flow.execute("ALTER TABLE p_b REPLICA IDENTITY DEFAULT", "DELETE FROM p WHERE id = 9")
-        until(lambda: not problems(flow) and flow.compare("p").equal, "it is read again", 60, failed=errors)
+        until(lambda: not problems(flow) and flow.compare("p").equal, "it is read again", failed=errors)
     assert errors == []
     flow.stream()
     assert flow.compare("p").equal

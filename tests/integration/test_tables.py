@@ -96,12 +96,12 @@ def test_a_table_is_followed_as_soon_as_it_has_a_key(make_flow: MakeFlow) -> Non
     flow = _make(make_flow, "first")
     with flow.streaming() as errors:
         flow.execute("CREATE TABLE late (id int, text text)", "INSERT INTO late VALUES (1, 'a'), (2, 'b')")
-        until(lambda: "public.late" in problems(flow), "it is told", 30, failed=errors)
+        until(lambda: "public.late" in problems(flow), "it is told", failed=errors)
         problem = problems(flow)["public.late"]
         assert problem.kind == "not-followed" and "no primary key" in problem.reason and "primary key" in problem.remedy
         flow.execute("UPDATE late SET text = 'x' WHERE id = 1", "ALTER TABLE late ADD PRIMARY KEY (id)")
         _equal(flow, errors, "late")
-        until(lambda: not problems(flow), "nothing is wrong any more", 30, failed=errors)
+        until(lambda: not problems(flow), "nothing is wrong any more", failed=errors)
 
 
 def test_a_publication_of_others_is_followed_when_it_has_the_table_again(make_flow: MakeFlow) -> None:
@@ -117,14 +117,14 @@ def test_a_publication_of_others_is_followed_when_it_has_the_table_again(make_fl
     flow.snapshot()
     with flow.streaming() as errors:
         flow.transaction("DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (7)")
-        until(lambda: "public.t" in problems(flow), "it is told", 30, failed=errors)
+        until(lambda: "public.t" in problems(flow), "it is told", failed=errors)
         problem = problems(flow)["public.t"]
         assert f"is not in publication '{name}'" in problem.reason
         # what the remedy says
         statement = problem.remedy.partition("run: ")[2].partition(";")[0]
         flow.execute(statement, "INSERT INTO t VALUES (8)")
         _equal(flow, errors, "t")
-        until(lambda: not problems(flow), "nothing is wrong any more", 30, failed=errors)
+        until(lambda: not problems(flow), "nothing is wrong any more", failed=errors)
     assert flow.stream() and flow.compare("t").equal
 
 
@@ -139,7 +139,7 @@ def test_what_a_server_refuses_for_a_while_is_tried_again(
 
         patch.setattr(Registry, "register", refuse)
         flow.execute("CREATE TABLE late (id int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
-        until(lambda: "public.late" in problems(flow), "it is told", 30, failed=errors)
+        until(lambda: "public.late" in problems(flow), "it is told", failed=errors)
         assert "The registry is read-only" in problems(flow)["public.late"].reason
         flow.execute("UPDATE first SET text = 'goes on' WHERE id = 1")
         patch.undo()
@@ -159,8 +159,8 @@ def test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one(make_fl
                 return False
             return True
 
-        until(writable, "it can be written to", 30, failed=errors)
-        until(lambda: "public.t" in problems(flow), "it is told", 30, failed=errors)
+        until(writable, "it can be written to", failed=errors)
+        until(lambda: "public.t" in problems(flow), "it is told", failed=errors)
         assert "has no key any more" in problems(flow)["public.t"].reason
         flow.execute("UPDATE u SET text = 'goes on' WHERE id = 1")
         _equal(flow, errors, "u")
@@ -189,7 +189,7 @@ def test_another_key_is_taken_up_by_itself(make_flow: MakeFlow, registry: Schema
             "INSERT INTO u VALUES (1)",
         )
         if format == "avro":
-            until(lambda: "public.t" in problems(flow), "it is told", 30, failed=errors)
+            until(lambda: "public.t" in problems(flow), "it is told", failed=errors)
             problem = problems(flow)["public.t"]
             assert "refuses the schema of subject" in problem.reason and "relax the subject" in problem.remedy
             subject = f"{flow.topic('t')}-key"
@@ -261,12 +261,12 @@ def test_names_inside_of_types_that_change_are_published_again(make_flow: MakeFl
     with flow.streaming() as errors:
         flow.published("DELETE FROM t WHERE id = 20")
         flow.execute("ALTER TYPE pair RENAME ATTRIBUTE a TO n", "UPDATE t SET d = 'e' WHERE id < 5")
-        until(lambda: flow.compare("t").equal, "the attribute's new name", 60, failed=errors)
+        until(lambda: flow.compare("t").equal, "the attribute's new name", failed=errors)
         flow.execute("INSERT INTO log VALUES ('(1,y)')")
         until(lambda: flow.read("log"), "the new row of a log", failed=errors)
         assert [m.value for m in flow.read("log")] == [{"p": {"n": 1, "b": "y"}}]
         flow.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
-        until(lambda: flow.compare("t").equal, "the label's new name", 60, failed=errors)
+        until(lambda: flow.compare("t").equal, "the label's new name", failed=errors)
         count = len(flow.read("t"))
         # what only adds something is no reason to read the table again
         flow.execute("ALTER TYPE pair ADD ATTRIBUTE c int", "ALTER TYPE mood ADD VALUE 'great'")

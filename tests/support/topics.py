@@ -72,9 +72,9 @@ def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = Tru
     consumer.assign([TopicPartition(topic, p, 0) for topic, p in pending])
     found: dict[str, list[Message]] = {topic: [] for topic in topics}
     while pending:
-        # what is there, and no waiting for more
+        # what is there, and no waiting for more (a tombstone is false)
         first = consumer.poll(1.0)
-        for message in [*([first] if first else []), *consumer.consume(5000, 0)]:
+        for message in [*([] if first is None else [first]), *consumer.consume(5000, 0)]:
             if message.error() is not None:
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 pending.discard((message.topic(), message.partition()))

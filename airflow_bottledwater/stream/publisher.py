@@ -258,8 +258,8 @@ class StreamPublisher:
             if not found:
                 self._session.smaller_batches(int(records.sizes().sum()))
             raise NewProducerNeeded(error.what) from error
-        left_out = [*(each.row for each in encoded.rejections), *encoded.completed.superseded]
-        counting.count(self._session.meter, changes, versions, but=left_out)
+        # what was superseded is not among the changes any more
+        counting.count(self._session.meter, changes, versions, but=[each.row for each in encoded.rejections])
 
     def _dead_letter(self, encoded: EncodedBatch, rejection: Rejection) -> Records:
         change, batch = encoded.change(rejection), encoded.completed.batch

@@ -182,7 +182,8 @@ def test_so_they_are_if_another_column_gets_another_type_behind_them(make_flow: 
         flow.stream()
     flow.change(on_error="log")
     assert flow.stream()["dead_letters"] == 1
-    assert [m.key for m in flow.read("t")] == [{"id": 3}]
+    # the table is read again, too, since a name inside of a type has gone
+    assert [m.key for m in flow.read("t") if m.op != "r"] == [{"id": 3}]
 
 
 def test_a_type_that_is_altered_is_read_anew_even_if_the_column_has_another_one_by_now(make_flow: MakeFlow) -> None:

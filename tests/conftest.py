@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections import Counter
 
 import hypothesis
@@ -29,6 +30,8 @@ hypothesis.settings.load_profile("bottledwater")
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """One seed for all random values of a run, the same in each of its processes."""
+    # under nohup it is ignored, and so it would be by all commands that tests start and end by it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(random.randrange(1 << 24))
 

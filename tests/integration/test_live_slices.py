@@ -14,6 +14,7 @@ from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.snapshot import copy_query
 from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
 
 ROWS = 20_000
 
@@ -154,8 +155,14 @@ def test_places_that_rows_outside_the_slice_have_got_are_left_out(
     def step(self: reading.Reading) -> Any:
         steps[0] += 1
         if steps[0] == 2:
+            flow.execute("DELETE FROM items WHERE day = 5 AND id > 5000")
+            # that look at the catalog now and then: as long as one could see the rows, their places stay taken
+            others = (
+                "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND backend_xmin IS NOT NULL"
+                " AND pid <> pg_backend_pid()"
+            )
+            until(lambda: not flow.execute(others), "no session sees what was deleted")
             flow.execute(
-                "DELETE FROM items WHERE day = 5 AND id > 5000",
                 "VACUUM items",
                 f"INSERT INTO items SELECT g, 6, repeat('x', 50) FROM generate_series({ROWS}, {ROWS + 5000}) g",
             )

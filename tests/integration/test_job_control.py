@@ -29,6 +29,13 @@ from tests.support.topics import Flow
 from tests.support.waiting import until
 
 
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker of these tests: what is none of ours in its shared topic would be told wherever that is read."""
+    with KafkaBroker(tmp_path_factory.mktemp("control")) as server:
+        yield server
+
+
 @pytest.fixture
 def flow(database: str, kafka: KafkaBroker) -> Flow:
     made = Flow(database, kafka, None, skip_snapshot=True)

@@ -52,9 +52,9 @@ def _row(name: str, status: StatusRecord, samples: Sequence[Sample], now: float)
     last = samples[-1] if samples and now - samples[-1].at < 3 * samples[-1].interval else None
     if last is None:
         return [name, state, "", "", "", "", f"{status.open_dead_letters:,}", ""]
-    behind, seconds = last.value("lag_bytes"), last.value("lag_seconds")
+    behind, seconds = last.value(registry.LAG_BYTES.name), last.value(registry.LAG_SECONDS.name)
     late = quantile(samples, registry.DELAY_SECONDS, 0.95)
-    limit, kept = last.value("slot_wal_limit_bytes"), last.value("slot_wal_kept_bytes")
+    limit, kept = last.value(registry.WAL_LIMIT.name), last.value(registry.WAL_KEPT.name)
     return [
         name,
         state,
@@ -63,13 +63,13 @@ def _row(name: str, status: StatusRecord, samples: Sequence[Sample], now: float)
         "" if late is None else f"≤ {duration(late)}",
         "" if kept is None else size(kept) + (f" of {size(limit)}" if limit else ""),
         f"{status.open_dead_letters:,}",
-        size(last.value("memory_bytes") or 0),
+        size(last.value(registry.MEMORY.name) or 0),
     ]
 
 
 def _tables(samples: Sequence[Sample]) -> Table:
     table = Table(*_TABLE_COLUMNS)
-    rows = samples[-1].values.get("rows", []) if samples else []
+    rows = samples[-1].values.get(registry.ROWS.name, []) if samples else []
     rates = {
         name: [rate(samples, registry.ROWS, name, operation) for operation in ("insert", "update", "delete")]
         for name in {each.labels[0] for each in rows}

@@ -72,7 +72,7 @@ class BackfillWatch:
                 f"{TAKEN_NOW}"
             )
         if report is None:
-            return f"The job on host {status.job.host} has not begun yet; live snapshots are taken one after the other."
+            return f"The job on host {status.job.host} has not begun yet; a few live snapshots are read at a time."
         left = f", {report.bytes / 1e6:,.1f} of {report.total_bytes / 1e6:,.1f} MB" if report.total_bytes else ""
         left += "" if report.seconds_left is None else f", about {report.seconds_left:,.0f} s left"
         pace = f" ({report.rows_per_second:,.0f} a second)" if report.rows_per_second else ""

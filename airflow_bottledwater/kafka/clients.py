@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,21 @@ def client_config(config: Mapping[str, str]) -> dict[str, Any]:
         "log_level": "2",
         # asking about a topic must never create it
         "allow.auto.create.topics": "false",
+    }
+
+
+def reader_config(config: Mapping[str, str], **more: str) -> dict[str, Any]:
+    """The properties of a consumer whose partitions are assigned by hand: no group is joined, and no offsets are
+    committed.
+
+    :param config: the user's properties.
+    :param more: further properties, with underscores instead of dots.
+    """
+    return {
+        **client_config(config),
+        "group.id": f"bottledwater-{uuid.uuid4()}",
+        "enable.auto.commit": "false",
+        **{name.replace("_", "."): value for name, value in more.items()},
     }
 
 

@@ -10,14 +10,13 @@ transaction that writes to the same partitions and is aborted.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Mapping, Sequence
 
 import confluent_kafka
 from confluent_kafka import Consumer, TopicPartition
 
 from airflow_bottledwater.backoff import Waiting
-from airflow_bottledwater.kafka.clients import client_config, errors
+from airflow_bottledwater.kafka.clients import errors, reader_config
 from airflow_bottledwater.kafka.producer import Message, TransactionalProducer
 from airflow_bottledwater.kafka.topics import Topics
 
@@ -70,14 +69,7 @@ def _first_open(config: Mapping[str, str], topics: Sequence[str]) -> list[conflu
     ]
     if not stuck:
         return []
-    consumer = Consumer(
-        {
-            **client_config(config),
-            "group.id": f"bottledwater-{uuid.uuid4()}",
-            "enable.auto.commit": False,
-            "isolation.level": "read_uncommitted",
-        }
-    )
+    consumer = Consumer(reader_config(config, isolation_level="read_uncommitted"))
     messages = []
     try:
         for partition in stuck:

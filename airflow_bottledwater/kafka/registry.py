@@ -30,6 +30,8 @@ def _shared_client(options: tuple[tuple[str, Any], ...]) -> SchemaRegistryClient
     authorities, of which 150 kB stay in malloc's caches of a thread when it is gone."""
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
+    for library in ("httpx", "httpx2"):  # would log each request
+        logging.getLogger(library).setLevel(logging.WARNING)
     return SchemaRegistryClient(dict(options))
 
 
@@ -57,8 +59,6 @@ class Registry:
 
         :raises Refused: it does not accept a property.
         """
-        for library in ("httpx", "httpx2"):  # would log each request
-            logging.getLogger(library).setLevel(logging.WARNING)
         try:
             return _shared_client(tuple(sorted(self._options.items())))
         except (ValueError, KeyError) as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import time
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -21,7 +20,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.encoding.layout import Rows
 from airflow_bottledwater.kafka import librdkafka as rd
-from airflow_bottledwater.kafka.clients import client_config, errors, passes, unknown_property
+from airflow_bottledwater.kafka.clients import errors, passes, reader_config, unknown_property
 from airflow_bottledwater.kafka.hashes import hash_keys
 
 #: records of a block at most
@@ -201,13 +200,9 @@ def _open(config: Mapping[str, str], topic: str, partitions: Sequence[int]) -> i
                 # of it
                 "fetch.queue.backoff.ms": "10",
                 "queued.max.messages.kbytes": "16384",
-                **client_config(config),
-                # there is no group: nothing is stored under this name
-                "group.id": f"bottledwater-{uuid.uuid4()}",
-                "enable.auto.commit": "false",
-                "enable.partition.eof": "true",
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
+                **reader_config(
+                    config, enable_partition_eof="true", isolation_level="read_committed", auto_offset_reset="earliest"
+                ),
             }
         )
     except rd.ConfigRefused as error:

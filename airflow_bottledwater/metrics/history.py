@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections import deque
 from collections.abc import Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from airflow_bottledwater.kafka.clients import client_config, errors, passes
+from airflow_bottledwater.kafka.clients import errors, passes, reader_config
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Sample, decode
 
@@ -59,15 +58,7 @@ class History:
         """Make the consumer, unless there is no topic yet."""
         if METRICS_TOPIC not in Topics(self._kafka).describe([METRICS_TOPIC]):
             return False
-        consumer = Consumer(
-            {
-                **client_config(self._kafka),
-                # the partition is assigned by hand: no group is joined, and no offsets are committed
-                "group.id": f"bottledwater-{uuid.uuid4()}",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-            }
-        )
+        consumer = Consumer(reader_config(self._kafka, auto_offset_reset="earliest"))
         begin = TopicPartition(METRICS_TOPIC, 0, int((time.time() - self._since) * 1000))
         consumer.assign(consumer.offsets_for_times([begin], timeout=15.0))
         self._consumer = consumer

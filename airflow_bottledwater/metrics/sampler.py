@@ -7,13 +7,14 @@ import logging
 import resource
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from confluent_kafka import KafkaException, Producer
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.kafka.topics import NewTopic, Topics
+from airflow_bottledwater.kafka.topics import NewTopic, Topics, small_segments
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.registry import Metric
@@ -134,8 +135,7 @@ class Sampler:
         values = {name: _largest(of) for name, of in counted.items()}
         for metric, value, labels in (*of_status(status), *of_process(), *self._of_source(look, status)):
             values.setdefault(metric.name, []).append(Labelled(value, labels))
-        for kind in {problem.kind for problem in status.problems}:
-            count = sum(problem.kind == kind for problem in status.problems)
+        for kind, count in Counter(problem.kind for problem in status.problems).items():
             values.setdefault(registry.PROBLEMS.name, []).append(Labelled(count, (kind,)))
         return Sample(
             pipeline=self._name,
@@ -205,13 +205,10 @@ def _largest(of: list[Labelled]) -> list[Labelled]:
 
 
 def new_topic(pipeline: Pipeline) -> NewTopic:
-    """The topic of the samples: old ones are deleted by age and by size. Some managed Kafkas allow fewer properties,
-    see
-    :func:`airflow_bottledwater.state.store.new_topic`."""
+    """The topic of the samples: old ones are deleted by age and by size. Some managed Kafkas allow fewer properties."""
     kept = {
         "cleanup.policy": "delete",
         "retention.ms": str(int(pipeline.metrics_retention_days * 86_400_000)),
         "retention.bytes": str(pipeline.metrics_retention_bytes),
     }
-    configs = ({**kept, "segment.bytes": "16777216"}, {**kept, "segment.bytes": "52428800"}, kept)
-    return NewTopic(METRICS_TOPIC, 1, pipeline.replication_factor, configs)
+    return NewTopic(METRICS_TOPIC, 1, pipeline.replication_factor, (*small_segments(kept), kept))

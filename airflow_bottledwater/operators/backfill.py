@@ -22,6 +22,7 @@ from airflow_bottledwater.operators.base import (
     PipelineMixin,
     failing,
     is_first_try,
+    known_event,
     listed,
     number,
 )
@@ -144,13 +145,12 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         :raises AirflowFailException: the live snapshot failed, was cancelled, or took too long.
         :raises JobFailed: the event is not known.
         """
+        event = known_event(event, "ended", "timeout")
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            if event is not None and event.get("status") == "ended":
-                return self._conclude(context, pipeline, event["report"])
-            if event is not None and event.get("status") == "timeout":
+            if event["status"] == "timeout":
                 return self._give_up(context, pipeline)
-        raise JobFailed(f"Unexpected trigger event: {event!r}.")
+            return self._conclude(context, pipeline, event["report"])
 
     def _ask(self, context: Context, pipeline: Pipeline) -> dict[str, str]:
         """Ask for the live snapshot, unless an earlier try of this task has."""

@@ -155,12 +155,12 @@ def failing() -> Iterator[None]:
         raise AirflowFailException(str(error)) from None
 
 
-def known_event(event: dict[str, Any] | None, *others: str) -> dict[str, Any]:
-    """The event of a sensor's trigger, checked.
+def known_event(event: dict[str, Any] | None, *statuses: str) -> dict[str, Any]:
+    """The event of a trigger, checked.
 
-    :param others: statuses that it may have besides ``ok`` and ``failed``.
-    :raises JobFailed: the event is not known; the sensor must not succeed with it.
+    :param statuses: those that it may have.
+    :raises JobFailed: it has another one, or there is none; the task must not succeed with it.
     """
-    if event is None or event.get("status") not in ("ok", "failed", *others):
+    if event is None or event.get("status") not in statuses:
         raise JobFailed(f"Unexpected trigger event: {event!r}.")
     return event

@@ -32,6 +32,7 @@ from airflow_bottledwater.operators.base import (
     PipelineMixin,
     failing,
     is_first_try,
+    known_event,
 )
 from airflow_bottledwater.operators.watching import Watching
 from airflow_bottledwater.pipeline.settings import Pipeline
@@ -242,8 +243,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         :raises JobFailed: the job failed for a transient reason, or the event is not known.
         :raises AirflowFailException: the job failed for good.
         """
-        if event is None or event.get("status") != "ended":
-            raise JobFailed(f"Unexpected trigger event: {event!r}.")
+        event = known_event(event, "ended")
         with failing():
             identity, ended = self._ended(event)
             job_stop.clear_away(self.pipeline_hook.pipeline(), identity, ended)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, SlotInUse
+from airflow_bottledwater.errors import BottledWaterError, Outage, SlotInUse
 from airflow_bottledwater.hooks.holder import living
 from airflow_bottledwater.hooks.tasks import Fate, known_fate
 from airflow_bottledwater.jobs import job_stop
@@ -17,7 +17,7 @@ from airflow_bottledwater.jobs import restarts as policy
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.job_watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.operators.base import PipelineArgument, failing, number
+from airflow_bottledwater.operators.base import PipelineArgument, failing, known_event, number
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.triggers.job import PauseTrigger
 
@@ -200,8 +200,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         :raises AirflowFailException: the job failed for good.
         :raises Outage: the timeout has expired; the job was stopped.
         """
-        if event is None or event.get("status") not in ("ended", "timeout"):
-            raise JobFailed(f"Unexpected trigger event: {event!r}.")
+        event = known_event(event, "ended", "timeout")
         if event["status"] == "timeout":
             self._identity = event["identity"]
             self._end_at_deadline(event["identity"])
@@ -263,8 +262,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
 
     def submit_again(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Submit the job again, after the backoff; or end, if the pipeline was asked to stop meanwhile."""
-        if event is None or event.get("status") != "over":
-            raise JobFailed(f"Unexpected trigger event: {event!r}.")
+        event = known_event(event, "over")
         if self._asked_meanwhile(context):
             return {}
         found = self._submit_again(context)

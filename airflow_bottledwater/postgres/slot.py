@@ -299,19 +299,6 @@ def release(connection: Connection, name: str, *, timeout: float) -> None:
         pause(0.2)
 
 
-def wait_free(connection: Connection, name: str, *, timeout: float) -> None:
-    """Wait until no session replicates from the slot.
-
-    :param timeout: seconds.
-    :raises SlotInUse: one still does.
-    """
-    deadline = time.monotonic() + timeout
-    while (found := state(connection, name)) is not None and found.active_pid is not None:
-        if time.monotonic() > deadline:
-            raise SlotInUse(f"Slot {name!r} is in use by process {found.active_pid}.", "Stop its client first.")
-        pause(0.1)
-
-
 def drop(connection: Connection, name: str, *, timeout: float = 30.0) -> bool:
     """Drop the slot, and end the session that uses it; returns False if there was no slot.
 

@@ -17,12 +17,10 @@ from airflow_bottledwater.state.identity import topic_of
 #: PostgreSQL's own functions that the pipeline calls: everybody may, unless an administrator has revoked it
 FUNCTIONS = (
     "pg_backend_pid", "pg_blocking_pids", "pg_collation_actual_version", "pg_column_size", "pg_control_checkpoint",
-    "pg_control_system",
-    "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "pg_current_wal_lsn",
-    "pg_current_xact_id",
-    "pg_drop_replication_slot", "pg_export_snapshot", "pg_get_publication_tables", "pg_has_role", "pg_is_in_recovery",
-    "pg_logical_emit_message", "pg_partition_ancestors", "pg_relation_filenode", "pg_relation_size",
-    "pg_replication_slot_advance",
+    "pg_control_system", "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn",
+    "pg_current_wal_lsn", "pg_current_xact_id", "pg_drop_replication_slot", "pg_export_snapshot",
+    "pg_get_publication_tables", "pg_has_role", "pg_is_in_recovery", "pg_logical_emit_message",
+    "pg_partition_ancestors", "pg_relation_filenode", "pg_relation_size", "pg_replication_slot_advance",
     "pg_snapshot_xmax", "pg_snapshot_xmin", "pg_terminate_backend", "pg_wal_lsn_diff", "pg_walfile_name",
 )  # fmt: skip
 
@@ -192,28 +190,37 @@ def elsewhere(connection: Connection, pipeline: Pipeline, tables: Mapping[int, T
 
     :param tables: the followed ones.
     """
-    found = {}
-    for parent, children in catalog.inherited(connection, tables, pipeline.tables, pipeline.schemas).items():
-        if left := [name for name, meant in children.items() if not meant]:
-            found[parent] = (
-                f"Rows of {tables[parent].qualified} may be in {len(left)} tables that inherit from it, and that the "
-                f"pipeline does not follow ({', '.join(left[:3])}{', …' if len(left) > 3 else ''}). Name them as "
-                "well (patterns cover later ones, too): each gets a topic of its own. Or make it a partitioned table "
-                "(PARTITION BY), which has one topic; or leave them out on purpose, with a pattern behind '!'."
-            )
-    return found
+    children = catalog.inherited(connection, tables, pipeline.tables, pipeline.schemas)
+    found = {parent: _not_followed(tables[parent], of) for parent, of in children.items()}
+    return {parent: said for parent, said in found.items() if said}
+
+
+def _not_followed(parent: Table, children: Mapping[str, bool]) -> str:
+    """What is wrong with a table some of whose children are not followed, and what can be done; empty if all are meant
+    to be as they are.
+
+    :param children: see :func:`airflow_bottledwater.postgres.catalog.inherited`.
+    """
+    left = [name for name, meant in children.items() if not meant]
+    if not left:
+        return ""
+    return (
+        f"Rows of {parent.qualified} may be in {len(left)} tables that inherit from it, and that the pipeline does not "
+        f"follow ({', '.join(left[:3])}{', …' if len(left) > 3 else ''}). Name them as well (patterns cover later "
+        "ones, too): each gets a topic of its own. Or make it a partitioned table (PARTITION BY), which has one topic; "
+        "or leave them out on purpose, with a pattern behind '!'."
+    )
 
 
 def _warn_of_children(connection: Connection, pipeline: Pipeline, found: Findings) -> None:
-    """Say which tables have rows in the topics of tables that inherit from them."""
+    """Say which tables have rows in the topics of tables that inherit from them, or in none."""
     followed = {table.oid: table for table in found.tables}
-    found.warnings += elsewhere(connection, pipeline, followed).values()
     for parent, children in catalog.inherited(connection, followed, pipeline.tables, pipeline.schemas).items():
-        if all(children.values()):
-            found.warnings.append(
-                f"Rows of {followed[parent].qualified} may be in {len(children)} tables that inherit from it: they are "
-                "not in its topic, but in topics of those tables."
-            )
+        found.warnings.append(
+            _not_followed(followed[parent], children)
+            or f"Rows of {followed[parent].qualified} may be in {len(children)} tables that inherit from it: they are "
+            "not in its topic, but in topics of those tables."
+        )
 
 
 def _leave_to_stream(pipeline: Pipeline, found: Findings) -> None:

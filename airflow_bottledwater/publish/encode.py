@@ -130,8 +130,8 @@ def encode_changes(
         if not made and not failed and out.size - used > _room_for(largest):
             rejections.append(Rejection(start, too_large(largest)))
             cursor += kernels.find_conversions(
-                batch.data, batch.changes[start : start + 1], programs.program, scratch, np.zeros(0,
-                dtype=layout.CONVERSION)
+                batch.data, batch.changes[start : start + 1], programs.program, scratch,
+                np.zeros(0, dtype=layout.CONVERSION),
             )  # fmt: skip
             start += 1
         else:

@@ -111,7 +111,7 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> None:
         """Succeed, fail or be skipped by the trigger's event."""
-        self._conclude(known_event(event, "over"))
+        self._conclude(known_event(event, "ok", "failed", "over"))
 
     def _conclude(self, event: dict[str, Any]) -> bool:
         if event["status"] == "failed":

@@ -170,7 +170,7 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
 
         The event may be days old, if the DAG was paused.
         """
-        event = known_event(event)
+        event = known_event(event, "ok", "failed")
         if "seen" in event:
             with failing():
                 status, _ = read(self.pipeline_hook.pipeline(), self._cluster(), now=True)

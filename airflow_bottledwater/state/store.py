@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +18,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from airflow_bottledwater.encoding.names import mangle
 from airflow_bottledwater.errors import LOST_STATE, Outage, StateError
-from airflow_bottledwater.kafka.clients import client_config, errors, passes
-from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics
+from airflow_bottledwater.kafka.clients import errors, passes, reader_config
+from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics, small_segments
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +29,12 @@ CONTROL_TOPIC = "_bottledwater"
 def new_topic(name: str, replication: int) -> NewTopic:
     """A state topic to create: compacted, with small segments, so that it is compacted soon and stays quick to read.
 
-    The configurations are tried in order, since some managed Kafkas allow only segments of 50 MiB and more (Confluent
-    Cloud: segment.bytes is at least 52428800, https://docs.confluent.io/cloud/current/topics/manage.html), or allow
-    neither setting.
+    The configurations are tried in order, since some managed Kafkas allow none of these settings, or other values.
     """
     compact = {"cleanup.policy": "compact", **({"min.insync.replicas": "2"} if replication >= 3 else {})}
-    quick = {**compact, "min.cleanable.dirty.ratio": "0.1"}
     configs = (
-        {**quick, "segment.bytes": "16777216"},
-        {**quick, "segment.bytes": "52428800"},
-        {**compact, "segment.bytes": "52428800"},
+        *small_segments({**compact, "min.cleanable.dirty.ratio": "0.1"}),
+        *small_segments(compact)[1:],
         compact,
         {"cleanup.policy": "compact"},
     )
@@ -92,16 +87,13 @@ def _decode(key: bytes | None, value: bytes | None) -> tuple[str, dict[str, Any]
 
 def _consumer(config: Mapping[str, str], isolation: str) -> Consumer:
     return Consumer(
-        {
-            **client_config(config),
-            # partitions are assigned by hand: no group is joined, and no offsets are committed
-            "group.id": f"bottledwater-{uuid.uuid4()}",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": isolation,
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 100,
-        }
+        reader_config(
+            config,
+            enable_partition_eof="true",
+            isolation_level=isolation,
+            auto_offset_reset="earliest",
+            fetch_wait_max_ms="100",
+        )
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_records import (
     TAKEN_NOW,
@@ -20,6 +19,7 @@ from airflow_bottledwater.state.control_records import (
     snapshot_key,
     status_key,
 )
+from airflow_bottledwater.state.control_topic import ControlTopic
 
 #: seconds between two lines in the task's log
 _LOG_INTERVAL = 30.0
@@ -34,12 +34,12 @@ class BackfillWatch:
 
     def __init__(self, pipeline: Pipeline, name: str, request_id: str, write: Callable[[str], None]) -> None:
         self._name, self._id, self._write = name, request_id, write
-        self._shared = SharedRecords.acquire(pipeline.kafka)
+        self._shared = ControlTopic.of(pipeline.kafka)
         self._told, self._state = 0.0, ""
 
     def close(self) -> None:
         """End the watch."""
-        self._shared.release()
+        self._shared.close()
 
     def fetch(self) -> dict[str, Any] | None:
         """The last report when the live snapshot has ended; None before that.

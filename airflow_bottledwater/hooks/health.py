@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.hooks.tasks import Fate, known_fate
-from airflow_bottledwater.jobs.shared_records import SharedRecords
+from airflow_bottledwater.state.control_topic import ControlTopic
 
 if TYPE_CHECKING:
     from airflow_bottledwater.jobs.pipelines import Limits
@@ -55,16 +55,13 @@ def look(
     """
     from airflow_bottledwater.jobs import pipelines as state
 
-    shared = SharedRecords.acquire(kafka)
-    try:
+    with ControlTopic.of(kafka) as shared:
         records = shared.all()
         found = state.statuses(records, pipelines)
         dead = _silent(shared, {name: s for name, s in found.items() if state.silent(s, time.time())})
         # those that are alive have reported meanwhile
         records = shared.all()
         found = state.statuses(records, pipelines)
-    finally:
-        shared.release()
     health = Health({name: status.state for name, status in found.items()})
     for pattern in state.missing(found, pipelines):
         health.wrong[pattern] = ["No pipeline of this name has ever reported."]
@@ -81,7 +78,7 @@ def look(
     return health
 
 
-def _silent(shared: SharedRecords, suspects: Mapping[str, StatusRecord]) -> set[str]:
+def _silent(shared: ControlTopic, suspects: Mapping[str, StatusRecord]) -> set[str]:
     """Which of these pipelines do not report by this host's clock either: that of the job's host may be wrong."""
     from airflow_bottledwater.state.control_records import status_key
 

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
+from airflow_bottledwater.state.control_topic import ControlTopic
 
 if TYPE_CHECKING:
     from airflow_bottledwater.jobs.identity import Identity
@@ -45,8 +45,8 @@ def living(pipeline: Pipeline, name: str) -> Holder | None:
     """
     from airflow_bottledwater.jobs import submitted
 
-    shared, began = SharedRecords.acquire(pipeline.kafka), time.monotonic()
-    try:
+    began = time.monotonic()
+    with ControlTopic.of(pipeline.kafka) as shared:
         while True:
             found, changed = shared.get(status_key(name))
             status = decode(StatusRecord, found)
@@ -58,8 +58,6 @@ def living(pipeline: Pipeline, name: str) -> Holder | None:
                 return None
             time.sleep(_LOOK)
         candidates = submitted.unfinished(shared.all(), pipeline.slot, name)
-    finally:
-        shared.release()
     for job_id, record in candidates.items():
         if record.claim == status.job.id and (owner := record.owner) is not None:
             identity: Identity = {

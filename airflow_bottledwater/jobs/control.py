@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -12,12 +13,11 @@ from typing import Any
 from airflow_bottledwater.errors import Interrupted, Outage
 from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.jobs.reporter import Reporter
-from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import (
     REQUEST,
     SNAPSHOT,
@@ -29,7 +29,9 @@ from airflow_bottledwater.state.control_records import (
     request_key,
     status_key,
 )
+from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.problems import Problems
+from airflow_bottledwater.state.store import RawRecords
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +80,8 @@ class Controller(Reporter):
     """
 
     def __init__(self, pipeline: Pipeline, cluster: Cluster, job: Job) -> None:
-        super().__init__(pipeline, "status")
         self.name = cluster.pipeline(pipeline.slot)
+        super().__init__(pipeline, "status", {request_key(self.name), status_key(self.name)}.__contains__)
         self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error)
         self.status.heartbeat = pipeline.heartbeat_interval
         self.stopped = threading.Event()
@@ -127,20 +129,19 @@ class Controller(Reporter):
         else:
             self.finish("failed", error, permanent=False)
 
-    def _hear_before(self, records: store.RawRecords, *, again: bool) -> None:
+    def _hear_before(self, records: RawRecords) -> None:
         """Obey a request that was written before if it still holds, else remove it."""
         found, status = records.get(request_key(self.name)), decode(StatusRecord, records.get(status_key(self.name)))
-        if not again:
-            self._count(status)
-        self._see(status, now=again)
+        self._count(status)
+        self._see(status, now=False)
         if found is None:
             return
         request = decode(StopRequest, found)
-        if again or (request is not None and holds(request, status, self._job.epoch, time.time())):
+        if request is not None and holds(request, status, self._job.epoch, time.time()):
             self._hear(request)
         elif request is None or request.epoch < self._job.epoch:
             log.info("A request to stop that was made to an earlier job is removed: %s", found)
-            self._control.write(request_key(self.name), None, wait=0)
+            self._topic.write({request_key(self.name): None}, wait=0)
 
     def _count(self, before: StatusRecord | None) -> None:
         """Count how often jobs have ended without publishing anything.
@@ -200,14 +201,14 @@ class Controller(Reporter):
                     self.status.state = state
             self.status.problems = self.problems.all()
         self.status.at = time.time()
-        self._control.write(status_key(self.name), encode(self.status), wait=wait)
+        self._topic.write({status_key(self.name): encode(self.status)}, wait=wait)
         if self._obeys and self.status.over:
-            self._control.write(request_key(self.name), None, wait=wait)
+            self._topic.write({request_key(self.name): None}, wait=wait)
 
 
 def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
     """The last status of a pipeline, which is named by :meth:`Cluster.pipeline`; None if there is none."""
-    return decode(StatusRecord, store.read_control(pipeline.kafka).get(status_key(name)))
+    return decode(StatusRecord, control_topic.read(pipeline.kafka).get(status_key(name)))
 
 
 def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
@@ -225,10 +226,10 @@ def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) 
         return None
     if not status.over:
         request = StopRequest(status.job.epoch, retire, at=time.time())
-        store.write_control(pipeline.kafka, {request_key(name): encode(request)})
+        control_topic.write(pipeline.kafka, {request_key(name): encode(request)})
     if status.ended and (status.wanted or retire):
         unwanted = replace(status, retired=status.retired or retire, stopped_by=REQUEST)
-        store.write_control(pipeline.kafka, {status_key(name): encode(unwanted)})
+        control_topic.write(pipeline.kafka, {status_key(name): encode(unwanted)})
     return status
 
 
@@ -241,11 +242,11 @@ def want(pipeline: Pipeline, cluster: Cluster) -> StatusRecord | None:
     """
     name = cluster.pipeline(pipeline.slot)
     status = read_status(pipeline, name)
-    changes: store.RawRecords = {}
+    changes: RawRecords = {}
     if status is not None and status.ended and not status.wanted:
         wanted = replace(status, stopped_by="", retired=False, at=time.time())
         changes[status_key(name)] = encode(wanted)
-    store.write_control(pipeline.kafka, {**changes, request_key(name): None})
+    control_topic.write(pipeline.kafka, {**changes, request_key(name): None})
     return status
 
 
@@ -259,10 +260,10 @@ def request_stop_of(
     :raises Outage: Kafka does not take the request.
     """
     name = cluster.pipeline(pipeline.slot)
-    asked = decode(StopRequest, store.read_control(pipeline.kafka).get(request_key(name)))
+    asked = decode(StopRequest, control_topic.read(pipeline.kafka).get(request_key(name)))
     if asked is None or asked.at is None:  # what somebody has asked for holds longer, and is not overwritten
         request = StopRequest(job.epoch, interrupted=interrupted, by=by)
-        store.write_control(pipeline.kafka, {request_key(name): encode(request)})
+        control_topic.write(pipeline.kafka, {request_key(name): encode(request)})
 
 
 def answer_stop(pipeline: Pipeline, cluster: Cluster, since: float) -> tuple[bool, StatusRecord | None]:
@@ -273,19 +274,19 @@ def answer_stop(pipeline: Pipeline, cluster: Cluster, since: float) -> tuple[boo
     :raises Outage: Kafka does not answer.
     """
     name = cluster.pipeline(pipeline.slot)
-    found = store.read_control(pipeline.kafka)
+    found = control_topic.read(pipeline.kafka)
     request, status = (
         decode(StopRequest, found.get(request_key(name))),
         decode(StatusRecord, found.get(status_key(name))),
     )
     if status is None or status.over or request is None or request.at is None or request.at < since:
         return False, status
-    changes: store.RawRecords = {}
+    changes: RawRecords = {}
     if status.ended:
         retired = status.retired or request.retire
         last = replace(status, state="stopped", error="", retired=retired, stopped_by=REQUEST, at=time.time())
         changes[status_key(name)] = encode(last)
-    store.write_control(pipeline.kafka, {**changes, request_key(name): None})
+    control_topic.write(pipeline.kafka, {**changes, request_key(name): None})
     return True, status
 
 
@@ -295,20 +296,12 @@ def wait_ended(pipeline: Pipeline, cluster: Cluster, job: Job, *, timeout: float
     :param timeout: seconds.
     :returns: that status; None after the time-out.
     """
-    name = cluster.pipeline(pipeline.slot)
-    end = Topics(pipeline.kafka).ends(store.CONTROL_TOPIC, 1)[0]
-    reader = store.Reader(pipeline.kafka, store.CONTROL_TOPIC, committed=False)
-    deadline = time.monotonic() + timeout
-    try:
-        try:
-            reader.read_to(end, timeout=timeout)
-        except Outage:
-            return None
+    key, deadline = status_key(cluster.pipeline(pipeline.slot)), time.monotonic() + timeout
+    with ControlTopic.of(pipeline.kafka) as topic:
         while time.monotonic() < deadline:
-            status = decode(StatusRecord, reader.values.get(status_key(name)))
-            if status is not None and status.ended and status.job.epoch >= job.epoch:
-                return status
-            reader.poll(0.2)
-        return None
-    finally:
-        reader.close()
+            with contextlib.suppress(Outage):  # it may be back in time
+                status = decode(StatusRecord, topic.get(key)[0])
+                if status is not None and status.ended and status.job.epoch >= job.epoch:
+                    return status
+            time.sleep(0.2)
+    return None

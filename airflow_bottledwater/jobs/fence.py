@@ -18,7 +18,7 @@ from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import REPLACEMENT, REQUEST, TASK, encode, request_key, status_key
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -88,7 +88,7 @@ def fence(pipeline: Pipeline, claim: str, why: Why) -> str:
         changes[status_key(name)] = encode(last)
     if why != "replace":
         changes[request_key(name)] = None  # it is answered
-    store.write_control(pipeline.kafka, changes)
+    control_topic.write(pipeline.kafka, changes)
     return made.job.id
 
 

@@ -17,7 +17,7 @@ from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.state import letters, problems, store
+from airflow_bottledwater.state import control_topic, letters, problems
 from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
 
 
@@ -74,7 +74,7 @@ def look(pipeline: Pipeline, *, timeout: float) -> tuple[SlotState | None, Statu
     """
     deadline = time.monotonic() + timeout
     source = _ask(lambda: _slot(pipeline))
-    records = _ask(lambda: store.read_records(pipeline.kafka, store.CONTROL_TOPIC, timeout=timeout, committed=False))
+    records = _ask(lambda: control_topic.read(pipeline.kafka))
     cluster, found = _answer(source, deadline, timeout, describe(pipeline.postgres))
     servers = pipeline.kafka.get("bootstrap.servers", "")
     told = _answer(records, deadline, timeout, f"Kafka at {servers}")

@@ -14,10 +14,10 @@ from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.job_watch import Ended
 from airflow_bottledwater.jobs.run_directory import Driver
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
+from airflow_bottledwater.state.control_topic import ControlTopic
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _request(
     try:
         submitted.request_stop(pipeline, identity["id"], replace=not final)
         log.info("The job was asked to stop.")
-        shared = SharedRecords.acquire(pipeline.kafka)
+        shared = ControlTopic.of(pipeline.kafka)
         try:
             deadline = time.monotonic() + timeout
             while True:
@@ -134,7 +134,7 @@ def _request(
                     break
                 time.sleep(0.3)
         finally:
-            shared.release()
+            shared.close()
     except Outage as error:
         log.warning("Kafka does not take the request, or does not say whether the job has ended: %s", error)
         return claim, _over(folder)

@@ -8,7 +8,6 @@ there on this host. Then it may be submitted again: the claim of the next job fe
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import supervise
 from airflow_bottledwater.jobs.following import FileFollower, LogFollower, Write
 from airflow_bottledwater.jobs.identity import Identity
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key, longest_silence
+from airflow_bottledwater.state.control_topic import ControlTopic
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +77,9 @@ class JobWatch:
         self._folder = identities.folder_here(identity)
         if self._folder is not None and not self._folder.is_dir():
             self._folder = None
-        self._shared = SharedRecords.acquire(pipeline.kafka)
+        self._shared = ControlTopic.of(pipeline.kafka)
         self._follower = FileFollower(self._folder, write, past=past) if self._folder else LogFollower(write)
         self._seen_lines = 0
-        self._fetching = threading.Lock()
         self._began = time.monotonic()
         self._ended_since = 0.0
         #: whether the job has reported something since this watch began; and whether it has not begun yet
@@ -93,10 +91,6 @@ class JobWatch:
 
         :raises Outage: Kafka does not answer, and the job is not known to have ended; a silence then begins anew.
         """
-        with self._fetching:
-            return self._fetch()
-
-    def _fetch(self) -> Ended | None:
         try:
             found = self._look(now=False)
             if found is not None and found.lost:
@@ -151,9 +145,8 @@ class JobWatch:
         return Ended(outcome, record.asked, log=supervise.log_tail(self._folder, _TAIL))
 
     def close(self) -> None:
-        """Release the shared reader, after a fetch that is in progress, which could open the reader again."""
-        with self._fetching:
-            self._shared.release()
+        """End the watch."""
+        self._shared.close()
 
 
 def is_pending(identity: Identity, record: JobRecord) -> bool:
@@ -201,11 +194,8 @@ def unfinished(pipeline: Pipeline, name: str) -> list[tuple[Owner, Identity]]:
     """
     from airflow_bottledwater.jobs import submitted
 
-    shared = SharedRecords.acquire(pipeline.kafka)
-    try:
-        records = shared.all()
-    finally:
-        shared.release()
+    with ControlTopic.of(pipeline.kafka) as topic:
+        records = topic.all()
     found: list[tuple[Owner, Identity]] = []
     for job_id, record in submitted.unfinished(records, pipeline.slot, name).items():
         if (owner := record.owner) is not None:

@@ -6,12 +6,13 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state.control_topic import ControlTopic
+from airflow_bottledwater.state.store import RawRecords
 
 log = logging.getLogger(__name__)
 
@@ -21,16 +22,15 @@ class Reporter(ABC):
     it, the job could be neither watched nor stopped.
 
     :param what: what is reported, for the log.
+    :param wants: whether the record of a key is to be heard.
     """
 
-    def __init__(self, pipeline: Pipeline, what: str) -> None:
+    def __init__(self, pipeline: Pipeline, what: str, wants: Callable[[str], bool]) -> None:
         self._pipeline, self._what = pipeline, what
-        self._control = store.Control(pipeline.kafka)
+        self._topic = ControlTopic.of(pipeline.kafka)
+        self._heard = self._topic.subscribe(wants)
         self._ended = threading.Event()
         self._silent = ""
-        #: whether the requests from before this job were handled: what a second reader finds was written while the job
-        #: runs
-        self._heard = False
         #: set when the requests from before this job were heard
         self.listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name=what, daemon=True)
@@ -40,11 +40,10 @@ class Reporter(ABC):
         self._thread.start()
 
     @abstractmethod
-    def _hear_before(self, records: store.RawRecords, *, again: bool) -> None:
+    def _hear_before(self, records: RawRecords) -> None:
         """Handle what was requested before the thread listened.
 
         :param records: all records of the topic.
-        :param again: whether it had listened before, so that this was written while the job ran.
         """
 
     @abstractmethod
@@ -55,7 +54,7 @@ class Reporter(ABC):
     def _write(self, wait: float) -> None:
         """Write the record.
 
-        :param wait: see :meth:`store.Control.write`.
+        :param wait: see :meth:`ControlTopic.write`.
         :raises Outage: Kafka does not take it.
         """
 
@@ -71,17 +70,20 @@ class Reporter(ABC):
         except BottledWaterError as failure:
             log.warning("The last %s could not be written: %s", self._what, failure)
             write = False
-        self._control.close()
+        self._release()
         return write
 
+    def _release(self) -> None:
+        self._heard.close()
+        self._topic.close()
+
     def _run(self) -> None:
-        reader: store.Reader | None = None
         last_written = 0.0
         while not self._ended.is_set():
             try:
-                if reader is None:
-                    reader = self._listen()
-                for key, value in reader.poll(0.2):
+                if not self.listening.is_set():
+                    self._listen()
+                for key, value in self._heard.poll(0.2):
                     self._hear_now(key, value)
                 if time.monotonic() - last_written >= self._pipeline.heartbeat_interval:
                     last_written = time.monotonic()
@@ -90,8 +92,10 @@ class Reporter(ABC):
             except Exception as error:
                 self._tell(error)
                 self._ended.wait(1.0)
-        if reader is not None:
-            reader.close()
+
+    def _listen(self) -> None:
+        self._hear_before(self._heard.read())
+        self.listening.set()
 
     def _tell(self, error: Exception) -> None:
         """Log an error once, until the thread works again."""
@@ -102,17 +106,3 @@ class Reporter(ABC):
             log.info("Heartbeats and requests wait: %s", error)
         else:
             log.error("Heartbeats and requests do not work, the job goes on.", exc_info=error)
-
-    def _listen(self) -> store.Reader:
-        """A reader at the topic's end."""
-        end = Topics(self._pipeline.kafka).ends(store.CONTROL_TOPIC, 1)[0]
-        reader = store.Reader(self._pipeline.kafka, store.CONTROL_TOPIC, committed=False)
-        try:
-            records = reader.read_to(end, timeout=60.0)
-        except BaseException:
-            reader.close()
-            raise
-        self._hear_before(records, again=self._heard)
-        self._heard = True
-        self.listening.set()
-        return reader

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import replace
 from typing import Any
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
-from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.errors import BottledWaterError, StateError
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import (
     SnapshotReport,
     SnapshotRequest,
@@ -20,6 +20,7 @@ from airflow_bottledwater.state.control_records import (
     snapshot_key,
     snapshots_prefix,
 )
+from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import LiveProgress
 
@@ -39,14 +40,13 @@ class SnapshotRequests:
     """
 
     def __init__(self, pipeline: Pipeline, name: str) -> None:
-        self._pipeline, self._name = pipeline, name
-        self._reader: store.Reader | None = None
+        self._name = name
+        self._topic = ControlTopic.of(pipeline.kafka)
+        self._heard = self._topic.subscribe(lambda key: key.startswith(snapshots_prefix(name)))
         self._looked = 0.0
-        self._end = 0
+        self._end: int | None = None
         self.open: dict[str, SnapshotRequest] = {}
         self.complete = False
-        #: those that an earlier reader has left: if this one does not find them, they are answered
-        self._before: set[str] = set()
 
     @property
     def active(self) -> bool:
@@ -58,70 +58,52 @@ class SnapshotRequests:
         if time.monotonic() - self._looked < _INTERVAL:
             return
         self._looked = time.monotonic()
-        try:
-            reader = self._listen()
-            while changes := reader.poll(0):
-                self._take(changes)
-            if reader.at >= self._end:
-                self._completed(reader)
-        except BottledWaterError:
-            self.close()
+        if self._end is None:
+            with contextlib.suppress(BottledWaterError):
+                self._end = self._topic.end()
+        read = self._end is not None and self._topic.at >= self._end
+        self._take(self._heard.poll())
+        if read:
+            self._completed()
 
     def read(self) -> None:
         """Read on to the topic's present end.
 
         :raises Outage: Kafka does not answer.
         """
-        reader = self._listen()
-        end = Topics(self._pipeline.kafka).ends(store.CONTROL_TOPIC, 1)[0]
-        deadline = time.monotonic() + 30.0
-        while reader.at < end:
-            self._take(reader.poll(0.2))
-            if time.monotonic() > deadline:
-                raise Outage("The requests for live snapshots could not be read within 30 s.", "Check the brokers.")
-        self._completed(reader)
+        self._topic.read_to_end()
+        self._take(self._heard.poll())
+        self._completed()
 
-    def _completed(self, reader: store.Reader) -> None:
+    def _completed(self) -> None:
         """All requests from before were read: once, remove the reports on live snapshots that have ended long ago, and
         that nobody has waited for."""
         if self.complete:
             return
         self.complete = True
-        self.open = {each: request for each, request in self.open.items() if each not in self._before}
         prefix = reading_key(self._name, "")
-        for key, raw in list(reader.values.items()):
+        for key, raw in self._topic.known().items():
             report = decode(SnapshotReport, raw) if key.startswith(prefix) else None
             if report is not None and report.ended and time.time() - report.at > _KEPT:
-                store.write_control(self._pipeline.kafka, {key: None})
+                self._topic.write({key: None}, wait=0)
 
     def remove(self, request_id: str) -> None:
         """Remove a request that is answered.
 
         :raises Outage: Kafka does not take it; the request is still open.
         """
-        store.write_control(self._pipeline.kafka, {snapshot_key(self._name, request_id): None})
+        self._topic.write({snapshot_key(self._name, request_id): None})
         self.open.pop(request_id, None)
 
     def close(self) -> None:
-        """Close the reader."""
-        if self._reader is not None:
-            self._reader.close()
-        self._reader, self.complete = None, False
-
-    def _listen(self) -> store.Reader:
-        if self._reader is None:
-            self._end = Topics(self._pipeline.kafka).ends(store.CONTROL_TOPIC, 1)[0]
-            self._reader = store.Reader(self._pipeline.kafka, store.CONTROL_TOPIC, committed=False)
-            self._before = set(self.open)
-        return self._reader
+        """Hear no more requests."""
+        self._heard.close()
+        self._topic.close()
 
     def _take(self, changes: list[tuple[str, dict[str, Any] | None]]) -> None:
         prefix = snapshots_prefix(self._name)
         for key, value in changes:
-            if not key.startswith(prefix):
-                continue
             request = decode(SnapshotRequest, value)
-            self._before.discard(key.removeprefix(prefix))
             if request is None:
                 self.open.pop(key.removeprefix(prefix), None)
             else:
@@ -135,7 +117,7 @@ def ask(pipeline: Pipeline, name: str, request_id: str, request: SnapshotRequest
     :param name: the pipeline's name, see :meth:`~airflow_bottledwater.model.slot.Cluster.pipeline`.
     :raises Outage: Kafka does not take the request.
     """
-    store.write_control(pipeline.kafka, {snapshot_key(name, request_id): encode(replace(request, at=time.time()))})
+    control_topic.write(pipeline.kafka, {snapshot_key(name, request_id): encode(replace(request, at=time.time()))})
 
 
 def owed(known: PipelineState) -> dict[str, LiveProgress]:
@@ -159,13 +141,13 @@ def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> Non
     open_ones = {each: progress for each, progress in known.lives.items() if progress.owed and not progress.ended}
     if not open_ones:
         return
-    asked, requests = store.read_control(pipeline.kafka), dict[str, dict[str, Any] | None]()
+    asked, requests = control_topic.read(pipeline.kafka), dict[str, dict[str, Any] | None]()
     for each, progress in open_ones.items():
         if (key := snapshot_key(name, each)) not in asked:
             tables = tuple(known.tables[oid].table.qualified for oid in progress.tables)
             requests[key] = encode(SnapshotRequest(tables, sweep=progress.sweep, at=time.time()))
     if requests:
-        store.write_control(pipeline.kafka, requests)
+        control_topic.write(pipeline.kafka, requests)
 
 
 def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> None:
@@ -174,18 +156,18 @@ def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> No
     :raises StateError: there is no such request, or it is answered already.
     :raises Outage: Kafka does not answer.
     """
-    found = decode(SnapshotRequest, store.read_control(pipeline.kafka).get(snapshot_key(name, request_id)))
+    found = decode(SnapshotRequest, control_topic.read(pipeline.kafka).get(snapshot_key(name, request_id)))
     if found is None:
         raise StateError(
             f"There is no live snapshot {request_id!r} that could be changed.",
             "It has ended, or it is another pipeline's: see 'bottledwater snapshots'.",
         )
     key = snapshot_key(name, request_id)
-    store.write_control(pipeline.kafka, {key: encode(replace(found, **changes))})
-    report = decode(SnapshotReport, store.read_control(pipeline.kafka).get(reading_key(name, request_id)))
+    control_topic.write(pipeline.kafka, {key: encode(replace(found, **changes))})
+    report = decode(SnapshotReport, control_topic.read(pipeline.kafka).get(reading_key(name, request_id)))
     if report is not None and report.ended:
         # its job has removed the request in this moment, and must not find it again
-        store.write_control(pipeline.kafka, {key: None})
+        control_topic.write(pipeline.kafka, {key: None})
         if changes.get("cancelled") and report.state == "cancelled":
             return  # the job was quick
         raise StateError(f"Live snapshot {request_id!r} has just ended.", "Its report is in 'bottledwater snapshots'.")
@@ -197,7 +179,7 @@ def reports(pipeline: Pipeline, name: str) -> dict[str, tuple[SnapshotRequest | 
 
     :raises Outage: Kafka does not answer.
     """
-    records = store.read_control(pipeline.kafka)
+    records = control_topic.read(pipeline.kafka)
     requests, told = snapshots_prefix(name), reading_key(name, "")
     ids = {key.removeprefix(prefix) for prefix in (requests, told) for key in records if key.startswith(prefix)}
     return {
@@ -211,7 +193,7 @@ def forget(pipeline: Pipeline, name: str, request_id: str) -> None:
 
     :raises Outage: Kafka does not take it.
     """
-    store.write_control(pipeline.kafka, {reading_key(name, request_id): None})
+    control_topic.write(pipeline.kafka, {reading_key(name, request_id): None})
 
 
 def forget_all(pipeline: Pipeline, name: str) -> None:
@@ -221,4 +203,4 @@ def forget_all(pipeline: Pipeline, name: str) -> None:
     """
     ids = reports(pipeline, name)
     keys = [key(name, each) for each in ids for key in (snapshot_key, reading_key)]
-    store.write_control(pipeline.kafka, dict.fromkeys(keys))
+    control_topic.write(pipeline.kafka, dict.fromkeys(keys))

@@ -22,7 +22,7 @@ from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import work_for, working_for
 from airflow_bottledwater.state.control_records import (
     JOBS,
@@ -39,6 +39,7 @@ from airflow_bottledwater.state.control_records import (
     job_key,
     stop_key,
 )
+from airflow_bottledwater.state.store import RawRecords
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +87,8 @@ class JobReporter(Reporter):
     """
 
     def __init__(self, pipeline: Pipeline, job_id: str, kind: str, tail: LogTail, stop: Callable[[], None]) -> None:
-        super().__init__(pipeline, "report")
         self._id, self._tail, self._stop = job_id or uuid.uuid4().hex, tail, stop
+        super().__init__(pipeline, "report", stop_key(self._id).__eq__)
         #: whether nobody watches it, so that nobody removes its record
         self._unwatched = not job_id
         self._changed = 0.0
@@ -134,7 +135,7 @@ class JobReporter(Reporter):
         self.record.outcome = outcome
         return self._finish()
 
-    def _hear_before(self, records: store.RawRecords, *, again: bool) -> None:
+    def _hear_before(self, records: RawRecords) -> None:
         announced = decode(JobRecord, records.get(job_key(self._id)))
         if announced is not None:
             self.record.owner = announced.owner
@@ -142,12 +143,12 @@ class JobReporter(Reporter):
             # on Kubernetes, a driver with its node's network has the node's name
             self.record.application = announced.application or self.record.application
         self._hear_now(stop_key(self._id), records.get(stop_key(self._id)))
-        for key, raw in list(records.items()):
+        for key, raw in records.items():
             if not key.startswith((JOBS, STOPS)):
                 continue
             left = decode(JobRecord, raw) if key.startswith(JOBS) else decode(JobStop, raw)
             if left is not None and time.time() - left.at > _KEPT:
-                self._control.write(key, None, wait=0)
+                self._topic.write({key: None}, wait=0)
 
     def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:
         request = decode(JobStop, value) if key == stop_key(self._id) else None
@@ -165,13 +166,13 @@ class JobReporter(Reporter):
     def _write(self, wait: float) -> None:
         ended = self.record.outcome is not None
         if ended and self._unwatched:
-            self._control.write(job_key(self._id), None, wait=wait)
+            self._topic.write({job_key(self._id): None}, wait=wait)
             return
         if self._tail.count != self.record.lines:
             self.record.lines, self._changed = self._tail.count, time.monotonic()
         self.record.log = self._tail.lines if ended or time.monotonic() - self._changed < _LOG_STAYS else []
         self.record.at = time.time()
-        self._control.write(job_key(self._id), encode(self.record), wait=wait)
+        self._topic.write({job_key(self._id): encode(self.record)}, wait=wait)
 
 
 def stopped_by() -> StoppedBy:
@@ -203,7 +204,7 @@ def announce(pipeline: Pipeline, job_id: str, kind: str, owner: Owner, applicati
     :raises Outage: Kafka does not take it.
     """
     record = JobRecord(kind, pipeline.slot, owner, application=application, pipeline=name, at=time.time())
-    store.write_control(pipeline.kafka, {job_key(job_id): encode(record)})
+    control_topic.write(pipeline.kafka, {job_key(job_id): encode(record)})
 
 
 def report_end(
@@ -221,7 +222,7 @@ def report_end(
         before.log, before.at = [line[:_WIDTH] for line in lines[-_LINES:]], time.time()
         before.lines += len(before.log)
         before.asked = before.asked or (outcome.stopped and asked)
-        store.write_control(pipeline.kafka, {job_key(job_id): encode(before)})
+        control_topic.write(pipeline.kafka, {job_key(job_id): encode(before)})
 
 
 def request_stop(pipeline: Pipeline, job_id: str, *, replace: bool = False) -> None:
@@ -238,7 +239,7 @@ def ask(kafka: Mapping[str, str], job_id: str, *, replace: bool = False) -> None
 
     :param kafka: properties of the client.
     """
-    store.write_control(kafka, {stop_key(job_id): encode(JobStop(time.time(), replace=replace))})
+    control_topic.write(kafka, {stop_key(job_id): encode(JobStop(time.time(), replace=replace))})
 
 
 def request_stop_of_others(pipeline: Pipeline, name: str, claim: str) -> int:
@@ -255,7 +256,7 @@ def request_stop_of_others(pipeline: Pipeline, name: str, claim: str) -> int:
         for each, record in unfinished(records(pipeline), pipeline.slot, name).items()
         if not claim or record.claim != claim
     ]
-    store.write_control(pipeline.kafka, {stop_key(each): encode(JobStop(time.time(), name)) for each in others})
+    control_topic.write(pipeline.kafka, {stop_key(each): encode(JobStop(time.time(), name)) for each in others})
     return len(others)
 
 
@@ -264,15 +265,15 @@ def forget(pipeline: Pipeline, job_id: str) -> None:
 
     :raises Outage: Kafka does not take it.
     """
-    store.write_control(pipeline.kafka, {job_key(job_id): None, stop_key(job_id): None})
+    control_topic.write(pipeline.kafka, {job_key(job_id): None, stop_key(job_id): None})
 
 
-def records(pipeline: Pipeline) -> store.RawRecords:
+def records(pipeline: Pipeline) -> RawRecords:
     """All records of the shared topic.
 
     :raises Outage: Kafka does not answer.
     """
-    return store.read_control(pipeline.kafka)
+    return control_topic.read(pipeline.kafka)
 
 
 def read(pipeline: Pipeline, job_id: str) -> JobRecord | None:

@@ -6,8 +6,8 @@ import time
 
 from airflow_bottledwater.live.reading import Reading
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import SNAPSHOT_ENDS, SnapshotReport, encode, reading_key
+from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import LiveProgress
 
@@ -17,7 +17,7 @@ class Reports:
 
     def __init__(self, pipeline: Pipeline, name: str) -> None:
         self._pipeline, self._name = pipeline, name
-        self._control: store.Control | None = None
+        self._topic = ControlTopic.of(pipeline.kafka)
         #: by the request: the state that was reported last, and when
         self._last: dict[str, tuple[str, float]] = {}
         #: by the request: which reading the pace is measured of, since when, and from where
@@ -67,15 +67,11 @@ class Reports:
             pace = (progress.bytes - then.bytes) / seconds
             report.seconds_left = left / pace if left is not None and pace > 0 else None
         report.boundary, report.at = boundary, time.time()
-        if self._control is None:
-            self._control = store.Control(self._pipeline.kafka)
-        self._control.write(
-            reading_key(self._name, request_id), encode(report), wait=10.0 if state in SNAPSHOT_ENDS else 0
+        self._topic.write(
+            {reading_key(self._name, request_id): encode(report)}, wait=10.0 if state in SNAPSHOT_ENDS else 0
         )
         self._last[request_id] = (state, now)
 
     def close(self) -> None:
         """Send what is queued."""
-        if self._control is not None:
-            self._control.close()
-        self._control = None
+        self._topic.close()

@@ -21,7 +21,7 @@ from airflow_bottledwater.postgres import catalog, coverage, partitions, publica
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.provision import kafka_checks, preflight
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.state import saved, store
+from airflow_bottledwater.state import control_topic, saved
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
 from airflow_bottledwater.state.identity import topic_problems
@@ -336,13 +336,13 @@ def pin(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table], old
     present = topics.describe(list(by_topic), confirm=True)
     if missing := sorted(by_topic.keys() - present.keys()):
         raise Refused(f"Kafka does not know topic {missing[0]!r}.", "Create it, or set create_topics.")
-    owners = store.read_control(pipeline.kafka)
+    owners = control_topic.read(pipeline.kafka)
     owner = cluster.pipeline(pipeline.slot)
     pinned = []
     keys = [owner_key(name, owner) for name in by_topic]
     # written once only: written again, it would have a later offset than a record of a pipeline that came after it
     unowned = [key for key in keys if decode(OwnerRecord, owners.get(key)) is None]
-    store.write_control(pipeline.kafka, dict.fromkeys(unowned, encode(OwnerRecord(owner, time.time()))))
+    control_topic.write(pipeline.kafka, dict.fromkeys(unowned, encode(OwnerRecord(owner, time.time()))))
     ids = _schema_ids(pipeline, by_topic)
     for name, table in by_topic.items():
         topic = present[name]

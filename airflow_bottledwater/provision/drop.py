@@ -16,7 +16,7 @@ from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control_records import REPORTED, longest_silence, owner_key, status_key, verified_key
 from airflow_bottledwater.state.identity import check_cluster
@@ -91,7 +91,7 @@ def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
     tables = claim.state.tables
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
     owned = [owner_key(pinned.topic, owner) for pinned in tables.values()]
-    store.write_control(pipeline.kafka, dict.fromkeys([*owned, status_key(owner), verified_key(owner)]))
+    control_topic.write(pipeline.kafka, dict.fromkeys([*owned, status_key(owner), verified_key(owner)]))
     snapshots.forget_all(pipeline, owner)
 
 

@@ -17,7 +17,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import check_cluster, owners, topic_of, topic_problems
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -255,7 +255,7 @@ def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
 def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str]) -> list[str]:
     """Topics that another pipeline owns: the pipeline whose record has the lowest offset in the shared state topic."""
     mine = cluster.pipeline(pipeline.slot)
-    records = store.read_control(pipeline.kafka)
+    records = control_topic.read(pipeline.kafka)
     problems = []
     for topic in topics:
         owner = next(iter(owners(records, topic)), mine)

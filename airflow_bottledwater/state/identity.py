@@ -18,7 +18,7 @@ from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres.connect import Connection
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, owners_prefix
 from airflow_bottledwater.state.pinned import Pin, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -239,7 +239,7 @@ def shared(pipeline: Pipeline, topics: Sequence[str]) -> dict[str, str]:
     """
     if pipeline.share_topics or not topics:
         return dict.fromkeys(topics, "other pipelines (share_topics)")
-    records = store.read_control(pipeline.kafka)
+    records = control_topic.read(pipeline.kafka)
     by_topic = {topic: sorted(set(owners(records, topic))) for topic in topics}
     return {
         topic: f"other pipelines (it is written to by {', '.join(names)})"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from airflow_bottledwater.encoding.names import mangle
 from airflow_bottledwater.errors import LOST_STATE, Outage, StateError
@@ -215,92 +215,3 @@ def read_records(
         return reader.read_to(end, timeout=timeout)
     finally:
         reader.close()
-
-
-#: control records that are written before the broker has to acknowledge them: far fewer than fit into the producer's
-#: queue
-_AT_ONCE = 1000
-
-
-class Control:
-    """Writes to the shared state topic (heartbeats, owners of topics, requests), with a producer that is not
-    transactional."""
-
-    def __init__(self, config: Mapping[str, str]) -> None:
-        self._config = config
-        self._producer = Producer(
-            {
-                **config,
-                "enable.idempotence": True,
-                "linger.ms": 0,
-                "log_level": "2",
-                "message.timeout.ms": 10_000,
-                "allow.auto.create.topics": False,
-            }
-        )
-
-    def write(self, key: str, value: dict[str, Any] | None, *, wait: float = 10.0) -> None:
-        """Write one record, or a tombstone.
-
-        :param wait: seconds to wait until the broker has acknowledged it; 0 does not wait, and ignores failures.
-        :raises Outage: the broker has not acknowledged it in time.
-        """
-        failed: list[KafkaError] = []
-        try:
-            self._produce(key, value, failed)
-        except BufferError:
-            if wait:
-                raise Outage("Kafka does not take our status records.") from None
-            return
-        if wait:
-            self._confirm(failed, wait)
-        self._producer.poll(0)
-
-    def write_all(self, records: Mapping[str, dict[str, Any] | None]) -> None:
-        """Write some records, or tombstones, and wait once until the broker has acknowledged all of them.
-
-        :raises Outage: it has not acknowledged one in time; others may be written.
-        """
-        failed: list[KafkaError] = []
-        for number, (key, value) in enumerate(records.items(), 1):
-            self._produce(key, value, failed)
-            if number % _AT_ONCE == 0:
-                self._confirm(failed)
-        self._confirm(failed)
-
-    def _produce(self, key: str, value: dict[str, Any] | None, failed: list[KafkaError]) -> None:
-        self._producer.produce(
-            CONTROL_TOPIC,
-            encode(value),
-            key.encode(),
-            partition=0,
-            on_delivery=lambda error, _: failed.append(error) if error else None,
-        )
-
-    def _confirm(self, failed: list[KafkaError], wait: float = 10.0) -> None:
-        if self._producer.flush(wait) or failed:
-            raise Outage(f"Kafka did not take a control record: {failed[0].str() if failed else 'no answer'}.")
-
-    def close(self) -> None:
-        """Send records that are still queued, for at most 2 seconds."""
-        self._producer.flush(2)
-
-
-def read_control(config: Mapping[str, str]) -> RawRecords:
-    """All records of the shared state topic.
-
-    :raises Outage: Kafka does not answer.
-    """
-    return read_records(config, CONTROL_TOPIC, committed=False)
-
-
-def write_control(config: Mapping[str, str], records: Mapping[str, dict[str, Any] | None]) -> None:
-    """Write some records to the shared state topic, or tombstones, in this order.
-
-    :raises Outage: Kafka does not take one; others may be written.
-    """
-    control = Control(config)
-    try:
-        control.write_all(records)
-    finally:
-        control.close()

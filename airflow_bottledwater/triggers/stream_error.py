@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +14,6 @@ from airflow.triggers.base import TriggerEvent
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.jobs import job_stop, job_watch
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import letters, problems
@@ -27,6 +25,7 @@ from airflow_bottledwater.state.control_records import (
     longest_silence,
     status_key,
 )
+from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.triggers.job import STOPPING
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, Watching
@@ -144,28 +143,26 @@ class Watch:
     def __init__(
         self, pipeline: Pipeline, cluster: Cluster, *, earlier: str, max_silence: float, max_dead_letters: int | None
     ) -> None:
-        self._records = SharedRecords.acquire(pipeline.kafka)
+        self._records = ControlTopic.of(pipeline.kafka)
         self._name = cluster.pipeline(pipeline.slot)
         self._earlier, self._max_dead_letters = earlier, max_dead_letters
         self._longest = limit(pipeline, max_silence)
         self._told: tuple[str, float] = ("", 0.0)
         self._began = time.monotonic()
-        self._fetching = threading.Lock()
 
     def fetch(self) -> dict[str, Any] | None:
         """Fetch the status and evaluate it; returns an event, or None, see :func:`evaluate`. This call blocks.
 
         :raises Outage: Kafka does not answer; the silence then begins anew.
         """
-        with self._fetching:
-            try:
-                event = self._evaluate(now=False)
-                if event is not None and event["status"] == "failed":
-                    # the silence may be Kafka's: make sure that it answers
-                    event = self._evaluate(now=True)
-            except BottledWaterError:
-                self._began = time.monotonic()
-                raise
+        try:
+            event = self._evaluate(now=False)
+            if event is not None and event["status"] == "failed":
+                # the silence may be Kafka's: make sure that it answers
+                event = self._evaluate(now=True)
+        except BottledWaterError:
+            self._began = time.monotonic()
+            raise
         return event
 
     def _evaluate(self, *, now: bool) -> dict[str, Any] | None:
@@ -193,19 +190,15 @@ class Watch:
             log.info("%s%s%s", line, numbers, f" It has not reported for {silent:.0f} s." if late else "")
 
     def close(self) -> None:
-        """Release the shared reader, after a fetch that is in progress, which could open the reader again."""
-        with self._fetching:
-            self._records.release()
+        """End the watch."""
+        self._records.close()
 
 
 def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[StatusRecord | None, float]:
-    """Fetch a pipeline's status once, and when it last changed, see :meth:`SharedRecords.get`."""
-    shared = SharedRecords.acquire(pipeline.kafka)
-    try:
-        found, changed = shared.get(status_key(cluster.pipeline(pipeline.slot)), now=now)
+    """Fetch a pipeline's status once, and when it last changed, see :meth:`ControlTopic.get`."""
+    with ControlTopic.of(pipeline.kafka) as topic:
+        found, changed = topic.get(status_key(cluster.pipeline(pipeline.slot)), now=now)
         return decode(StatusRecord, found), changed
-    finally:
-        shared.release()
 
 
 async def stop_orphans(pipeline: Pipeline, name: str) -> None:

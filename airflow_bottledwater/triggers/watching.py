@@ -13,7 +13,7 @@ from airflow_bottledwater.hooks import tasks
 log = logging.getLogger(__name__)
 
 #: seconds between two looks at a job, at most: a silence of it counts only while Kafka has answered for all of it, see
-#: :class:`airflow_bottledwater.jobs.shared_records.SharedRecords`
+#: :class:`airflow_bottledwater.state.control_topic.ControlTopic`
 LONGEST_PAUSE = 10.0
 #: seconds after a task's deferral before which no event is sent: Airflow's scheduler could otherwise take the end of
 #: the deferring process for the end of the task

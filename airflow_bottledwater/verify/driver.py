@@ -24,7 +24,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import coverage, store
+from airflow_bottledwater.state import control_topic, coverage
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import VerifiedRecord, encode, verified_key
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_topics, refuse_shared, resolve
@@ -122,7 +122,7 @@ def _record(pipeline: Pipeline, name: str, found: Verification) -> None:
     different, unverified = (tuple(table.table for table in each) for each in (found.different, found.unverified))
     last = VerifiedRecord(found.rows, different, unverified, time.time())
     try:
-        store.write_control(pipeline.kafka, {verified_key(name): encode(last)})
+        control_topic.write(pipeline.kafka, {verified_key(name): encode(last)})
     except Outage as error:
         log.warning("That the pipeline was verified could not be recorded: %s", error)
 

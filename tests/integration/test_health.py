@@ -24,7 +24,7 @@ from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.state import control_records, store
+from airflow_bottledwater.state import control_records, control_topic
 from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key, stop_key
 from tests.support.topics import Flow
 from tests.support.waiting import until
@@ -134,13 +134,13 @@ def test_a_job_whose_task_is_gone_goes_on_and_one_whose_task_has_ended_is_asked_
     pipeline = watched.flow.pipeline
     record = JobRecord("stream", pipeline.slot, Owner("d", "r", "stream", -1, "h", "", "s"), host="h", at=time.time())
     record.pipeline = watched.flow.name
-    store.write_control(pipeline.kafka, {job_key("j"): encode(record)})
+    control_topic.write(pipeline.kafka, {job_key("j"): encode(record)})
     found = watched.look()
     assert asked == [("d", "r", "stream", -1)]
     assert any("no row any more. It goes on" in line for line in found.told) is (fate is Fate.GONE)
     assert bool(found.wrong) is (fate is Fate.ENDED)
     assert (stop_key("j") in submitted.records(pipeline)) is (fate is Fate.ENDED)
-    store.write_control(pipeline.kafka, {job_key("j"): None, stop_key("j"): None})
+    control_topic.write(pipeline.kafka, {job_key("j"): None, stop_key("j"): None})
     _kill(job)
 
 
@@ -153,13 +153,13 @@ def test_who_works_on_a_slot_is_known_while_it_lives(watched: Watched) -> None:
     assert "of a command" in str(holder)
     record = JobRecord("stream", pipeline.slot, Owner("d", "r", "stream", -1, "h", "", "s"), host="h", at=time.time())
     record.pipeline, record.claim = name, holder.job.id
-    store.write_control(pipeline.kafka, {job_key("j"): encode(record)})
+    control_topic.write(pipeline.kafka, {job_key("j"): encode(record)})
     holder = living(pipeline, name)
     assert holder is not None and holder.identity is not None and holder.identity["id"] == "j"
     assert "of the task 'stream' in the run 'r' of the DAG 'd'" in str(holder)
     _kill(job)
     assert living(pipeline, name) is None
-    store.write_control(pipeline.kafka, {job_key("j"): None})
+    control_topic.write(pipeline.kafka, {job_key("j"): None})
 
 
 @pytest.mark.parametrize("action", ["stop", "retire"])

@@ -19,7 +19,7 @@ from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.publish.session import PublishSession
-from airflow_bottledwater.state import pinned, records, store
+from airflow_bottledwater.state import control_topic, pinned, records, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import StopRequest, encode, request_key
 from airflow_bottledwater.stream import engine
@@ -90,7 +90,7 @@ def test_an_error_in_the_control_thread_does_not_end_it(
 
     def fails(self: store.Reader, timeout: float) -> Any:
         thread = threading.current_thread()
-        if thread.name == "status" and thread not in others and len(failed) < 2:
+        if thread.name == "control topic" and thread not in others and len(failed) < 2:
             failed.append(1)
             raise KeyError("surprise")
         return poll(self, timeout)
@@ -102,7 +102,7 @@ def test_an_error_in_the_control_thread_does_not_end_it(
         control.request_stop(flow.pipeline, flow.cluster)
         until(lambda: flow.state == "stopped", "the stream stops", failed=errors)
     assert not errors
-    told = [repr(r.exc_info[1]) for r in caplog.records if r.exc_info and "Heartbeats" in r.message]
+    told = [repr(r.exc_info[1]) for r in caplog.records if r.exc_info and "cannot be read now" in r.message]
     assert told == ["KeyError('surprise')"]
 
 
@@ -111,9 +111,9 @@ def test_a_request_to_a_later_job_is_left_to_that_job(flow: Flow) -> None:
     earlier, later = _dies(flow, cluster), begin(flow.pipeline)
     control.request_stop_of(flow.pipeline, cluster, later.job)
     late = Controller(flow.pipeline, cluster, earlier.job)
-    late._listen().close()
+    late._listen()
     assert not late.stopped.is_set()
-    late._control.close()
+    late._release()
     # not bounded: it ends because it was asked to
     thread = threading.Thread(target=engine.follow, args=(flow.pipeline, later), daemon=True)
     thread.start()
@@ -127,7 +127,7 @@ def _dies(flow: Flow, cluster: Cluster) -> Start:
     dead = Controller(flow.pipeline, cluster, start.job)
     dead.status.state = "streaming"
     dead._write(wait=10.0)
-    dead._control.close()
+    dead._release()
     return start
 
 
@@ -156,7 +156,7 @@ def test_a_stop_of_a_job_that_has_ended_does_not_end_the_next(flow: Flow) -> Non
     assert asked.state in ("stopped", "finished")
     # and one that is left there
     left = StopRequest(asked.job.epoch, at=time.time())
-    store.write_control(flow.pipeline.kafka, {request_key(flow.name): encode(left)})
+    control_topic.write(flow.pipeline.kafka, {request_key(flow.name): encode(left)})
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")
         until(lambda: flow.read("a"), "the first record", failed=errors)

@@ -26,7 +26,7 @@ from airflow_bottledwater.jobs.fence import asked_meanwhile, fence
 from airflow_bottledwater.jobs.job_watch import Ended, JobWatch
 from airflow_bottledwater.jobs.run_directory import Submission
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.state import control_records, store
+from airflow_bottledwater.state import control_records, control_topic
 from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key
 from tests.support import process_job
 from tests.support.topics import Flow
@@ -337,7 +337,7 @@ def test_the_command_cancels_the_application_of_a_job(
     record = until(lambda: (r := job.record) and r.claim and r, "its claim")
     assert record.owner is not None
     record.application, record.owner = "application_1_2", replace(record.owner, master="yarn")
-    store.write_control(flow.pipeline.kafka, {job_key(job.id): control_records.encode(record)})
+    control_topic.write(flow.pipeline.kafka, {job_key(job.id): control_records.encode(record)})
     (tmp_path / "spark-class").write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/called\n')
     (tmp_path / "spark-class").chmod(0o755)
     monkeypatch.setattr(submit, "environment", lambda *_, **__: {"PATH": f"{tmp_path}:/bin"})

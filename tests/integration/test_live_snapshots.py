@@ -36,9 +36,9 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot.latest import LatestRecords
-from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.control_records import SnapshotRequest, reading_key, snapshot_key
+from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.stream.engine import flush_target
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
@@ -353,10 +353,10 @@ def test_a_request_that_was_answered_is_not_begun_again_when_a_job_starts(
         take(self, changes[: found + 1])
         rest.extend(changes[found + 1 :])
 
-    def then(self: Any, reader: Any) -> None:
+    def then(self: Any) -> None:
         if time.monotonic() > due:
             take(self, rest)
-            completed(self, reader)
+            completed(self)
 
     monkeypatch.setattr(snapshots.SnapshotRequests, "_take", first)
     monkeypatch.setattr(snapshots.SnapshotRequests, "_completed", then)
@@ -609,7 +609,7 @@ def test_an_end_that_kafka_does_not_take_at_first_is_told_later(
     monkeypatch.setattr(live_snapshots, "_AGAIN", 0.5)
     request_id, failed = flow.ask("items"), list[str]()
     flow.change(heartbeat_interval=20.0)
-    write, write_all = store.Control.write, store.Control.write_all
+    write = ControlTopic.write
 
     def away(key: str) -> None:
         if len(failed) < 3:
@@ -617,18 +617,13 @@ def test_an_end_that_kafka_does_not_take_at_first_is_told_later(
             assert [each.ended for each in read_state(flow.pipeline, state_topic(flow)).lives.values()] == ["finished"]
             raise Outage("Kafka did not take a control record.")
 
-    def write_one(self: Any, key: str, value: Any, *, wait: float = 10.0) -> None:
-        if what == "the report" and key.endswith(request_id) and wait:
+    def writes(self: Any, records: Any, *, wait: float = 10.0) -> None:
+        key = (reading_key if what == "the report" else snapshot_key)(flow.name, request_id)
+        if key in records and wait:
             away(key)
-        write(self, key, value, wait=wait)
+        write(self, records, wait=wait)
 
-    def write_some(self: Any, records: Any) -> None:
-        if what != "the report" and any(key.endswith(request_id) for key in records):
-            away(next(iter(records)))
-        write_all(self, records)
-
-    monkeypatch.setattr(store.Control, "write", write_one)
-    monkeypatch.setattr(store.Control, "write_all", write_some)
+    monkeypatch.setattr(ControlTopic, "write", writes)
     flow.stream()
     assert len(failed) == 3
     ((request, report),) = snapshots.reports(flow.pipeline, flow.name).values()

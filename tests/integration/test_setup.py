@@ -28,7 +28,7 @@ from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver
-from airflow_bottledwater.state import saved, store
+from airflow_bottledwater.state import control_topic, saved, store
 from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control_records import encode, status_key
 from airflow_bottledwater.state.identity import check_slot, check_topics
@@ -411,9 +411,7 @@ def retire(source: Source) -> None:
     """As a stop request for good leaves the status."""
     with connect(source.dsn) as connection:
         name = identify(connection).pipeline(source.name)
-    control = store.Control(source.pipeline.kafka)
-    control.write(status_key(name), encode(status_of("stopped", retired=True)))
-    control.close()
+    control_topic.write(source.pipeline.kafka, {status_key(name): encode(status_of("stopped", retired=True))})
 
 
 @pytest.mark.parametrize(

@@ -1347,7 +1347,7 @@ MUTANTS = (
     ),
     Mutant(
         "that nobody has looked is no answer of Kafka",
-        "SharedRecords._answers",
+        "ControlTopic._answers",
         swap("now - self._answered > _GAP", "self._answered < 0"),
         "tests/unit/triggers/test_triggers.py::test_kafka_answers_from_its_first_answer_after_a_failure_or_a_gap",
     ),
@@ -1441,7 +1441,7 @@ MUTANTS = (
     ),
     Mutant(
         "an outage of Kafka is not a job's silence",
-        "JobWatch._fetch",
+        "JobWatch.fetch",
         drop("self._began = time.monotonic()"),
         f"{_WATCH}::test_an_outage_of_kafka_is_not_a_jobs_silence",
     ),
@@ -1651,8 +1651,8 @@ MUTANTS = (
         f"{_CONTROL}::test_what_others_write_into_the_shared_topic_stops_nothing",
     ),
     Mutant(
-        "no error ends the control thread",
-        "Reporter._run",
+        "no error ends the reading of statuses and requests",
+        "ControlTopic._read",
         swap(
             "try:\n    ...\nexcept Exception as error:\n    ...",
             "try:\n    ...\nexcept BottledWaterError as error:\n    ...",
@@ -2252,8 +2252,8 @@ MUTANTS = (
         "a request is open until its removal is written",
         "SnapshotRequests.remove",
         swap(
-            "store.write_control(...)\nself.open.pop(request_id, None)",
-            "self.open.pop(request_id, None)\nstore.write_control(...)",
+            "self._topic.write(...)\nself.open.pop(request_id, None)",
+            "self.open.pop(request_id, None)\nself._topic.write(...)",
         ),
         f"{_LIVE}::test_an_end_that_kafka_does_not_take_at_first_is_told_later[the removal of its request]",
     ),

@@ -22,7 +22,8 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.provision.create import create
-from airflow_bottledwater.state.store import CONTROL_TOPIC, read_control
+from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state.store import CONTROL_TOPIC
 
 PASSWORD = "Ma9ker"
 """The password of everybody and everything, though the local superuser, broker and registry ask for none."""
@@ -80,7 +81,7 @@ class Source:
         # jobs of all other tests write there: only what names this pipeline is compared
         for shared in (CONTROL_TOPIC, METRICS_TOPIC):
             ends.pop(shared, None)
-        control = read_control({"bootstrap.servers": self.kafka.bootstrap}) if CONTROL_TOPIC in topics else {}
+        control = control_topic.read({"bootstrap.servers": self.kafka.bootstrap}) if CONTROL_TOPIC in topics else {}
         schemas = SchemaRegistryClient({"url": self.registry.url})
         subjects = [s for s in schemas.get_subjects() if s.startswith(self.name)]
         return {

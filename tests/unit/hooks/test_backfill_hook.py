@@ -9,7 +9,6 @@ import pytest
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.backfill import BackfillHook, BackfillWatch
 from airflow_bottledwater.jobs import snapshots
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.state.control_records import (
@@ -19,6 +18,7 @@ from airflow_bottledwater.state.control_records import (
     reading_key,
     snapshot_key,
 )
+from airflow_bottledwater.state.control_topic import ControlTopic
 
 FOUND = {
     "running": (SnapshotRequest(("a",)), SnapshotReport("reading")),
@@ -84,13 +84,13 @@ class Shared:
             self.meanwhile.pop(0)(self.records)
         return found
 
-    def release(self) -> None:
+    def close(self) -> None:
         pass
 
 
 def watching(monkeypatch: pytest.MonkeyPatch, records: dict[str, Any], *meanwhile: Any) -> BackfillWatch:
     shared = Shared(records, list(meanwhile))
-    monkeypatch.setattr(SharedRecords, "acquire", lambda kafka: shared)
+    monkeypatch.setattr(ControlTopic, "of", lambda kafka: shared)
     return BackfillWatch(Pipeline.of(postgres="host=db"), "name", "id", lambda line: None)
 
 

@@ -10,8 +10,8 @@ import pytest
 from airflow_bottledwater.jobs import fence as provision
 from airflow_bottledwater.jobs import job_stop, submitted
 from airflow_bottledwater.jobs.identity import Identity
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.state.control_topic import ControlTopic
 
 PIPELINE = Pipeline.of(postgres="host=db")
 
@@ -22,8 +22,8 @@ def test_a_job_that_kafka_does_not_know_may_wait_in_its_cluster(
 ) -> None:
     """Kafka was away when it was announced. The request has to stay, and the application to be cancelled."""
     done: list[Any] = []
-    shared = SimpleNamespace(get=lambda key: (None, 0.0), release=lambda: None)
-    monkeypatch.setattr(SharedRecords, "acquire", lambda kafka: shared)
+    shared = SimpleNamespace(get=lambda key: (None, 0.0), close=lambda: None)
+    monkeypatch.setattr(ControlTopic, "of", lambda kafka: shared)
     monkeypatch.setattr(submitted, "request_stop", lambda pipeline, job_id, replace: done.append("asked"))
     monkeypatch.setattr(submitted, "report_end", lambda *_: done.append("reported"))
     monkeypatch.setattr(provision, "holds", lambda pipeline, claim: False)

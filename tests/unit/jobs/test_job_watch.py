@@ -13,9 +13,9 @@ import pytest
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.jobs import job_watch, run_directory, supervise
 from airflow_bottledwater.jobs.job_watch import JobWatch
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.state.control_records import JobRecord, encode
+from airflow_bottledwater.state.control_topic import ControlTopic
 
 PIPELINE: Any = SimpleNamespace(kafka={"bootstrap.servers": "nowhere:1"}, slot="orders")
 IDENTITY: Any = {"id": "j", "folder": "", "host": "elsewhere", "application": "", "master": "yarn"}
@@ -30,8 +30,8 @@ class World:
         #: what is read only when the topic is read to its end
         self.late: JobRecord | None = None
         monkeypatch.setattr(job_watch.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(SharedRecords, "_of", {})
-        monkeypatch.setattr(SharedRecords, "get", self.get)
+        monkeypatch.setattr(ControlTopic, "_of", {})
+        monkeypatch.setattr(ControlTopic, "get", self.get)
 
     def get(self, key: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
         assert key == "job/j"

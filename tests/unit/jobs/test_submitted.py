@@ -12,8 +12,8 @@ import pytest
 from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import JobRecord, decode, encode, job_key
+from airflow_bottledwater.state.control_topic import ControlTopic
 
 PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
 
@@ -37,13 +37,12 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[JobRecord]:
     """The records that were written."""
     found: list[JobRecord] = []
 
-    def write(key: str, value: dict[str, Any] | None, *, wait: float = 0) -> None:
+    def write(key: str, value: dict[str, Any] | None) -> None:
         record = decode(JobRecord, value)
         assert record is not None
         found.append(record)
 
-    monkeypatch.setattr(store, "Control", lambda _: SimpleNamespace(write=write, close=lambda: None))
-    monkeypatch.setattr(store, "write_control", lambda _, records: [write(*each) for each in records.items()])
+    monkeypatch.setattr(ControlTopic, "write", lambda _, records, **__: [write(*each) for each in records.items()])
     monkeypatch.setattr(submitted, "read", lambda *_: None)
     return found
 

@@ -25,7 +25,7 @@ from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import pack
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic
 from tests.support import stand_in
 from tests.support.waiting import until
 
@@ -396,7 +396,7 @@ def test_the_end_that_a_supervisor_reports_has_lines_of_ours_only(
     (tmp_path / supervise.LOG).write_text("\n".join(lines) + "\n")
     written: list[dict[str, Any]] = []
     monkeypatch.setattr(submitted, "read", lambda *_: None)
-    monkeypatch.setattr(store, "write_control", lambda _, records: written.extend(records.values()))
+    monkeypatch.setattr(control_topic, "write", lambda _, records: written.extend(records.values()))
     supervise._report_end(tmp_path)
     (record,) = written
     error = record["outcome"]["error"]

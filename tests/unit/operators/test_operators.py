@@ -25,7 +25,6 @@ from airflow_bottledwater import errors
 from airflow_bottledwater.hooks import spark_job, tasks
 from airflow_bottledwater.jobs import job_stop, job_watch
 from airflow_bottledwater.jobs.job_watch import Ended
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PipelineMixin, failing, is_first_try
 from airflow_bottledwater.operators.control import PipelineControlOperator
@@ -42,6 +41,7 @@ from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
 from airflow_bottledwater.state import saved
 from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key
+from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 OPERATORS: list[Any] = [
@@ -672,7 +672,7 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
     states = {"stream": {"failed"}, "verify": {"deferred"}}
     monkeypatch.setattr(tasks, "states_now", lambda dag_id, run_id, task_id, map_index: states[task_id])
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
-    monkeypatch.setattr(SharedRecords, "all", lambda self: {job_key(k): encode(v) for k, v in jobs.items()})
+    monkeypatch.setattr(ControlTopic, "all", lambda self, **_: {job_key(k): encode(v) for k, v in jobs.items()})
     monkeypatch.setattr(
         job_stop, "stop", lambda pipeline, identity, **_: not done.append(f"stop {identity['id']} {identity['folder']}")
     )

@@ -16,11 +16,11 @@ from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import job_stop, job_watch
 from airflow_bottledwater.jobs.job_watch import Ended
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.state.control_records import Owner, StatusRecord, encode, status_key
+from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.triggers import job, slot_lag, stream_error
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger
@@ -100,7 +100,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture(autouse=True)
 def readers_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """None that another test has left."""
-    monkeypatch.setattr(SharedRecords, "_of", {})
+    monkeypatch.setattr(ControlTopic, "_of", {})
 
 
 class Looks:
@@ -447,7 +447,8 @@ class Clock:
         self.away = False
         self.late: StatusRecord | None = None
         monkeypatch.setattr(stream_error.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(SharedRecords, "get", self.get)
+        monkeypatch.setattr(ControlTopic, "get", self.get)
+        monkeypatch.setattr(ControlTopic, "all", lambda *_, **__: {})
 
     def get(self, name: str, *, now: bool = False) -> tuple[StatusRecord | None, float]:
         if self.away:
@@ -519,23 +520,29 @@ def test_a_stream_that_never_starts_ends_the_trigger(clock: Clock, monkeypatch: 
     assert event["status"] == "failed" and "No stream has reported" in event["message"]
     assert 1160 <= clock.now < 1180
     # and lets go of the reader
-    assert SharedRecords._of == {}
+    assert ControlTopic._of == {}
 
 
 class Reader:
-    """Of the shared topic: one that is open, and then closed."""
+    """Of the shared topic: one that is open, and then closed.
+
+    :ivar written: the records that are there.
+    """
 
     made: list[Reader]
+    written: dict[str, Any]
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.closed, self.values = 0, {}
+        self.closed, self.at = 0, 0
         self.made.append(self)
-
-    def read_to(self, *_: Any, **__: Any) -> None: ...
 
     def poll(self, timeout: float) -> list[Any]:
         assert not self.closed
-        return []
+        found = list(self.written.items())[self.at :]
+        self.at = len(self.written)
+        # it waits for records
+        threading.Event().wait(0.0 if found else 0.01)
+        return found
 
     def close(self) -> None:
         self.closed += 1
@@ -543,11 +550,26 @@ class Reader:
 
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
-    Reader.made = []
-    topics = SimpleNamespace(describe=lambda names: names, ends=lambda topic, count: [0])
+    Reader.made, Reader.written = [], {}
+    topics = SimpleNamespace(describe=lambda names, confirm: names, ends=lambda topic, count: [len(Reader.written)])
     monkeypatch.setattr("airflow_bottledwater.kafka.topics.Topics", lambda kafka: topics)
     monkeypatch.setattr("airflow_bottledwater.state.store.Reader", Reader)
     return Reader.made
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch, readers: list[Reader]) -> list[bool]:
+    """Whether Kafka does not answer."""
+    is_away = [False]
+
+    def ends(topic: str, count: int) -> list[int]:
+        if is_away[0]:
+            raise Outage("away")
+        return [len(Reader.written)]
+
+    topics = SimpleNamespace(describe=lambda names, confirm: names, ends=ends)
+    monkeypatch.setattr("airflow_bottledwater.kafka.topics.Topics", lambda kafka: topics)
+    return is_away
 
 
 def test_all_who_watch_one_broker_share_a_reader_which_the_last_one_closes(readers: list[Reader]) -> None:
@@ -566,52 +588,51 @@ def test_all_who_watch_one_broker_share_a_reader_which_the_last_one_closes(reade
     assert len(readers) == 3
     for each in (later, elsewhere):
         each.close()
-    assert [reader.closed for reader in readers] == [1, 1, 1] and SharedRecords._of == {}
+    assert [reader.closed for reader in readers] == [1, 1, 1] and ControlTopic._of == {}
 
 
-def test_a_record_that_is_not_a_jobs_says_nothing(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
-    written: dict[str, Any] = {status_key("d/orders"): encode(seen())}
-    monkeypatch.setattr(Reader, "read_to", lambda self, *_, **__: self.values.update(written))
+def test_a_record_that_is_not_a_jobs_says_nothing(readers: list[Reader]) -> None:
+    key = status_key("d/orders")
+    Reader.written = {key: encode(seen())}
     pipeline: Any = SimpleNamespace(kafka=KAFKA, slot="orders")
     assert stream_error.read(pipeline, CLUSTER, now=True)[0] == seen()
     for foreign in (
         {},
         {"state": "stopped"},
         {"state": "stopped", "job": "x"},
-        {"job": written[status_key("d/orders")]["job"]},
+        {"job": encode(seen())["job"]},
     ):
-        written[status_key("d/orders")] = foreign
+        Reader.written = {key: foreign}
         assert stream_error.read(pipeline, CLUSTER, now=True)[0] is None
 
 
-def test_a_look_that_fails_leaves_no_reader(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_fails_leaves_no_reader(readers: list[Reader], away: list[bool]) -> None:
     pipeline: Any = SimpleNamespace(kafka=KAFKA, slot="orders")
     assert stream_error.read(pipeline, CLUSTER, now=True) == (None, 0.0)
-
-    def away(*_: Any, **__: Any) -> None:
-        raise Outage("away")
-
-    monkeypatch.setattr(Reader, "read_to", away)
+    away[0] = True
     with pytest.raises(Outage):
         stream_error.read(pipeline, CLUSTER)
-    assert [reader.closed for reader in readers] == [1, 1] and SharedRecords._of == {}
+    assert all(reader.closed == 1 for reader in readers) and ControlTopic._of == {}
 
 
-def test_closing_waits_for_a_look_that_is_under_way(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would open the reader again."""
-    begun, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(Reader, "read_to", lambda *_, **__: (begun.set(), go_on.wait(60)))
-    watching = watch()
-    looking, closing = threading.Thread(target=watching.fetch), threading.Thread(target=watching.close)
+def test_a_look_that_is_under_way_ends_with_the_watch(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not open the reader again."""
+    begun = threading.Event()
+    monkeypatch.setattr(Reader, "poll", lambda *_, **__: (begun.set(), threading.Event().wait(0.01), [])[-1])
+    Reader.written = {"status/d/orders": {}}
+    watching, ended = watch(), list[str]()
+
+    def look() -> None:
+        with pytest.raises(Outage):
+            watching.fetch()
+        ended.append("it ended")
+
+    looking = threading.Thread(target=look)
     looking.start()
     assert begun.wait(60)
-    closing.start()
-    closing.join(0.1)
-    assert closing.is_alive() and [reader.closed for reader in readers] == [0]
-    go_on.set()
-    for thread in (looking, closing):
-        thread.join(60)
-    assert [reader.closed for reader in readers] == [1] and SharedRecords._of == {}
+    watching.close()
+    looking.join(60)
+    assert ended and [reader.closed for reader in readers] == [1] and ControlTopic._of == {}
 
 
 @pytest.mark.usefixtures("connections")
@@ -630,7 +651,7 @@ def test_a_trigger_that_is_cancelled_closes_the_reader(readers: list[Reader], mo
             await run
 
     asyncio.run(cancelled())
-    assert [reader.closed for reader in readers] == [1] and SharedRecords._of == {}
+    assert [reader.closed for reader in readers] == [1] and ControlTopic._of == {}
 
 
 def test_airflow_is_asked_early_so_that_it_answers_when_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -678,18 +699,12 @@ def test_the_watch_says_what_it_sees_at_each_change_and_from_time_to_time(
 
 
 def test_kafka_answers_from_its_first_answer_after_a_failure_or_a_gap(
-    readers: list[Reader], monkeypatch: pytest.MonkeyPatch
+    away: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, that a record did not change says nothing."""
-    now, away = [1000.0], [False]
+    now = [1000.0]
     monkeypatch.setattr(stream_error.time, "monotonic", lambda: now[0])
-
-    def read_to(*_: Any, **__: Any) -> None:
-        if away[0]:
-            raise Outage("away")
-
-    monkeypatch.setattr(Reader, "read_to", read_to)
-    records = SharedRecords.acquire(KAFKA)
+    records = ControlTopic.of(KAFKA)
 
     def looked(after: float) -> float:
         now[0] += after
@@ -706,4 +721,4 @@ def test_kafka_answers_from_its_first_answer_after_a_failure_or_a_gap(
     assert looked(10) == looked(10) == 1050
     # nobody has looked: Kafka may have been away meanwhile
     assert looked(31) == 1091
-    records.release()
+    records.close()

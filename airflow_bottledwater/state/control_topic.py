@@ -1,0 +1,352 @@
+"""The shared topic ``_bottledwater``, in which all pipelines of a Kafka have their statuses, heartbeats and requests.
+
+A process has one client for each Kafka, whoever uses it: jobs, the command, tasks, sensors and triggers. It reads the
+topic once, with one consumer, and tells its subscribers of the records that they want.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_bottledwater.errors import BottledWaterError, Outage
+
+# confluent-kafka is imported where it is needed, since a DAG processor imports this and needs no client
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Producer
+
+    from airflow_bottledwater.state.store import RawRecords
+
+log = logging.getLogger(__name__)
+
+#: a record that was written: its key and its value, None for a tombstone
+Change = tuple[str, dict[str, Any] | None]
+
+#: seconds for reading to the topic's present end
+_READING = 60.0
+#: seconds for one wait for records, after which it is seen that the client was closed
+_WAITING = 0.1
+#: seconds without a record after which Kafka is asked whether it answers, and the longest time between two answers over
+#: which it counts as having answered; watches look more often
+_ASKED, _GAP = 5.0, 30.0
+#: seconds for which records may wait for the broker, and how many are written before it has to acknowledge them: far
+#: fewer than fit into the producer's queue
+_QUEUED, _AT_ONCE = 10.0, 1000
+
+
+class Subscription:
+    """What one subscriber wants of the topic; it has to be closed.
+
+    :param wants: whether the record of a key is wanted.
+    """
+
+    def __init__(self, topic: ControlTopic, wants: Callable[[str], bool]) -> None:
+        self._topic, self._wants = topic, wants
+        self._changes: deque[Change] = deque()
+
+    def read(self) -> RawRecords:
+        """All records of the topic at its present end; :meth:`poll` returns what is written after them.
+
+        :raises Outage: Kafka does not answer.
+        """
+        self._topic.read_to_end()
+        with self._topic.arrived:
+            self._changes.clear()
+            return dict(self._topic.records)
+
+    def poll(self, timeout: float = 0.0) -> list[Change]:
+        """The wanted records that were written since the last call, in the order in which they were.
+
+        :param timeout: seconds to wait for the first.
+        """
+        with self._topic.arrived:
+            if timeout:
+                self._topic.arrived.wait_for(lambda: self._changes, timeout)
+            found = list(self._changes)
+            self._changes.clear()
+            return found
+
+    def take(self, changes: list[Change]) -> None:
+        """Keep those of the changes that are wanted; called by the topic."""
+        self._changes.extend(change for change in changes if self._wants(change[0]))
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._topic.unsubscribe(self)
+
+
+class ControlTopic:
+    """The client of the shared topic that all its users in this process have together, by :meth:`of`; each has to close
+    it once, the last one closes its connections.
+
+    :ivar records: all records that were read, by their keys, in the order of their offsets.
+    :ivar at: the offset behind the last one.
+    :ivar arrived: the lock of both, notified when they change.
+    :ivar answering: since when Kafka has answered whenever it was asked, by the monotonic clock: only from then on does
+        it mean anything that a record did not change; 0 before it was asked.
+    """
+
+    _of: ClassVar[dict[tuple[int, str], ControlTopic]] = {}
+    #: reentrant, since a signal's handler (on_kill) may need what the interrupted code has
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+
+    def __init__(self, kafka: Mapping[str, str]) -> None:
+        self._kafka = dict(kafka)
+        self._users = 0
+        self._closed = False
+        self._reading: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._writer: Producer | None = None
+        self._subscriptions: list[Subscription] = []
+        self._first_end = math.inf
+        self._changed: dict[str, float] = {}
+        self._answered = -math.inf
+        self.records: RawRecords = {}
+        self.at = 0
+        self.arrived = threading.Condition(threading.RLock())
+        self.answering = 0.0
+
+    @classmethod
+    def of(cls, kafka: Mapping[str, str]) -> ControlTopic:
+        """The client for these properties, which is also a context manager."""
+        with cls._lock:
+            # a process that was forked has none of the threads
+            found = cls._of.setdefault((os.getpid(), json.dumps(dict(kafka), sort_keys=True)), cls(kafka))
+            found._users += 1
+            return found
+
+    def __enter__(self) -> ControlTopic:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End one use; the last one closes the connections. A look that is under way then ends with an error."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            # a user that comes later gets a new client
+            self._of.pop((os.getpid(), json.dumps(self._kafka, sort_keys=True)), None)
+            self._closed = True
+        with self.arrived:
+            reading, writer = self._reading, self._writer
+            self.arrived.notify_all()
+        if reading is not None:
+            reading.join(10)
+        if writer is not None:
+            writer.flush(2)
+
+    # ---------------------------------------------------------------- reading
+    def subscribe(self, wants: Callable[[str], bool]) -> Subscription:
+        """Ask to be told of records, beginning with those that are known; this does not wait.
+
+        :param wants: whether the record of a key is wanted.
+        """
+        made = Subscription(self, wants)
+        with self.arrived:
+            made.take(list(self.records.items()))
+            self._subscriptions.append(made)
+        return made
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Tell a subscriber nothing more."""
+        with self.arrived:
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
+
+    def get(self, key: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
+        """A record as it is known (None if there is none), and when it last changed, by this process's monotonic clock
+        (0 if it has not changed since the topic was first read).
+
+        :param now: whether to read to the present end of the topic, which also makes sure that Kafka answers.
+        :raises Outage: Kafka does not answer.
+        """
+        self._look(now)
+        with self.arrived:
+            return self.records.get(key), self._changed.get(key, 0.0)
+
+    def all(self, *, now: bool = False) -> RawRecords:
+        """All records, see :meth:`get`.
+
+        :raises Outage: Kafka does not answer.
+        """
+        self._look(now)
+        return self.known()
+
+    def known(self) -> RawRecords:
+        """All records that were read so far, without asking Kafka."""
+        with self.arrived:
+            return dict(self.records)
+
+    def _look(self, now: bool) -> None:
+        if now or time.monotonic() - self._answered > _ASKED:
+            self.read_to_end()
+
+    def read_to_end(self) -> None:
+        """Read to the present end of the topic, if it exists, which also makes sure that Kafka answers.
+
+        :raises Outage: Kafka does not answer.
+        """
+        try:
+            end = self.end()
+            deadline = time.monotonic() + _READING
+            with self.arrived:
+                while self.at < end:
+                    if self._error is not None:
+                        raise self._error
+                    if self._closed or time.monotonic() > deadline:
+                        raise Outage(f"The topic '_bottledwater' was read to offset {self.at} of {end} only.")
+                    self.arrived.wait(1.0)
+        except BaseException:
+            self._answered = -math.inf
+            raise
+        self._answers()
+
+    def end(self) -> int:
+        """The topic's present end; 0 if there is no such topic. From now on it is read.
+
+        :raises Outage: Kafka does not answer.
+        """
+        from airflow_bottledwater.kafka.topics import Topics
+        from airflow_bottledwater.state.store import CONTROL_TOPIC
+
+        topics = Topics(self._kafka)
+        if self._reading is None and CONTROL_TOPIC not in topics.describe([CONTROL_TOPIC], confirm=True):
+            return 0
+        end = topics.ends(CONTROL_TOPIC, 1)[0]
+        with self.arrived:
+            self._first_end = min(self._first_end, end)
+            if self._reading is None and not self._closed:
+                self._reading = threading.Thread(target=self._read, name="control topic", daemon=True)
+                self._reading.start()
+        return end
+
+    def _answers(self) -> None:
+        """Kafka has answered now."""
+        now = time.monotonic()
+        if now - self._answered > _GAP:
+            self.answering = now
+        self._answered = now
+
+    def _read(self) -> None:
+        """Read until the client is closed, whatever goes wrong: nobody could be watched or stopped without it."""
+        from airflow_bottledwater.state import store
+
+        reader: store.Reader | None = None
+        while not self._closed:
+            try:
+                reader = reader or store.Reader(self._kafka, store.CONTROL_TOPIC, committed=False)
+                changes = reader.poll(_WAITING)
+            except Exception as error:
+                self._failed(error)
+                time.sleep(_WAITING)
+                continue
+            if changes or reader.at > self.at:
+                self._arrived(changes, reader.at)
+        if reader is not None:
+            reader.close()
+
+    def _arrived(self, changes: list[Change], at: int) -> None:
+        with self.arrived:
+            self._error = None
+            if self.at >= self._first_end:
+                self._changed.update(dict.fromkeys((key for key, _ in changes), time.monotonic()))
+            for key, value in changes:
+                if value is None:
+                    self.records.pop(key, None)
+                else:
+                    self.records[key] = value
+            for each in self._subscriptions:
+                each.take(changes)
+            self.at = at
+            self._answers()
+            self.arrived.notify_all()
+
+    def _failed(self, error: Exception) -> None:
+        """Reading has failed; it is said once, until it works again."""
+        known = type(error) is type(self._error)
+        with self.arrived:
+            self._error, self._answered = error, -math.inf
+            self.arrived.notify_all()
+        if isinstance(error, BottledWaterError) and not known:
+            log.info("Statuses and requests cannot be read now: %s", error)
+        elif not known:
+            log.error("Statuses and requests cannot be read now, the work goes on.", exc_info=error)
+
+    # ---------------------------------------------------------------- writing
+    def write(self, records: Mapping[str, dict[str, Any] | None], *, wait: float = _QUEUED) -> None:
+        """Write records, or tombstones, in this order.
+
+        :param wait: seconds to wait until the broker has acknowledged them; 0 does not wait, and ignores failures.
+        :raises Outage: it has not acknowledged one in time; others may be written.
+        """
+        from airflow_bottledwater.state.store import CONTROL_TOPIC, encode
+
+        producer, answers = self._producer(), list["KafkaError | None"]()
+        for number, (key, value) in enumerate(records.items(), 1):
+            try:
+                producer.produce(
+                    CONTROL_TOPIC, encode(value), key.encode(), partition=0, on_delivery=lambda e, _: answers.append(e)
+                )
+            except BufferError:
+                if wait:
+                    raise Outage("Kafka does not take our status records.") from None
+            if wait and (number % _AT_ONCE == 0 or number == len(records)):
+                _confirm(producer, answers, number, wait)
+        producer.poll(0)
+
+    def _producer(self) -> Producer:
+        from confluent_kafka import Producer
+
+        with self.arrived:
+            if self._writer is None:
+                self._writer = Producer(
+                    {
+                        **self._kafka,
+                        "enable.idempotence": True,
+                        "linger.ms": 0,
+                        "log_level": "2",
+                        "message.timeout.ms": int(_QUEUED * 1000),
+                        "allow.auto.create.topics": False,
+                    }
+                )
+            return self._writer
+
+
+def _confirm(producer: Producer, answers: list[KafkaError | None], count: int, wait: float) -> None:
+    """Wait until the broker has answered for so many records; other threads may take the answers in, too."""
+    deadline = time.monotonic() + wait
+    while len(answers) < count and time.monotonic() < deadline:
+        producer.poll(0.02)
+    failed = [each for each in answers if each is not None]
+    if failed or len(answers) < count:
+        raise Outage(f"Kafka did not take a control record: {failed[0].str() if failed else 'no answer'}.")
+
+
+def read(kafka: Mapping[str, str]) -> RawRecords:
+    """All records of the shared topic, as they are now.
+
+    :param kafka: properties of the client.
+    :raises Outage: Kafka does not answer.
+    """
+    with ControlTopic.of(kafka) as topic:
+        return topic.all(now=True)
+
+
+def write(kafka: Mapping[str, str], records: Mapping[str, dict[str, Any] | None]) -> None:
+    """Write some records to the shared topic, or tombstones, in this order.
+
+    :param kafka: properties of the client.
+    :raises Outage: Kafka does not take one; others may be written.
+    """
+    with ControlTopic.of(kafka) as topic:
+        topic.write(records)

@@ -1,0 +1,98 @@
+"""The client of the shared topic: one for all who need it in a process."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.jobs.control import Controller
+from airflow_bottledwater.jobs.snapshots import SnapshotRequests, ask
+from airflow_bottledwater.jobs.submitted import JobReporter, LogTail, request_stop
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.state import control_topic, store
+from airflow_bottledwater.state.control_records import SnapshotRequest, StopRequest, encode, request_key
+from airflow_bottledwater.state.control_topic import ControlTopic
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def pipeline(kafka: KafkaBroker) -> Pipeline:
+    properties = {"bootstrap.servers": kafka.bootstrap, "client.id": uuid.uuid4().hex}
+    topics = Topics(properties)
+    if store.CONTROL_TOPIC not in topics.describe([store.CONTROL_TOPIC]):
+        topics.make(store.new_topic(store.CONTROL_TOPIC, 1))
+    return Pipeline.of(postgres="host=nowhere", kafka=properties, output_format="json", slot=uuid.uuid4().hex)
+
+
+def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its status, its submission, the requests for live snapshots, and whoever watches it from within the process."""
+    made, original = list[str](), store.Reader.__init__
+
+    def init(self: Any, config: Any, topic: str, **keywords: Any) -> None:
+        made.append(topic)
+        original(self, config, topic, **keywords)
+
+    monkeypatch.setattr(store.Reader, "__init__", init)
+    cluster, stopped = Cluster("1", 1, "d", 160000), list[str]()
+    name, job = cluster.pipeline(pipeline.slot), Job.next(None, "stream")
+    controller = Controller(pipeline, cluster, job)
+    reporter = JobReporter(pipeline, "j" + job.id, "stream", LogTail(), lambda: stopped.append("asked"))
+    requests = SnapshotRequests(pipeline, name)
+    controller.start()
+    reporter.start()
+    try:
+        until(lambda: requests.poll() or requests.complete, "the requests of before are known")
+        ask(pipeline, name, "s", SnapshotRequest(("a",)))
+        request_stop(pipeline, "j" + job.id)
+        control_topic.write(pipeline.kafka, {request_key(name): encode(StopRequest(job.epoch, at=time.time()))})
+        until(lambda: requests.poll() or requests.active, "the request for a live snapshot")
+        assert controller.stopped.wait(10)
+        until(lambda: stopped == ["asked"], "the stop of this job")
+        requests.remove("s")
+        requests.read()
+        assert not requests.open
+    finally:
+        reporter.finish(Outcome(ok=True, stopped=True))
+        controller.finish("stopped")
+        requests.close()
+    assert made == [store.CONTROL_TOPIC] and ControlTopic._of == {}
+    # what was written last is there, and the answered request is not
+    found = control_topic.read(pipeline.kafka)
+    assert found[f"status/{name}"]["state"] == "stopped" and request_key(name) not in found
+
+
+def test_a_subscriber_gets_what_it_wants_once_and_in_order(pipeline: Pipeline) -> None:
+    key = f"verified/{pipeline.slot}"
+    control_topic.write(pipeline.kafka, {key: {"rows": 0}, f"{key}/other": {"rows": 9}})
+    with ControlTopic.of(pipeline.kafka) as topic:
+        heard = topic.subscribe(key.__eq__)
+        assert heard.read()[key] == {"rows": 0}
+        topic.write({key: {"rows": 1}, f"{key}/other": {"rows": 9}})
+        topic.write({key: None})
+        found = list[Any]()
+        until(lambda: found.extend(heard.poll(1.0)) or len(found) == 2, "both changes")
+        assert found == [(key, {"rows": 1}), (key, None)]
+        assert heard.poll() == []
+        # one who comes later begins with what is known
+        late = topic.subscribe(f"{key}/other".__eq__)
+        assert late.poll() == [(f"{key}/other", {"rows": 9})]
+        value, changed = topic.get(key)
+        assert value is None and changed > topic.answering > 0
+        topic.write({f"{key}/other": None})
+
+
+def test_what_the_broker_does_not_take_is_an_outage(pipeline: Pipeline) -> None:
+    away = {**pipeline.kafka, "bootstrap.servers": "127.0.0.1:1"}
+    with ControlTopic.of(away) as topic:
+        topic.write({"verified/nothing": {}}, wait=0)
+        with pytest.raises(Outage, match="did not take"):
+            topic.write({"verified/nothing": {}}, wait=0.3)

@@ -172,9 +172,9 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 def stop(retire: bool, timeout: float, **values: Any) -> None:
     """Ask the running job of a slot to stop, wherever it runs. If the job does not respond, it is fenced, its slot is
     released and its processes are killed."""
-    from airflow_bottledwater.jobs import stopping
+    from airflow_bottledwater.jobs import stop as jobs
 
-    stopping.stop(
+    jobs.stop_pipeline(
         pipeline_of(values, later=True), retire=retire, timeout=timeout, say=lambda line: click.echo(line, err=True)
     )
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
@@ -59,13 +60,6 @@ def living(pipeline: Pipeline, name: str) -> Holder | None:
             time.sleep(_LOOK)
         candidates = submitted.unfinished(shared.all(), pipeline.slot, name)
     for job_id, record in candidates.items():
-        if record.claim == status.job.id and (owner := record.owner) is not None:
-            identity: Identity = {
-                "id": job_id,
-                "host": owner.host,
-                "folder": owner.folder,
-                "application": record.application,
-                "master": owner.master,
-            }
-            return Holder(status.job, owner, identity)
+        if record.claim == status.job.id and record.owner is not None:
+            return Holder(status.job, record.owner, identities.of_record(job_id, record))
     return Holder(status.job)

@@ -2,7 +2,7 @@
 
 In client mode the job is a family of processes of its own on the worker, with a run directory; in cluster mode
 spark-submit hands it to YARN or Kubernetes. Either way it does not end with the task: how it is watched is in
-:mod:`airflow_bottledwater.jobs.job_watch`, how it is stopped in :mod:`airflow_bottledwater.jobs.job_stop`. (The
+:mod:`airflow_bottledwater.jobs.watch`, how it is stopped in :mod:`airflow_bottledwater.jobs.stop`. (The
 provider's own client mode ends with the task that started it, and leaves the Python driver behind when it is killed.)
 """
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.state.control_records import JobRecord
 
 
 class Identity(TypedDict):
@@ -26,9 +30,26 @@ class Identity(TypedDict):
     master: str
 
 
+def of_record(job_id: str, record: JobRecord) -> Identity:
+    """The identity of a job by its record in Kafka: as the task that has submitted it keeps it, or, of a command's job,
+    as the job reports it."""
+    owner = record.owner
+    return {
+        "id": job_id,
+        "host": record.host if owner is None else owner.host,
+        "folder": record.folder if owner is None else owner.folder,
+        "application": record.application,
+        "master": "" if owner is None else owner.master,
+    }
+
+
 def folder_here(identity: Identity) -> Path | None:
-    """The job's run directory, if it was started on this host in client mode: only then can its processes be seen."""
-    return Path(identity["folder"]) if identity["folder"] and identity["host"] == socket.gethostname() else None
+    """The job's run directory, if it was started on this host in client mode, and is still there: only then can its
+    processes be seen. A folder of another user is not one: anybody may write into the topic that says where it is."""
+    if not identity["folder"] or identity["host"] != socket.gethostname():
+        return None
+    folder = Path(identity["folder"])
+    return folder if folder.is_dir() and folder.stat().st_uid == os.getuid() else None
 
 
 def forget(identity: Identity) -> None:

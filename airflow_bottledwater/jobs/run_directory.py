@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from airflow_bottledwater.model.outcome import Outcome
 
@@ -112,45 +111,23 @@ RunRecord = Submission | Unreported | Supervisor | Driver | Prepared | StopAsked
 R = TypeVar("R", bound=RunRecord)
 
 
-_OWN = frozenset(each.name for each in fields(Outcome)) - {"counts"}
-
-
-def _encode(record: RunRecord) -> dict[str, Any]:
-    if isinstance(record, Outcome):
-        if record.ok:
-            return {"ok": True, **record.result}
-        return {"ok": False, "kind": record.kind, "error": record.error, "transient": record.transient}
-    return asdict(record)
-
-
-def _decode(kind: type[R], raw: Mapping[str, Any]) -> R:
-    """The inverse of :func:`_encode`.
-
-    :raises msgspec.ValidationError: the record is malformed.
-    """
-    import msgspec  # only now: a supervisor does not read while its job runs, and shall be small
-
-    if kind is Outcome:
-        counts = {name: value for name, value in raw.items() if name not in _OWN}
-        raw = {**{name: raw[name] for name in _OWN & raw.keys()}, "counts": counts}
-    return msgspec.convert(raw, kind)
-
-
 def write(folder: Path, record: RunRecord) -> None:
     """Write a record into a run directory, completely or not at all.
 
     :raises OSError: the folder does not exist, or the disk is full.
     """
     temporary = folder / f".{record.FILE}-{os.getpid()}"
-    temporary.write_text(json.dumps(_encode(record)))
+    # a supervisor lives as long as its job, and shall be small: it needs msgspec only to read
+    temporary.write_text(json.dumps(asdict(record)))
     temporary.rename(folder / record.FILE)
 
 
 def read(folder: Path, kind: type[R]) -> R | None:
     """A record of a run directory; None if it does not exist, or is malformed."""
     try:
-        found = json.loads((folder / kind.FILE).read_text())
-        return _decode(kind, found) if isinstance(found, dict) else None
+        import msgspec
+
+        return msgspec.json.decode((folder / kind.FILE).read_bytes(), type=kind)
     # the last if this Python's packages were removed while a job ran, whose supervisor goes on
     except (OSError, ValueError, OverflowError, ImportError):
         return None

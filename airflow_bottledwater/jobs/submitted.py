@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_bottledwater.jobs.reporter import Reporter
+from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Pipeline
@@ -96,7 +97,7 @@ class JobReporter(Reporter):
         self._to_stop = ""
         self.record = JobRecord(kind, pipeline.slot)
         self.record.host, self.record.pid, self.record.application = socket.gethostname(), os.getpid(), application()
-        self.record.heartbeat = pipeline.heartbeat_interval
+        self.record.folder, self.record.heartbeat = os.environ.get(RUN_DIRECTORY, ""), pipeline.heartbeat_interval
         #: who has stopped the job, once it was asked to
         self.stopped_by: StoppedBy = ""
 

@@ -15,8 +15,7 @@ class Outcome:
     :param kind: the class of its error.
     :param error: the error's message.
     :param transient: whether the same job may be submitted again.
-    :param counts: what a job without an error reports of its work; in its run directory, they are on one level with the
-        other fields.
+    :param counts: what a job without an error reports of its work.
     """
 
     FILE: ClassVar[str] = "outcome.json"

@@ -59,7 +59,7 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         :raises AirflowFailException: no job has ever reported for the slot, or a setting is not allowed.
         :raises Outage: a server does not answer.
         """
-        from airflow_bottledwater.jobs import stopping
+        from airflow_bottledwater.jobs import stop
 
         with failing():
             if self.action not in ("stop", "retire", "start"):
@@ -69,7 +69,7 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
                 self._start(pipeline)
                 return
             retire, timeout = self.action == "retire", number("timeout", self.timeout) or 0.0
-            stopping.stop(pipeline, retire=retire, timeout=timeout, say=lambda line: self.log.info("%s", line))
+            stop.stop_pipeline(pipeline, retire=retire, timeout=timeout, say=lambda line: self.log.info("%s", line))
 
     def _start(self, pipeline: Pipeline) -> None:
         from airflow_bottledwater.jobs import control

@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import Outage, PreflightError, StopRequested
 from airflow_bottledwater.hooks import places, tasks
-from airflow_bottledwater.jobs import job_stop, job_watch
+from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_bottledwater.pipeline.settings import Pipeline
+    from airflow_bottledwater.state.control_records import Owner
 
 
 class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
@@ -119,15 +120,14 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
         return done
 
     def _stop_jobs(self, context: Context, pipeline: Pipeline) -> None:
+        """Stop the jobs of this run whose tasks have ended; not others, such as a verification beside the stream."""
         from airflow_bottledwater.provision import live
 
         ti: Any = context["ti"]
-        for owner, identity in job_watch.unfinished(pipeline, live.name_of(pipeline)):
-            if (owner.dag_id, owner.run_id) != (ti.dag_id, ti.run_id):
-                continue
-            if tasks.known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index) is not tasks.Fate.ENDED:
-                continue  # such as a verification beside the stream
-            self.log.warning(
-                "A job of this run is still there, although its task has ended; it is stopped: %s", identity
+
+        def has_ended(owner: Owner) -> bool:
+            return (owner.dag_id, owner.run_id) == (ti.dag_id, ti.run_id) and (
+                tasks.known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index) is tasks.Fate.ENDED
             )
-            job_stop.stop_and_forget(pipeline, identity)
+
+        orphans.stop_all(pipeline, live.name_of(pipeline), has_ended)

@@ -21,9 +21,9 @@ from airflow_bottledwater.hooks import places, spark_job
 from airflow_bottledwater.hooks.places import Place
 from airflow_bottledwater.hooks.spark_job import Given
 from airflow_bottledwater.jobs import identity as identities
-from airflow_bottledwater.jobs import job_stop, job_watch, supervise
+from airflow_bottledwater.jobs import leftovers, stop, supervise, watch
 from airflow_bottledwater.jobs.identity import Identity
-from airflow_bottledwater.jobs.job_watch import Ended, JobWatch
+from airflow_bottledwater.jobs.watch import Ended, JobWatch
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
@@ -169,7 +169,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 spark_job.start(hook, identity, self.application, tied=self.tied and not self.deferrable)
                 return identity
         except BaseException:
-            job_watch.forget(pipeline, identity)
+            watch.forget(pipeline, identity)
             shutil.rmtree(settings.parent, ignore_errors=True)
             raise
         try:
@@ -188,7 +188,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         stop stays, with the job's record, for when it begins."""
         assert self._identity is not None
         try:
-            job_stop.stop(pipeline, self._identity, timeout=job_stop.LAST_CHANCE, final=False)
+            stop.stop(pipeline, self._identity, timeout=stop.LAST_CHANCE, final=False)
         except BottledWaterError as error:
             self.log.warning("If the cluster has accepted the job, it was not cancelled: %s", error)
 
@@ -209,15 +209,15 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         self._identity = known  # should the task be ended meanwhile
         if is_first_try(context["ti"], self.retries):
             self.log.info("The job of the task's earlier life is stopped first.")
-            job_stop.stop_and_forget(pipeline, known, final=False)
+            stop.stop_and_forget(pipeline, known, final=False)
             self._identity = None
             store.delete(JOB)
             return None
-        ended = job_watch.still_runs(pipeline, known)
+        ended = watch.still_runs(pipeline, known)
         if ended is None:
             self.log.info("The job of an earlier try still runs; it is followed.")
             return known
-        job_stop.clear_away(pipeline, known, ended)
+        stop.clear_away(pipeline, known, ended)
         self._identity = None
         store.delete(JOB)
         return ended if self._is_done(ended) else None
@@ -234,7 +234,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         with failing():
             ended = self._wait(identity)
             assert ended is not None, "there is no time-out"
-            job_stop.clear_away(pipeline, identity, ended)
+            stop.clear_away(pipeline, identity, ended)
         return self._finish(self._outcome(ended))
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         event = known_event(event, "ended")
         with failing():
             identity, ended = self._ended(event)
-            job_stop.clear_away(self.pipeline_hook.pipeline(), identity, ended)
+            stop.clear_away(self.pipeline_hook.pipeline(), identity, ended)
         return self._finish(self._outcome(ended))
 
     def _outcome(self, ended: Ended) -> Outcome:
@@ -346,7 +346,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             known = store.get(JOB)
             ti: Any = context["ti"]
             if known and ti.try_number > ti.max_tries:
-                job_stop.stop_and_forget(self.pipeline_hook.pipeline(), known)
+                stop.stop_and_forget(self.pipeline_hook.pipeline(), known)
         return super().resume_execution(next_method, next_kwargs, context)
 
     def on_kill(self) -> None:
@@ -360,8 +360,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             # first what needs no server, since there may be only seconds
             supervise.interrupt(folder)
         try:
-            job_stop.stop_and_forget(self._pipeline or self.pipeline_hook.pipeline(), self._identity)
+            stop.stop_and_forget(self._pipeline or self.pipeline_hook.pipeline(), self._identity)
         except BottledWaterError as error:
             self.log.warning("The job could not be stopped in order: %s", error)
-            job_stop.end_processes(self._identity)
+            leftovers.end(self._identity)
             identities.forget(self._identity)

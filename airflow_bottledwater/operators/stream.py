@@ -12,10 +12,10 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (
 from airflow_bottledwater.errors import BottledWaterError, Outage, SlotInUse
 from airflow_bottledwater.hooks.holder import living
 from airflow_bottledwater.hooks.tasks import Fate, known_fate
-from airflow_bottledwater.jobs import job_stop
 from airflow_bottledwater.jobs import restarts as policy
+from airflow_bottledwater.jobs import stop
 from airflow_bottledwater.jobs.identity import Identity
-from airflow_bottledwater.jobs.job_watch import Ended
+from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PipelineArgument, failing, known_event, number
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
@@ -141,7 +141,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             mine = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
             if fate in (Fate.GONE, Fate.ENDED) or (owner.dag_id, owner.run_id, owner.task_id, owner.map_index) == mine:
                 self.log.info("Nobody waits for it any more: it is stopped, and this task goes on.")
-                job_stop.stop_and_forget(pipeline, holder.identity, final=False)
+                stop.stop_and_forget(pipeline, holder.identity, final=False)
                 return
         if _true(self.bounded) and not _true(self.take_over):
             raise SlotInUse(
@@ -213,7 +213,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def _end_at_deadline(self, identity: Identity) -> NoReturn:
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            job_stop.stop_and_forget(pipeline, identity)
+            stop.stop_and_forget(pipeline, identity)
         raise Outage(
             f"The stream ran longer than its timeout of {self._limits()[0] or 0:g} s and was stopped.",
             "The slot is kept.",
@@ -232,7 +232,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             if outcome.ok or not outcome.transient:
                 self.log.info("The job's log ends with:\n%s", ended.log)
             reached = None if outcome.ok or not outcome.transient else policy.reached(pipeline)
-            job_stop.clear_away(pipeline, identity, ended)
+            stop.clear_away(pipeline, identity, ended)
         if outcome.ok or not outcome.transient:
             return self._finish(outcome)
         return self._again(context, outcome, reached)

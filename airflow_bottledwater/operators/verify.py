@@ -10,7 +10,7 @@ from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import JobFailed
-from airflow_bottledwater.jobs.job_watch import Ended
+from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PipelineArgument, failing
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator

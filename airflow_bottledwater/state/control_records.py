@@ -203,6 +203,7 @@ class JobRecord:
 
     :param kind: snapshot, stream or pipeline.
     :param host: the host of the driver; empty until it runs.
+    :param folder: in client mode its run directory, once its driver runs; otherwise empty.
     :param application: what the cluster's manager calls it: YARN's application id, or on Kubernetes namespace and pod
         of the driver, with a colon between them; empty in client mode.
     :param outcome: how it ended; None until then.
@@ -220,6 +221,7 @@ class JobRecord:
     owner: Owner | None = None
     host: str = ""
     pid: int = 0
+    folder: str = ""
     application: str = ""
     pipeline: str = ""
     claim: str = ""

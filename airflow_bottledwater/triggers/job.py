@@ -14,9 +14,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.jobs import identity as identities
-from airflow_bottledwater.jobs import job_stop
+from airflow_bottledwater.jobs import leftovers, stop
 from airflow_bottledwater.jobs.identity import Identity
-from airflow_bottledwater.jobs.job_watch import JobWatch
+from airflow_bottledwater.jobs.watch import JobWatch
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, SETTLED, Watching
@@ -58,12 +58,12 @@ def _end(pipeline: Pipeline | None, identity: Identity, replace: bool) -> None:
     """
     try:
         if pipeline is not None:
-            job_stop.stop(pipeline, identity, timeout=_STOP_SECONDS, final=not replace)
+            stop.stop(pipeline, identity, timeout=_STOP_SECONDS, final=not replace)
         else:
-            job_stop.end_processes(identity)
+            leftovers.end(identity)
     except BottledWaterError as error:
         log.warning("The job could not be stopped in order: %s", error)
-        job_stop.end_processes(identity)
+        leftovers.end(identity)
     identities.forget(identity)
 
 

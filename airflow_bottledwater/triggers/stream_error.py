@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -13,13 +12,14 @@ from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import tasks
-from airflow_bottledwater.jobs import job_stop, job_watch
+from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import letters, problems
 from airflow_bottledwater.state.control_records import (
     REPLACEMENT,
     TASK,
+    Owner,
     StatusRecord,
     decode,
     longest_silence,
@@ -40,8 +40,8 @@ _HEARTBEATS, _OUTAGES = 10, 2
 _CONTINUED = 60.0
 #: seconds between two lines in the log about a stream of which nothing but its position and its counters has changed
 _TELL = 600.0
-#: seconds between two looks for jobs whose task has ended
-_ORPHANS = 60.0
+#: seconds between two looks for jobs whose task has ended, and for Airflow's answer
+_ORPHANS, _ANSWER = 60.0, 60.0
 
 
 def limit(pipeline: Pipeline, max_silence: float) -> float:
@@ -201,24 +201,6 @@ def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[St
         return decode(StatusRecord, found), changed
 
 
-async def stop_orphans(pipeline: Pipeline, name: str) -> None:
-    """Stop the jobs of a pipeline whose tasks have ended: a task was marked while no triggerer ran, so that nobody was
-    told.
-
-    :param name: the pipeline's.
-    """
-    try:
-        for owner, identity in await asyncio.to_thread(job_watch.unfinished, pipeline, name):
-            if tasks.OVER & await tasks.states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index):
-                log.warning("The task of a job has ended, and the job still runs; it is stopped: %s", identity)
-                await asyncio.get_running_loop().run_in_executor(
-                    STOPPING, functools.partial(job_stop.stop, pipeline, identity, timeout=30.0)
-                )
-    except Exception as error:
-        # whatever it is, the next look comes: what this trigger is for is the watch
-        log.info("Jobs without a task could not be looked for: %s", type(error).__name__)
-
-
 class StreamErrorTrigger(PipelineTrigger):
     """Fires when the stream has ended, in order or with an error, has written too many dead letters, or does not report
     any more.
@@ -274,13 +256,20 @@ class StreamErrorTrigger(PipelineTrigger):
                     return
 
     async def _stop_orphans(self) -> None:
-        """Look for jobs without a task, with the connections as they are now: those of the watch may be months old."""
+        """Stop jobs without a task, with the connections as they are now: those of the watch may be months old."""
+        loop = asyncio.get_running_loop()
+
+        def has_ended(owner: Owner) -> bool:
+            asked = tasks.states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)
+            return bool(tasks.OVER & asyncio.run_coroutine_threadsafe(asked, loop).result(_ANSWER))
+
         try:
             pipeline = await self.pipeline()
-        except BottledWaterError as error:
-            log.info("Jobs without a task are not looked for: %s", error)
-            return
-        await stop_orphans(pipeline, Cluster(**self.cluster).pipeline(pipeline.slot))
+            name = Cluster(**self.cluster).pipeline(pipeline.slot)
+            await loop.run_in_executor(STOPPING, orphans.stop_all, pipeline, name, has_ended)
+        except Exception as error:
+            # whatever it is, the next look comes: what this trigger is for is the watch
+            log.info("Jobs without a task could not be looked for: %s", type(error).__name__)
 
     async def _begin(self) -> Watch:
         """Begin to watch.

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.jobs import job_stop, submitted
-from airflow_bottledwater.jobs.job_watch import Ended, JobWatch
+from airflow_bottledwater.jobs import stop, submitted
+from airflow_bottledwater.jobs.watch import Ended, JobWatch
 from airflow_bottledwater.local.process import plain_environment
 from airflow_bottledwater.state import control_records
 from airflow_bottledwater.state.control_records import Owner
@@ -97,7 +97,7 @@ def test_the_host_of_a_job_is_lost(
         try:
             end = job.end()
             assert end.lost and end.outcome.transient
-            job_stop.stop(flow.pipeline, job.identity, timeout=2.0)
+            stop.stop(flow.pipeline, job.identity, timeout=2.0)
             successor = start(flow, network[1])
             _more(reader, successor)
         finally:
@@ -107,6 +107,6 @@ def test_the_host_of_a_job_is_lost(
             until(lambda: job.process.poll() is not None, "the job that was cut off ends", 180)
             assert "was taken over by" in job.log.read_text() or "Asked to stop" in job.log.read_text()
         _more(reader, successor)
-        job_stop.stop(flow.pipeline, successor.identity)
+        stop.stop(flow.pipeline, successor.identity)
         found = successor.end()
         assert found.outcome.ok and found.outcome.stopped

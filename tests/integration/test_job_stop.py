@@ -21,10 +21,10 @@ import pytest
 from click.testing import CliRunner
 
 from airflow_bottledwater.cli import cli
-from airflow_bottledwater.jobs import job_stop, job_watch, run_directory, status, submit, submitted, supervise
+from airflow_bottledwater.jobs import orphans, run_directory, status, stop, submit, submitted, supervise, watch
 from airflow_bottledwater.jobs.fence import asked_meanwhile, fence
-from airflow_bottledwater.jobs.job_watch import Ended, JobWatch
 from airflow_bottledwater.jobs.run_directory import Submission
+from airflow_bottledwater.jobs.watch import Ended, JobWatch
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.state import control_records, control_topic
 from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key
@@ -119,16 +119,16 @@ def test_a_job_is_watched_and_stopped_from_another_host(
     record = until(lambda: (r := job.record) and r.host and r, "its report")
     assert (record.host, record.pid, record.outcome) == (socket.gethostname(), job.process.pid, None)
     assert record.owner is not None and record.owner.run_id == "r"
-    assert job_watch.unfinished(flow.pipeline, flow.name) == [(record.owner, job.identity)]
-    assert job_watch.still_runs(flow.pipeline, job.identity) is None
+    assert orphans.unfinished(flow.pipeline, flow.name) == [(record.owner, job.identity)]
+    assert watch.still_runs(flow.pipeline, job.identity) is None
     with caplog.at_level(logging.INFO):
-        assert job_stop.stop(flow.pipeline, job.identity)
+        assert stop.stop(flow.pipeline, job.identity)
     assert "The job has ended." in caplog.text and "is free" in caplog.text
     end = job.end()
     assert end.outcome.ok and end.outcome.stopped and end.asked and not end.lost
-    assert job.process.wait(60) == 0
-    assert job_watch.unfinished(flow.pipeline, flow.name) == []
-    job_watch.forget(flow.pipeline, job.identity)
+    assert job.process.wait(10) == 0
+    assert orphans.unfinished(flow.pipeline, flow.name) == []
+    watch.forget(flow.pipeline, job.identity)
     assert job.record is None
 
 
@@ -198,7 +198,7 @@ def test_a_job_reports_who_has_stopped_it(flow: Flow, make: MakeJob, by: str) ->
     if by == "request":
         _stop(flow)
     else:
-        assert job_stop.stop(flow.pipeline, job.identity, final=by == "task")
+        assert stop.stop(flow.pipeline, job.identity, final=by == "task")
     job.end()
     found = status.report(flow.pipeline).job
     assert found is not None and (found.state, found.stopped_by) == ("stopped", by)
@@ -225,7 +225,7 @@ def test_a_job_that_was_killed_falls_silent(flow: Flow, make: MakeJob, monkeypat
     job.send(signal.SIGKILL)
     end = job.end()
     assert end.lost and end.outcome.transient and "has not reported" in end.outcome.error
-    found = job_watch.still_runs(flow.pipeline, job.identity)
+    found = watch.still_runs(flow.pipeline, job.identity)
     assert found is not None and found.lost
 
 
@@ -241,7 +241,7 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     job.send(signal.SIGSTOP)
     _insert(flow, 101, 200)
     with caplog.at_level(logging.INFO):
-        assert not job_stop.stop(flow.pipeline, job.identity, timeout=2.0)
+        assert not stop.stop(flow.pipeline, job.identity, timeout=2.0)
     assert "has not answered" in caplog.text and "publishes nothing any more" in caplog.text
     with psycopg.connect(flow.dsn) as connection:
         row = connection.execute(
@@ -255,9 +255,9 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     successor = make()
     successor.streams()
     # whoever stops it once more does not touch the successor
-    assert job_stop.stop(flow.pipeline, job.identity, timeout=1.0)
+    assert stop.stop(flow.pipeline, job.identity, timeout=1.0)
     assert job.record is not None and job.record.claim and not fence(flow.pipeline, job.record.claim, "end")
-    assert [identity["id"] for _, identity in job_watch.unfinished(flow.pipeline, flow.name)] == [successor.id]
+    assert [identity["id"] for _, identity in orphans.unfinished(flow.pipeline, flow.name)] == [successor.id]
     job.send(signal.SIGCONT)
     _insert(flow, 201, 300)
     until(lambda: len(_published(flow)) >= 300, "all records")
@@ -270,7 +270,7 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
 def test_a_job_that_begins_after_it_was_given_up_takes_nothing(flow: Flow, make: MakeJob, tmp_path: Path) -> None:
     """It waited in a queue, was replaced, and begins."""
     late = Job(flow, tmp_path / "late", begin=False)
-    assert not job_stop.stop(flow.pipeline, late.identity, timeout=1.0, final=False)
+    assert not stop.stop(flow.pipeline, late.identity, timeout=1.0, final=False)
     successor = make()
     successor.streams()
     late.begin()
@@ -356,14 +356,14 @@ def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_p
     supervise.start(folder, command, dict(os.environ))
     try:
         identity: Any = {"id": job_id, "folder": str(folder), "host": "elsewhere", "application": "", "master": "spark"}
-        assert job_watch.still_runs(flow.pipeline, identity) is None
+        assert watch.still_runs(flow.pipeline, identity) is None
         driver = until(lambda: run_directory.read(folder, run_directory.Driver), "its driver")
         os.kill(driver.pid, signal.SIGKILL)
         began = time.monotonic()
-        watch = JobWatch(flow.pipeline, identity, start_timeout=60, write=lambda level, line: None)
-        end = until(watch.fetch, "its end")
-        watch.close()
-        assert time.monotonic() - began < 30 and not end.lost
+        watching = JobWatch(flow.pipeline, identity, start_timeout=60, write=lambda level, line: None)
+        end = until(watching.fetch, "its end", 15)
+        watching.close()
+        assert time.monotonic() - began < 15 and not end.lost
         assert end.outcome.transient and "exit code -9" in end.outcome.error
         assert not list(folder.glob("pipeline-*"))
     finally:

@@ -25,7 +25,7 @@ _TASKS = "tests/integration/test_spark_tasks.py"
 _EXPIRY, _SLOW = "tests/integration/test_expiry.py", "tests/integration/test_slow_kafka.py"
 _CORE, _UNIT_PACE = "tests/unit/publish/test_publish_core.py", "tests/unit/publish/test_pace.py"
 _MOVEMENT = "tests/unit/state/test_movement.py"
-_WATCH, _STOPPING = "tests/unit/jobs/test_job_watch.py", "tests/integration/test_job_stop.py"
+_WATCH, _STOPPING = "tests/unit/jobs/test_watch.py", "tests/integration/test_job_stop.py"
 _VERIFY = "tests/integration/test_verify.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
 _LARGE = "tests/integration/test_large_rows.py"
@@ -1215,7 +1215,7 @@ MUTANTS = (
     Mutant(
         "what is known of a job that a cluster may have accepted is kept until it has heard that it was given up",
         "BottledWaterSparkOperator._submit",
-        swap("self._give_up(pipeline)", "job_watch.forget(pipeline, identity)"),
+        swap("self._give_up(pipeline)", "watch.forget(pipeline, identity)"),
         f"{_STREAM_OPERATOR}::test_a_job_whose_submission_failed_is_given_up_since_the_cluster_may_have_accepted_it",
     ),
     Mutant(
@@ -1245,7 +1245,7 @@ MUTANTS = (
     Mutant(
         "a job that was given up before it began does nothing when it begins",
         "clear_away",
-        swap("if not ended.pending:\n    job_watch.forget(pipeline, identity)", "job_watch.forget(pipeline, identity)"),
+        swap("if not ended.pending:\n    watch.forget(pipeline, identity)", "watch.forget(pipeline, identity)"),
         "tests/system/clusters/test_pipeline_on_kubernetes.py::"
         "test_a_snapshot_that_is_ended_while_its_pod_is_pending_is_cancelled",
     ),
@@ -1418,7 +1418,7 @@ MUTANTS = (
     Mutant(
         "a job that nobody waits for is stopped before another takes its place",
         "StreamToKafkaOperator._make_way",
-        drop("job_stop.stop_and_forget(pipeline, holder.identity, final=False)"),
+        drop("stop.stop_and_forget(pipeline, holder.identity, final=False)"),
         f"{_STREAM_OPERATOR}::test_a_bounded_run_ends_no_stream_that_lives",
     ),
     Mutant(
@@ -1483,10 +1483,10 @@ MUTANTS = (
     ),
     Mutant(
         "a job is stopped only if its task has ended",
-        "stop_orphans",
+        "orphans.stop_all",
         swap(
-            "tasks.OVER & await tasks.states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)",
-            "await tasks.states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)",
+            "if has_ended(owner):\n    ...",
+            "if has_ended(owner) or True:\n    stop.stop_and_forget(pipeline, identity)",
         ),
         "tests/unit/triggers/test_triggers.py::test_a_job_whose_task_has_ended_is_stopped",
     ),
@@ -2515,15 +2515,21 @@ MUTANTS = (
     ),
     Mutant(
         "the command ends the processes of a job that does not answer",
-        "stopping._end",
-        always("ending.end_here(folder)"),
+        "leftovers.end",
+        always("supervise.stop(folder, timeout=5.0)"),
         f"{_STOPPING}::test_the_command_ends_the_processes_of_a_job_on_this_host",
     ),
     Mutant(
         "the command cancels the application of a job that does not answer",
-        "stopping._end",
-        swap("if record.application:\n    ...", "if False:\n    ..."),
+        "leftovers.end",
+        swap("if identity['application']:\n    ...", "if False:\n    ..."),
         f"{_STOPPING}::test_the_command_cancels_the_application_of_a_job",
+    ),
+    Mutant(
+        "processes of another user's folder are not ended",
+        "folder_here",
+        drop("folder.stat().st_uid == os.getuid()"),
+        "tests/unit/jobs/test_leftovers.py::test_the_folder_of_another_user_is_not_one_of_a_job",
     ),
     Mutant(
         "no slot is made where the snapshot cannot run",

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import JobFailed
-from airflow_bottledwater.jobs import job_stop, status
+from airflow_bottledwater.jobs import status, stop
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
@@ -167,8 +167,8 @@ def test_the_job_is_submitted_watched_and_stopped(
     assert PASSWORD not in created and "postgres_default" not in created
     assert pod["metadata"]["namespace"] == PRINTED.namespace
     assert pod["spec"]["serviceAccountName"] == "bottledwater-driver"
-    job_stop.stop(flow.pipeline, task.identity)
-    assert job.wait(60) == 0
+    stop.stop(flow.pipeline, task.identity)
+    assert job.wait(30) == 0
     # the task still waits: the next pod is made
     assert kubelet.pod(1)["metadata"]["name"] != pod["metadata"]["name"]
     second = kubelet.run(kubelet.pod(1))
@@ -188,7 +188,7 @@ def test_a_pod_that_hangs_is_fenced_and_deleted(
     flow.execute("INSERT INTO a VALUES (1, 'x')")
     until(lambda: len(flow.read("a")) == 1, "the row is published")
     job.send_signal(signal.SIGSTOP)
-    job_stop.stop(flow.pipeline, task.identity, timeout=2.0)
+    stop.stop(flow.pipeline, task.identity, timeout=2.0)
     assert kubernetes.pod(pod["metadata"]["name"]) is None
     assert any(
         request.startswith(f"DELETE /api/v1/namespaces/{PRINTED.namespace}/pods/") for request in kubernetes.requests
@@ -232,8 +232,8 @@ def test_a_snapshot_that_is_ended_while_its_pod_is_pending_is_cancelled(
 ) -> None:
     ended = snapshot.start()
     pod = kubelet.pod()
-    until(lambda: snapshot.trigger, "the task is deferred")
-    job_stop.stop(flow.pipeline, snapshot.identity, timeout=2.0)
+    until(lambda: snapshot.trigger, "the task is deferred", 60)
+    stop.stop(flow.pipeline, snapshot.identity, timeout=2.0)
     assert kubernetes.pod(pod["metadata"]["name"]) is None
     # no user has ended the task: a retry submits it again
     with pytest.raises(JobFailed, match="its task still waits for it"):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.jobs import job_stop, status
+from airflow_bottledwater.jobs import status, stop
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
@@ -145,7 +145,7 @@ def test_the_whole_life(
 
         # the task is marked or cleared
         fourth = _application(stream)
-        job_stop.stop(flow.pipeline, stream.identity)
+        stop.stop(flow.pipeline, stream.identity)
         assert yarn.wait(fourth)["finalStatus"] == "SUCCEEDED"
         (row,) = flow.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'")
         assert row == (False,)
@@ -173,7 +173,7 @@ def test_a_job_that_hangs_is_fenced_and_cancelled(
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         with caplog.at_level("INFO"):
-            job_stop.stop(flow.pipeline, stream.identity, timeout=3.0)
+            stop.stop(flow.pipeline, stream.identity, timeout=3.0)
         assert "publishes nothing any more" in caplog.text
         assert f"The application {application} was cancelled" in caplog.text
         send(pids, signal.SIGCONT)

@@ -13,33 +13,21 @@ from airflow_bottledwater.jobs import run_directory
 from airflow_bottledwater.jobs.run_directory import Driver, Exit, RunRecord, StopAsked, Supervisor
 from airflow_bottledwater.model.outcome import Outcome
 
-#: each file as the versions before this module have written it
-RECORDS: list[tuple[str, dict[str, Any], RunRecord]] = [
-    ("supervisor.json", {"pid": 17, "started": 4711, "host": "h"}, Supervisor(17, 4711, "h")),
-    ("supervisor.json", {"pid": 17, "started": None, "host": "h"}, Supervisor(17, None, "h")),
-    ("driver.json", {"pid": 18}, Driver(18)),
-    ("stop.json", {"at": 1700000000.5}, StopAsked(1700000000.5)),
-    ("exit.json", {"code": -9, "at": 1700000000.5}, Exit(-9, 1700000000.5)),
-    ("outcome.json", {"ok": True}, Outcome(ok=True)),
-    (
-        "outcome.json",
-        {"ok": True, "position": "0/5", "published": 7, "stopped": True},
-        Outcome(ok=True, stopped=True, counts={"position": "0/5", "published": 7}),
-    ),
-    (
-        "outcome.json",
-        {"ok": False, "kind": "Outage", "error": "Kafka is away.", "transient": True},
-        Outcome(ok=False, kind="Outage", error="Kafka is away.", transient=True),
-    ),
+RECORDS: list[tuple[str, RunRecord]] = [
+    ("supervisor.json", Supervisor(17, 4711, "h")),
+    ("supervisor.json", Supervisor(17, None, "h")),
+    ("driver.json", Driver(18)),
+    ("stop.json", StopAsked(1700000000.5)),
+    ("exit.json", Exit(-9, 1700000000.5)),
+    ("outcome.json", Outcome(ok=True, stopped=True, counts={"position": "0/5", "published": 7})),
+    ("outcome.json", Outcome(ok=False, kind="Outage", error="Kafka is away.", transient=True)),
 ]
 
 
-@pytest.mark.parametrize(("name", "raw", "record"), RECORDS)
-def test_what_is_written_is_read_again(tmp_path: Path, name: str, raw: dict[str, Any], record: RunRecord) -> None:
+@pytest.mark.parametrize(("name", "record"), RECORDS)
+def test_what_is_written_is_read_again(tmp_path: Path, name: str, record: RunRecord) -> None:
     run_directory.write(tmp_path, record)
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    # to the byte: with the same order of the fields
-    assert (tmp_path / name).read_text() == json.dumps(raw)
     assert run_directory.read(tmp_path, type(record)) == record
 
 

@@ -23,8 +23,8 @@ import airflow_bottledwater.provision.create as creation
 import airflow_bottledwater.provision.drop as dropping
 from airflow_bottledwater import errors
 from airflow_bottledwater.hooks import spark_job, tasks
-from airflow_bottledwater.jobs import job_stop, job_watch
-from airflow_bottledwater.jobs.job_watch import Ended
+from airflow_bottledwater.jobs import orphans, stop, watch
+from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PipelineMixin, failing, is_first_try
 from airflow_bottledwater.operators.control import PipelineControlOperator
@@ -39,9 +39,8 @@ from airflow_bottledwater.provision import live, preflight
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
-from airflow_bottledwater.state import saved
+from airflow_bottledwater.state import control_topic, saved
 from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key
-from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 OPERATORS: list[Any] = [
@@ -256,7 +255,7 @@ def test_operators_tell_permanent_from_transient(
             raise error
 
         monkeypatch.setattr(module, function, fails)
-        monkeypatch.setattr(job_watch, "unfinished", lambda *_: [])
+        monkeypatch.setattr(orphans, "unfinished", lambda *_: [])
         monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
         with pytest.raises(expected):
             operator(task_id="t", pipeline=ORDERS).execute(CONTEXT)
@@ -276,7 +275,7 @@ def test_when_to_drop_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "airflow_bottledwater.provision.drop.drop", lambda pipeline, when: asked.append(when) or "Dropped."
     )
-    monkeypatch.setattr(job_watch, "unfinished", lambda *_: [])
+    monkeypatch.setattr(orphans, "unfinished", lambda *_: [])
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     with pytest.raises(AirflowFailException, match="retired, always or never"):
         DropReplicationSlotOperator(task_id="t", pipeline=ORDERS, when="sometimes").execute(CONTEXT)
@@ -479,10 +478,10 @@ def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> S
     monkeypatch.setattr(spark_job, "send", lambda *_: world.done.append("send"))
     monkeypatch.setattr(SnapshotToKafkaOperator, "_wait", wait)
     monkeypatch.setattr(
-        job_watch, "still_runs", lambda pipeline, known: None if known["id"] in world.living else world.earlier
+        watch, "still_runs", lambda pipeline, known: None if known["id"] in world.living else world.earlier
     )
-    monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: world.done.append(f"forget {identity['id']}"))
-    monkeypatch.setattr(job_stop, "stop", stop)
+    monkeypatch.setattr(watch, "forget", lambda pipeline, identity: world.done.append(f"forget {identity['id']}"))
+    monkeypatch.setattr("airflow_bottledwater.jobs.stop.stop", stop)
     return world
 
 
@@ -625,7 +624,7 @@ def test_a_deferred_verification_that_finds_a_difference_has_its_result_too(
 ) -> None:
     ended = Ended(Outcome(ok=True, counts=DIFFERENT))
     monkeypatch.setattr(VerifyTopicsOperator, "_ended", lambda *_: ({}, ended))
-    monkeypatch.setattr(job_stop, "clear_away", lambda *_: None)
+    monkeypatch.setattr(stop, "clear_away", lambda *_: None)
     pushed: dict[str, Any] = {}
     context: Any = {"ti": SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value}))}
     with pytest.raises(AirflowFailException):
@@ -672,11 +671,11 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
     states = {"stream": {"failed"}, "verify": {"deferred"}}
     monkeypatch.setattr(tasks, "states_now", lambda dag_id, run_id, task_id, map_index: states[task_id])
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
-    monkeypatch.setattr(ControlTopic, "all", lambda self, **_: {job_key(k): encode(v) for k, v in jobs.items()})
+    monkeypatch.setattr(control_topic, "read", lambda kafka: {job_key(k): encode(v) for k, v in jobs.items()})
     monkeypatch.setattr(
-        job_stop, "stop", lambda pipeline, identity, **_: not done.append(f"stop {identity['id']} {identity['folder']}")
+        stop, "stop", lambda pipeline, identity, **_: not done.append(f"stop {identity['id']} {identity['folder']}")
     )
-    monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: done.append(f"forget {identity['id']}"))
+    monkeypatch.setattr(watch, "forget", lambda pipeline, identity: done.append(f"forget {identity['id']}"))
     monkeypatch.setattr("airflow_bottledwater.provision.drop.drop", lambda pipeline, when: done.append("drop"))
     DropReplicationSlotOperator(task_id="t", pipeline=Description(), when=when).execute(CONTEXT)
     # before the slot is dropped or kept

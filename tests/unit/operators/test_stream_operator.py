@@ -20,8 +20,8 @@ from airflow_bottledwater.hooks.holder import Holder
 from airflow_bottledwater.hooks.tasks import Fate
 from airflow_bottledwater.jobs import fence as provision_stop
 from airflow_bottledwater.jobs import identity as identities
-from airflow_bottledwater.jobs import job_stop, job_watch, restarts, submitted
-from airflow_bottledwater.jobs.job_watch import Ended
+from airflow_bottledwater.jobs import restarts, stop, submitted, watch
+from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators import stream as stream_operator
@@ -117,9 +117,9 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     monkeypatch.setattr(submitted, "announce", lambda pipeline, job_id, *_: None)
     monkeypatch.setattr(stream_operator, "living", lambda pipeline, name: made.holder)
-    monkeypatch.setattr(job_watch, "still_runs", lambda pipeline, identity: made.how(identity))
-    monkeypatch.setattr(job_watch, "forget", lambda pipeline, identity: made.done.append(f"forget {identity['id']}"))
-    monkeypatch.setattr(job_stop, "stop", stop)
+    monkeypatch.setattr(watch, "still_runs", lambda pipeline, identity: made.how(identity))
+    monkeypatch.setattr(watch, "forget", lambda pipeline, identity: made.done.append(f"forget {identity['id']}"))
+    monkeypatch.setattr("airflow_bottledwater.jobs.stop.stop", stop)
     monkeypatch.setattr(restarts, "reached", lambda pipeline: made.reached)
     monkeypatch.setattr(provision_stop, "asked_meanwhile", lambda pipeline, since: made.asked >= since)
     return made
@@ -229,7 +229,7 @@ def test_a_cleared_task_does_not_submit_while_the_old_job_cannot_be_stopped(
     def in_use(*_: Any, **__: Any) -> None:
         raise SlotInUse("Slot 'orders' is in use.")
 
-    monkeypatch.setattr(job_stop, "stop", in_use)
+    monkeypatch.setattr(stop, "stop", in_use)
     with pytest.raises(SlotInUse):
         operator().execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))
     assert world.done == []
@@ -370,7 +370,7 @@ def test_a_submission_that_is_interrupted_is_given_up_too(world: World, monkeypa
 
     stopped = []
     monkeypatch.setattr(spark_job, "send", send)
-    monkeypatch.setattr(job_stop, "stop", lambda pipeline, identity, **_: stopped.append(identity))
+    monkeypatch.setattr(stop, "stop", lambda pipeline, identity, **_: stopped.append(identity))
     with pytest.raises(TimeoutError):
         operator().execute(context(Store()))
     assert stopped == [{**NEW, "application": "application_1_2"}] and world.done == []
@@ -607,7 +607,7 @@ def test_killed_while_it_looks_for_the_job_of_an_earlier_try_it_stops_that_one(
     def still_runs(pipeline: Any, identity: Any) -> None:
         made.on_kill()
 
-    monkeypatch.setattr(job_watch, "still_runs", still_runs)
+    monkeypatch.setattr(watch, "still_runs", still_runs)
     with pytest.raises(Outage, match="was ended"):
         made.execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))  # type: ignore[arg-type]
     assert world.done == ["stop old", "forget old"]

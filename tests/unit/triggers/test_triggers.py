@@ -14,8 +14,8 @@ import pytest
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.jobs import identity as identities
-from airflow_bottledwater.jobs import job_stop, job_watch
-from airflow_bottledwater.jobs.job_watch import Ended
+from airflow_bottledwater.jobs import leftovers, orphans, stop
+from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
@@ -186,11 +186,11 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done to the job."""
     made: list[str] = []
     monkeypatch.setattr(
-        job_stop,
+        stop,
         "stop",
         lambda pipeline, identity, timeout, final: made.append(f"{'stop' if final else 'replace'} {pipeline.slot}"),
     )
-    monkeypatch.setattr(job_stop, "end_processes", lambda identity: made.append("end processes"))
+    monkeypatch.setattr(leftovers, "end", lambda identity: made.append("end processes"))
     monkeypatch.setattr(identities, "forget", lambda identity: made.append("forget"))
     return made
 
@@ -227,7 +227,7 @@ def test_killed_while_the_source_is_away_it_still_stops_the_job(
     def away(*_: Any, **__: Any) -> None:
         raise Outage("PostgreSQL cannot be reached")
 
-    monkeypatch.setattr(job_stop, "stop", away)
+    monkeypatch.setattr(stop, "stop", away)
     airflow_says(monkeypatch, "failed")
     asyncio.run(of_a_task(watching()).on_kill())
     asyncio.run(of_a_task(watching(hook={**HOOK, "postgres_conn_id": "nowhere"})).on_kill())
@@ -302,10 +302,10 @@ def test_a_job_whose_task_has_ended_is_stopped(monkeypatch: pytest.MonkeyPatch, 
         return {"r": {task_ids[0]: known[task_ids[0]]}}
 
     monkeypatch.setattr(tasks.RuntimeTaskInstance, "get_task_states", staticmethod(states))
-    monkeypatch.setattr(job_watch, "unfinished", lambda pipeline, name: jobs)
-    monkeypatch.setattr(job_stop, "stop", lambda pipeline, identity, timeout: done.append(identity["id"]))
-    pipeline: Any = SimpleNamespace(slot="orders")
-    asyncio.run(stream_error.stop_orphans(pipeline, "name"))
+    monkeypatch.setattr(orphans, "unfinished", lambda pipeline, name: jobs)
+    monkeypatch.setattr(stop, "stop_and_forget", lambda pipeline, identity: done.append(identity["id"]))
+    cluster = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
+    asyncio.run(StreamErrorTrigger(**PIPELINE, cluster=cluster)._stop_orphans())  # type: ignore[arg-type]
     assert done == ["a", "c"]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import Outage
-from airflow_bottledwater.jobs import job_watch, run_directory, supervise
-from airflow_bottledwater.jobs.job_watch import JobWatch
+from airflow_bottledwater.jobs import run_directory, supervise, watch
+from airflow_bottledwater.jobs.watch import JobWatch
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.state.control_records import JobRecord, encode
 from airflow_bottledwater.state.control_topic import ControlTopic
@@ -29,7 +29,7 @@ class World:
         self.record: JobRecord | None = None
         #: what is read only when the topic is read to its end
         self.late: JobRecord | None = None
-        monkeypatch.setattr(job_watch.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(watch.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(ControlTopic, "_of", {})
         monkeypatch.setattr(ControlTopic, "get", self.get)
 

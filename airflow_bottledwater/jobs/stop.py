@@ -1,4 +1,4 @@
-"""Stops a job, wherever it runs: by a request through Kafka; if nobody answers, it is fenced by a claim, and its
+"""Stops a job, or the pipeline that it works for, wherever it runs, for Airflow and for the command: by a request through Kafka; if nobody answers, it is fenced by a claim, and its
 replication connection is ended on the server. Only then what is left of it is ended where it can be reached, which may
 take a minute: its processes on this host, or its application in a cluster."""
 
@@ -6,18 +6,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from airflow_bottledwater.errors import BottledWaterError, Outage
-from airflow_bottledwater.jobs import ending, job_watch, run_directory, submit, supervise
+from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
 from airflow_bottledwater.jobs import identity as identities
+from airflow_bottledwater.jobs import leftovers, run_directory, supervise, watch
 from airflow_bottledwater.jobs.identity import Identity
-from airflow_bottledwater.jobs.job_watch import Ended
 from airflow_bottledwater.jobs.run_directory import Driver
+from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 from airflow_bottledwater.state.control_topic import ControlTopic
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.model.job import Job
 
 log = logging.getLogger(__name__)
 
@@ -36,26 +41,24 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
     :raises SlotInUse: the slot did not become free.
     :raises Outage: the source does not answer.
     """
-    from airflow_bottledwater.jobs.fence import free, give_up, holds
+    from airflow_bottledwater.jobs import fence
 
     folder = identities.folder_here(identity)
-    if folder is not None and not folder.is_dir():
-        folder = None
     if folder is not None:
         supervise.ask(folder)
     claim, answered = _request(pipeline, identity, folder, timeout, final)
     if answered:
         if folder is not None:
             supervise.stop(folder)
-        if holds(pipeline, claim):
-            free(pipeline)
+        if fence.holds(pipeline, claim):
+            fence.free(pipeline)
         return True
 
     def end() -> None:
-        end_processes(identity)
+        leftovers.end(identity)
         _report(pipeline, identity, final)
 
-    give_up(pipeline, claim, "end" if final else "replace", end)
+    fence.give_up(pipeline, claim, "end" if final else "replace", end)
     return False
 
 
@@ -67,7 +70,7 @@ def stop_and_forget(pipeline: Pipeline, identity: Identity, *, final: bool = Tru
     :raises BottledWaterError: see :func:`stop`.
     """
     if stop(pipeline, identity, final=final):
-        job_watch.forget(pipeline, identity)
+        watch.forget(pipeline, identity)
     else:
         identities.forget(identity)
 
@@ -83,22 +86,61 @@ def clear_away(pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
             log.warning("%s", error)  # the next job waits for it
         identities.forget(identity)
     elif not ended.pending:
-        job_watch.forget(pipeline, identity)
+        watch.forget(pipeline, identity)
 
 
-def end_processes(identity: Identity) -> None:
-    """End what is left of a job where it can be reached: its processes on this host, or its application in a
-    cluster."""
-    if (folder := identities.folder_here(identity)) is not None:
-        ending.end_here(folder)
-    elif identity["application"]:
-        _cancel(identity)
-    elif identity["folder"]:
-        log.warning(
-            "If processes of the job are left on host %s, they cannot be ended from here. Once the slot is claimed, "
-            "by a stop or by the next job, they publish nothing any more.",
-            identity["host"],
-        )
+def stop_pipeline(pipeline: Pipeline, *, retire: bool, timeout: float, say: Callable[[str], object]) -> None:
+    """Stop the job that works on the slot, and those that are starting; the pipeline is not meant to run from then on.
+
+    :param retire: whether the slot may be dropped then.
+    :param timeout: seconds for the job to end in order.
+    :param say: called with what people should know.
+    :raises StateError: no job has ever reported for the slot.
+    """
+    from airflow_bottledwater.jobs import control, submitted
+    from airflow_bottledwater.postgres.connect import session
+    from airflow_bottledwater.postgres.server import identify
+
+    with session(pipeline.postgres) as connection:
+        cluster = identify(connection)
+    asked = control.request_stop(pipeline, cluster, retire=retire)
+    # a job that is starting, or is started again at this moment, has not reported yet
+    name, claim = cluster.pipeline(pipeline.slot), asked.job.id if asked is not None else ""
+    others = submitted.request_stop_of_others(pipeline, name, claim)
+    if others:
+        log.info("Jobs that are starting were asked to stop, too: %d.", others)
+    if asked is None:
+        if not others:
+            raise StateError(f"No job has ever reported for slot {pipeline.slot!r}.")
+        return
+    ended = control.wait_ended(pipeline, cluster, asked.job, timeout=timeout)
+    if ended is not None:
+        say(f"The job is {ended.state}.")
+        if not ended.over:
+            minutes = control.REQUEST_HOLDS / 60
+            say(f"A job that continues it within {minutes:.0f} minutes stops, too.")
+        return
+    log.warning("The job did not answer within %.0f s.", timeout)
+    _give_up(pipeline, name, asked.job, say)
+    if retire:
+        control.request_stop(pipeline, cluster, retire=True)
+
+
+def _give_up(pipeline: Pipeline, name: str, job: Job, say: Callable[[str], object]) -> None:
+    from airflow_bottledwater.jobs import fence, submitted
+
+    def end() -> None:
+        # what Airflow has submitted is not submitted again
+        submitted.request_stop_of_others(pipeline, name, "")
+        ended = False
+        for job_id, record in submitted.unfinished(submitted.records(pipeline), pipeline.slot, name).items():
+            if record.claim == job.id:
+                submitted.report_end(pipeline, job_id, record.kind, Outcome(ok=True, stopped=True), [], asked=False)
+                ended = leftovers.end(identities.of_record(job_id, record))
+        if not ended:
+            say(f"Kill the remaining process on host {job.host}: process {job.pid}.")
+
+    fence.give_up(pipeline, job.id, "stop", end)
 
 
 def _request(
@@ -112,13 +154,12 @@ def _request(
     try:
         submitted.request_stop(pipeline, identity["id"], replace=not final)
         log.info("The job was asked to stop.")
-        shared = ControlTopic.of(pipeline.kafka)
-        try:
+        with ControlTopic.of(pipeline.kafka) as shared:
             deadline = time.monotonic() + timeout
             while True:
                 record = decode(JobRecord, shared.get(job_key(identity["id"]))[0])
                 claim = record.claim if record is not None else claim
-                if record is not None and record.outcome is not None and job_watch.is_pending(identity, record):
+                if record is not None and record.outcome is not None and watch.is_pending(identity, record):
                     log.info("The job was given up before it began.")
                     return claim, False
                 if record is None and not identity["folder"]:
@@ -133,8 +174,6 @@ def _request(
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.3)
-        finally:
-            shared.close()
     except Outage as error:
         log.warning("Kafka does not take the request, or does not say whether the job has ended: %s", error)
         return claim, _over(folder)
@@ -156,8 +195,3 @@ def _report(pipeline: Pipeline, identity: Identity, final: bool) -> None:
         submitted.report_end(pipeline, identity["id"], "", outcome, [])
     except BottledWaterError as error:
         log.warning("The job's end could not be reported: %s", error)
-
-
-def _cancel(identity: Identity) -> None:
-    """Cancel an application in its cluster; a failure is logged."""
-    ending.cancel(identity["master"], identity["application"], submit.environment(master=identity["master"]))

@@ -20,7 +20,7 @@ from airflow_bottledwater.jobs.following import FileFollower, LogFollower, Write
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key, longest_silence
+from airflow_bottledwater.state.control_records import JobRecord, decode, job_key, longest_silence
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,6 @@ class JobWatch:
     ) -> None:
         self._identity, self._start_timeout = identity, start_timeout
         self._folder = identities.folder_here(identity)
-        if self._folder is not None and not self._folder.is_dir():
-            self._folder = None
         self._shared = ControlTopic.of(pipeline.kafka)
         self._follower = FileFollower(self._folder, write, past=past) if self._folder else LogFollower(write)
         self._seen_lines = 0
@@ -181,33 +179,6 @@ def forget(pipeline: Pipeline, identity: Identity) -> None:
         submitted.forget(pipeline, identity["id"])
     except BottledWaterError as error:
         log.info("The record of the job stays for a while: %s", error)
-
-
-def unfinished(pipeline: Pipeline, name: str) -> list[tuple[Owner, Identity]]:
-    """The jobs of a pipeline that have not reported their end, on any host, each with the task that has submitted it.
-
-    When a task is ended by a user, Airflow notifies its trigger only if a triggerer has loaded it; otherwise the job is
-    not stopped.
-
-    :param name: the pipeline's; jobs that do not know theirs yet are told by their slot.
-    :raises Outage: Kafka does not answer.
-    """
-    from airflow_bottledwater.jobs import submitted
-
-    with ControlTopic.of(pipeline.kafka) as topic:
-        records = topic.all()
-    found: list[tuple[Owner, Identity]] = []
-    for job_id, record in submitted.unfinished(records, pipeline.slot, name).items():
-        if (owner := record.owner) is not None:
-            identity: Identity = {
-                "id": job_id,
-                "host": owner.host,
-                "folder": owner.folder,
-                "application": record.application,
-                "master": owner.master,
-            }
-            found.append((owner, identity))
-    return found
 
 
 def still_runs(pipeline: Pipeline, identity: Identity) -> Ended | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from airflow_bottledwater.jobs import fence as provision
-from airflow_bottledwater.jobs import job_stop, submitted
+from airflow_bottledwater.jobs import leftovers, stop, submitted
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_topic import ControlTopic
@@ -22,13 +21,12 @@ def test_a_job_that_kafka_does_not_know_may_wait_in_its_cluster(
 ) -> None:
     """Kafka was away when it was announced. The request has to stay, and the application to be cancelled."""
     done: list[Any] = []
-    shared = SimpleNamespace(get=lambda key: (None, 0.0), close=lambda: None)
-    monkeypatch.setattr(ControlTopic, "of", lambda kafka: shared)
+    monkeypatch.setattr(ControlTopic, "get", lambda topic, key: (None, 0.0))
     monkeypatch.setattr(submitted, "request_stop", lambda pipeline, job_id, replace: done.append("asked"))
     monkeypatch.setattr(submitted, "report_end", lambda *_: done.append("reported"))
     monkeypatch.setattr(provision, "holds", lambda pipeline, claim: False)
     monkeypatch.setattr(provision, "fence", lambda pipeline, claim, why: "")
-    monkeypatch.setattr(job_stop, "_cancel", lambda identity: done.append("cancelled"))
+    monkeypatch.setattr(leftovers, "cancel", lambda *_: done.append("cancelled"))
     identity: Identity = {"id": "j", "host": "elsewhere", "folder": folder, "application": "app_1", "master": "yarn"}
-    assert job_stop.stop(PIPELINE, identity, timeout=1) is ended
+    assert stop.stop(PIPELINE, identity, timeout=1) is ended
     assert done == (["asked"] if ended else ["asked", "cancelled", "reported"])

@@ -4,11 +4,13 @@ application in a cluster. It has lost its slot before."""
 from __future__ import annotations
 
 import logging
+import socket
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
+from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import submit, supervise
+from airflow_bottledwater.jobs.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -16,14 +18,23 @@ log = logging.getLogger(__name__)
 _CANCEL_SECONDS = 60.0
 
 
-def end_here(folder: Path) -> bool:
-    """End the processes of a job on this host; returns whether none is left.
-
-    :param folder: its run directory.
-    """
-    if supervise.running(folder):
-        log.info("The job's processes on this host are ended.")
-    return supervise.stop(folder, timeout=5.0)
+def end(identity: Identity) -> bool:
+    """End what is left of a job where it can be reached: its processes on this host, or its application in a cluster;
+    returns whether nothing is left. If it cannot be reached, the log says so."""
+    if (folder := identities.folder_here(identity)) is not None:
+        if supervise.running(folder):
+            log.info("The job's processes on this host are ended.")
+        return supervise.stop(folder, timeout=5.0)
+    if identity["application"]:
+        master = identity["master"]
+        return cancel(master, identity["application"], submit.environment(master=master))
+    if identity["folder"] and identity["host"] != socket.gethostname():
+        log.warning(
+            "If processes of the job are left on host %s, they cannot be ended from here. Once the slot is claimed, "
+            "by a stop or by the next job, they publish nothing any more.",
+            identity["host"],
+        )
+    return False
 
 
 def cancel(master: str, application: str, environment: Mapping[str, str]) -> bool:

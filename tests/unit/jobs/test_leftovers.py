@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from airflow_bottledwater.jobs import ending
+from airflow_bottledwater.jobs import identity, leftovers
 
 YARN, POD = "application_1700000000000_0007", "cdc:bottledwater-stream-shop-1234"
 
@@ -36,7 +39,7 @@ def calls(tmp_path: Path) -> Path:
 def test_an_application_is_cancelled_by_the_means_of_its_cluster(
     calls: Path, master: str, application: str, called: str
 ) -> None:
-    assert ending.cancel(master, application, {"PATH": f"{calls.parent}:/bin"})
+    assert leftovers.cancel(master, application, {"PATH": f"{calls.parent}:/bin"})
     assert calls.read_text().strip() == called
 
 
@@ -55,7 +58,17 @@ def test_what_cannot_be_cancelled_is_said_with_the_command_that_does(
     (calls.parent / "fail").touch()
     for path, problem in ((f"{calls.parent}:/bin", "No route to host"), ("/nowhere", "not installed")):
         with caplog.at_level(logging.WARNING):
-            assert not ending.cancel(master, application, {"PATH": path})
+            assert not leftovers.cancel(master, application, {"PATH": path})
         assert by_hand in caplog.text
         assert (problem if master else "not known") in caplog.text
         caplog.clear()
+
+
+def test_the_folder_of_another_user_is_not_one_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is, a topic says into which others may write."""
+    ours: Any = {"id": "j", "host": socket.gethostname(), "folder": str(tmp_path), "application": "", "master": ""}
+    assert identity.folder_here(ours) == tmp_path
+    assert identity.folder_here({**ours, "host": "elsewhere"}) is None
+    assert identity.folder_here({**ours, "folder": f"{tmp_path}/gone"}) is None
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    assert identity.folder_here(ours) is None

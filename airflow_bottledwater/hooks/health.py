@@ -113,7 +113,7 @@ def _slots(postgres_conn_ids: Sequence[str], health: Health) -> dict[str, dict[s
 def _task(kafka: dict[str, str], job_id: str, job: JobRecord, wrong: list[str], told: list[str]) -> None:
     """Find out whether a running job has a task: one whose task was ended while no triggerer ran is asked to stop,
     since nobody else was told; one whose task is gone goes on."""
-    from airflow_bottledwater.jobs import submitted
+    from airflow_bottledwater.jobs import requests
 
     owner = job.owner
     assert owner is not None
@@ -126,4 +126,4 @@ def _task(kafka: dict[str, str], job_id: str, job: JobRecord, wrong: list[str], 
         )
     elif fate is Fate.ENDED:
         wrong.append(f"{task}, a task that has ended. The job is asked to stop, too; run the DAG again.")
-        submitted.ask(kafka, job_id)
+        requests.stop_job(kafka, job_id)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from airflow_bottledwater.errors import Interrupted, Outage
-from airflow_bottledwater.jobs import submitted
+from airflow_bottledwater.errors import Interrupted
+from airflow_bottledwater.jobs import requests, submitted
 from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import (
     REQUEST,
     SNAPSHOT,
@@ -29,50 +26,17 @@ from airflow_bottledwater.state.control_records import (
     request_key,
     status_key,
 )
-from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.state.store import RawRecords
 
 log = logging.getLogger(__name__)
 
-#: seconds for which an unanswered request to stop also holds for the job that continues the one that it names
-REQUEST_HOLDS = 600.0
 #: seconds after which a job that then fails does not count as one that repeats
 _STABLE = 600.0
 
 
-def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: float) -> bool:
-    """Whether a job obeys a request that was written before it listened; for the rules, see :class:`Controller`.
-
-    :param status: the pipeline's last status, perhaps that of an earlier job.
-    :param epoch: the job's epoch.
-    :param now: seconds since 1970.
-    """
-    if request.epoch == epoch:
-        return True
-    if request.epoch > epoch or request.at is None or not abs(now - request.at) <= REQUEST_HOLDS:
-        return False
-    # a later job than the one that was asked has removed the request if it did not obey it, and also if it ended as it
-    # was asked to
-    return status is not None and status.job.epoch >= request.epoch and not status.over
-
-
 class Controller(Reporter):
     """Writes the status of a pipeline's job at every heartbeat, and reads the requests that are made to it.
-
-    A request to stop names the pipeline, and by its epoch the job that was seen last. It holds for that job, and for
-    the next one if that continues it: a stop that is requested between a job's death and its restart, or between the
-    snapshot and the stream, must not be lost, and an old request that no job answered must not end a job that a person
-    starts on purpose later. So a job obeys
-
-    * every request that is written while it listens, if it names the job itself, or an earlier one and has a time;
-    * a request that was written before, and that no job has answered, if it names the job itself; or if it names an
-      earlier one, the last job is not over (:attr:`StatusRecord.over`), and the request is at most
-      :data:`REQUEST_HOLDS` seconds old (a job that died, or failed for a transient reason, is submitted again within
-      that time).
-
-    Other requests that were written before are removed. One that the job obeys is removed after its last status: if the
-    job fails for a transient reason on its way to the end, the request holds for the job that continues it.
 
     :ivar stopped: set when the job is asked to stop.
     :ivar status: the status that the next heartbeat writes; the job updates it.
@@ -137,7 +101,7 @@ class Controller(Reporter):
         if found is None:
             return
         request = decode(StopRequest, found)
-        if request is not None and holds(request, status, self._job.epoch, time.time()):
+        if request is not None and requests.holds(request, status, self._job.epoch, time.time()):
             self._hear(request)
         elif request is None or request.epoch < self._job.epoch:
             log.info("A request to stop that was made to an earlier job is removed: %s", found)
@@ -186,7 +150,7 @@ class Controller(Reporter):
         # what was requested before a signal from outside is still requested
         self.interrupted = request.interrupted if not self._obeys or self.interrupted else 0
         # what the pipeline was asked for outlasts this job, and its replacement
-        self._by = request.by if request.by and self._by != REQUEST else REQUEST
+        self._by = request.by if self._by != REQUEST else REQUEST
         self.status.retired = self.status.retired or request.retire
         self._obeys = True
         self.stopped.set()
@@ -204,104 +168,3 @@ class Controller(Reporter):
         self._topic.write({status_key(self.name): encode(self.status)}, wait=wait)
         if self._obeys and self.status.over:
             self._topic.write({request_key(self.name): None}, wait=wait)
-
-
-def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
-    """The last status of a pipeline, which is named by :meth:`Cluster.pipeline`; None if there is none."""
-    return decode(StatusRecord, control_topic.read(pipeline.kafka).get(status_key(name)))
-
-
-def request_stop(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
-    """Ask the running job of a slot, or the one that continues it, to stop. If the last job is over, no request is
-    written: no job runs, and none continues it. That the pipeline is not to run is recorded in any case.
-
-    :param retire: stop for good: ``drop_slot(when='retired')`` may then drop the slot.
-    :returns: the last status of the pipeline, which names the job that is asked; None if there is none, so that no job
-        is asked.
-    :raises Outage: Kafka does not take the request.
-    """
-    name = cluster.pipeline(pipeline.slot)
-    status = read_status(pipeline, name)
-    if status is None:
-        return None
-    if not status.over:
-        request = StopRequest(status.job.epoch, retire, at=time.time())
-        control_topic.write(pipeline.kafka, {request_key(name): encode(request)})
-    if status.ended and (status.wanted or retire):
-        unwanted = replace(status, retired=status.retired or retire, stopped_by=REQUEST)
-        control_topic.write(pipeline.kafka, {status_key(name): encode(unwanted)})
-    return status
-
-
-def want(pipeline: Pipeline, cluster: Cluster) -> StatusRecord | None:
-    """Record that a pipeline is meant to run again, although it was asked to stop or retired; a request that no job has
-    answered is removed. This starts nothing.
-
-    :returns: its last status before that; None if there is none.
-    :raises Outage: Kafka does not answer.
-    """
-    name = cluster.pipeline(pipeline.slot)
-    status = read_status(pipeline, name)
-    changes: RawRecords = {}
-    if status is not None and status.ended and not status.wanted:
-        wanted = replace(status, stopped_by="", retired=False, at=time.time())
-        changes[status_key(name)] = encode(wanted)
-    control_topic.write(pipeline.kafka, {**changes, request_key(name): None})
-    return status
-
-
-def request_stop_of(
-    pipeline: Pipeline, cluster: Cluster, job: Job, *, interrupted: int = 0, by: StoppedBy = ""
-) -> None:
-    """Ask one job to stop, whether or not it has reported yet; the request does not hold for the one that continues it.
-
-    :param interrupted: the number of a signal from outside the pipeline that is passed on; 0 if a stop was requested.
-    :param by: who has stopped the job, see :class:`StatusRecord`.
-    :raises Outage: Kafka does not take the request.
-    """
-    name = cluster.pipeline(pipeline.slot)
-    asked = decode(StopRequest, control_topic.read(pipeline.kafka).get(request_key(name)))
-    if asked is None or asked.at is None:  # what somebody has asked for holds longer, and is not overwritten
-        request = StopRequest(job.epoch, interrupted=interrupted, by=by)
-        control_topic.write(pipeline.kafka, {request_key(name): encode(request)})
-
-
-def answer_stop(pipeline: Pipeline, cluster: Cluster, since: float) -> tuple[bool, StatusRecord | None]:
-    """Answer a request to stop between a job that has ended and the one that would continue it; returns whether there
-    was one, and the pipeline's last status before that.
-
-    :param since: seconds since 1970; what was requested before is not answered.
-    :raises Outage: Kafka does not answer.
-    """
-    name = cluster.pipeline(pipeline.slot)
-    found = control_topic.read(pipeline.kafka)
-    request, status = (
-        decode(StopRequest, found.get(request_key(name))),
-        decode(StatusRecord, found.get(status_key(name))),
-    )
-    if status is None or status.over or request is None or request.at is None or request.at < since:
-        return False, status
-    changes: RawRecords = {}
-    if status.ended:
-        retired = status.retired or request.retire
-        last = replace(status, state="stopped", error="", retired=retired, stopped_by=REQUEST, at=time.time())
-        changes[status_key(name)] = encode(last)
-    control_topic.write(pipeline.kafka, {**changes, request_key(name): None})
-    return True, status
-
-
-def wait_ended(pipeline: Pipeline, cluster: Cluster, job: Job, *, timeout: float) -> StatusRecord | None:
-    """Wait until a job, or the one that continues it, has written its last status.
-
-    :param timeout: seconds.
-    :returns: that status; None after the time-out.
-    """
-    key, deadline = status_key(cluster.pipeline(pipeline.slot)), time.monotonic() + timeout
-    with ControlTopic.of(pipeline.kafka) as topic:
-        while time.monotonic() < deadline:
-            with contextlib.suppress(Outage):  # it may be back in time
-                status = decode(StatusRecord, topic.get(key)[0])
-                if status is not None and status.ended and status.job.epoch >= job.epoch:
-                    return status
-            time.sleep(0.2)
-    return None

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.jobs import control
+from airflow_bottledwater.jobs import requests
+from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
@@ -77,7 +78,7 @@ def fence(pipeline: Pipeline, claim: str, why: Why) -> str:
     made.close()
     log.info("The slot was claimed: the job publishes nothing any more.")
     name = cluster.pipeline(pipeline.slot)
-    status = control.read_status(pipeline, name)
+    status = read_status(pipeline, name)
     changes: dict[str, dict[str, Any] | None] = {}
     if status is not None and not status.ended:
         last = replace(status, state="stopped", error="", at=time.time())
@@ -101,7 +102,7 @@ def asked_meanwhile(pipeline: Pipeline, since: float) -> bool:
     """
     try:
         cluster = _identify(pipeline)
-        answered, status = control.answer_stop(pipeline, cluster, since)
+        answered, status = requests.answer(pipeline, cluster, since)
         if answered or status is None or status.state != "stopped":
             return answered
         last = _claim(pipeline, cluster)

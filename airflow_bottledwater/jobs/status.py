@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from airflow_bottledwater.jobs.control import read_status
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
@@ -15,12 +14,17 @@ from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.control_records import StatusRecord
+from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
+
+
+def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
+    """The last status of a pipeline, which is named by :meth:`Cluster.pipeline`; None if there is none."""
+    return decode(StatusRecord, control_topic.read(pipeline.kafka).get(status_key(name)))
 
 
 def snapshot_is_complete(pipeline: Pipeline) -> bool:

@@ -97,41 +97,41 @@ def stop_pipeline(pipeline: Pipeline, *, retire: bool, timeout: float, say: Call
     :param say: called with what people should know.
     :raises StateError: no job has ever reported for the slot.
     """
-    from airflow_bottledwater.jobs import control, submitted
+    from airflow_bottledwater.jobs import requests
     from airflow_bottledwater.postgres.connect import session
     from airflow_bottledwater.postgres.server import identify
 
     with session(pipeline.postgres) as connection:
         cluster = identify(connection)
-    asked = control.request_stop(pipeline, cluster, retire=retire)
+    asked = requests.stop_pipeline(pipeline, cluster, retire=retire)
     # a job that is starting, or is started again at this moment, has not reported yet
     name, claim = cluster.pipeline(pipeline.slot), asked.job.id if asked is not None else ""
-    others = submitted.request_stop_of_others(pipeline, name, claim)
+    others = requests.stop_starting(pipeline, name, claim)
     if others:
         log.info("Jobs that are starting were asked to stop, too: %d.", others)
     if asked is None:
         if not others:
             raise StateError(f"No job has ever reported for slot {pipeline.slot!r}.")
         return
-    ended = control.wait_ended(pipeline, cluster, asked.job, timeout=timeout)
+    ended = requests.wait_ended(pipeline, cluster, asked.job, timeout=timeout)
     if ended is not None:
         say(f"The job is {ended.state}.")
         if not ended.over:
-            minutes = control.REQUEST_HOLDS / 60
+            minutes = requests.REQUEST_HOLDS / 60
             say(f"A job that continues it within {minutes:.0f} minutes stops, too.")
         return
     log.warning("The job did not answer within %.0f s.", timeout)
     _give_up(pipeline, name, asked.job, say)
     if retire:
-        control.request_stop(pipeline, cluster, retire=True)
+        requests.stop_pipeline(pipeline, cluster, retire=True)
 
 
 def _give_up(pipeline: Pipeline, name: str, job: Job, say: Callable[[str], object]) -> None:
-    from airflow_bottledwater.jobs import fence, submitted
+    from airflow_bottledwater.jobs import fence, requests, submitted
 
     def end() -> None:
         # what Airflow has submitted is not submitted again
-        submitted.request_stop_of_others(pipeline, name, "")
+        requests.stop_starting(pipeline, name, "")
         ended = False
         for job_id, record in submitted.unfinished(submitted.records(pipeline), pipeline.slot, name).items():
             if record.claim == job.id:
@@ -148,11 +148,11 @@ def _request(
 ) -> tuple[str, bool]:
     """Ask the job to stop, and wait for its end; returns the id of its claim on the slot (empty if it has none, or it
     is not known), and whether it has ended."""
-    from airflow_bottledwater.jobs import submitted
+    from airflow_bottledwater.jobs import requests
 
     claim = ""
     try:
-        submitted.request_stop(pipeline, identity["id"], replace=not final)
+        requests.stop_job(pipeline.kafka, identity["id"], replaced=not final)
         log.info("The job was asked to stop.")
         with ControlTopic.of(pipeline.kafka) as shared:
             deadline = time.monotonic() + timeout

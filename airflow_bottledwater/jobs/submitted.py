@@ -27,14 +27,12 @@ from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import work_for, working_for
 from airflow_bottledwater.state.control_records import (
     JOBS,
-    REPLACEMENT,
-    REQUEST,
     STOPS,
     TASK,
     JobRecord,
-    JobStop,
     Owner,
     StoppedBy,
+    StopRequest,
     decode,
     encode,
     job_key,
@@ -147,12 +145,12 @@ class JobReporter(Reporter):
         for key, raw in records.items():
             if not key.startswith((JOBS, STOPS)):
                 continue
-            left = decode(JobRecord, raw) if key.startswith(JOBS) else decode(JobStop, raw)
-            if left is not None and time.time() - left.at > _KEPT:
+            left = decode(JobRecord, raw) if key.startswith(JOBS) else decode(StopRequest, raw)
+            if left is not None and time.time() - (left.at or 0.0) > _KEPT:
                 self._topic.write({key: None}, wait=0)
 
     def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:
-        request = decode(JobStop, value) if key == stop_key(self._id) else None
+        request = decode(StopRequest, value) if key == stop_key(self._id) else None
         if request is None or self.record.asked:
             return
         self._to_stop = request.pipeline
@@ -160,8 +158,7 @@ class JobReporter(Reporter):
         # same name
         if self._to_stop in ("", self.record.pipeline):
             log.info("Asked to stop.")
-            self.record.asked = not self._to_stop
-            self.stopped_by = REQUEST if self._to_stop else REPLACEMENT if request.replace else TASK
+            self.record.asked, self.stopped_by = not self._to_stop, request.by
             self._stop()
 
     def _write(self, wait: float) -> None:
@@ -224,41 +221,6 @@ def report_end(
         before.lines += len(before.log)
         before.asked = before.asked or (outcome.stopped and asked)
         control_topic.write(pipeline.kafka, {job_key(job_id): encode(before)})
-
-
-def request_stop(pipeline: Pipeline, job_id: str, *, replace: bool = False) -> None:
-    """Ask a submitted job to stop, whether it runs already or not yet.
-
-    :param replace: whether another job is about to take its place.
-    :raises Outage: Kafka does not take it.
-    """
-    ask(pipeline.kafka, job_id, replace=replace)
-
-
-def ask(kafka: Mapping[str, str], job_id: str, *, replace: bool = False) -> None:
-    """:func:`request_stop` for whoever knows only the Kafka.
-
-    :param kafka: properties of the client.
-    """
-    control_topic.write(kafka, {stop_key(job_id): encode(JobStop(time.time(), replace=replace))})
-
-
-def request_stop_of_others(pipeline: Pipeline, name: str, claim: str) -> int:
-    """Ask the submitted jobs of a pipeline to stop that have not reported to it yet: those that are starting, or have
-    just claimed the slot. Returns how many jobs on a slot of this name were asked; those of another pipeline do not
-    obey.
-
-    :param name: the pipeline's.
-    :param claim: the id of the job that has reported last, which is left out; empty if there is none.
-    :raises Outage: Kafka does not answer.
-    """
-    others = [
-        each
-        for each, record in unfinished(records(pipeline), pipeline.slot, name).items()
-        if not claim or record.claim != claim
-    ]
-    control_topic.write(pipeline.kafka, {stop_key(each): encode(JobStop(time.time(), name)) for each in others})
-    return len(others)
 
 
 def forget(pipeline: Pipeline, job_id: str) -> None:

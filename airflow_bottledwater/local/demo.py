@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from airflow_bottledwater.cli.verify import show
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.jobs import control, status
+from airflow_bottledwater.jobs import requests, status
 from airflow_bottledwater.local import artifacts, flights
 from airflow_bottledwater.local.demo_stack import DAG, SLOT, DemoStack, console, say
 from airflow_bottledwater.local.waiting import until
@@ -175,7 +175,7 @@ class _Run:
         say(f"The writers have stopped after {writers.committed:,} transactions ({writers.rolled_back:,} rolled back).")
         self._catch_up()
         with connect(self._stack.dsn) as connection:
-            control.request_stop(self._stack.pipeline, identify(connection), retire=True)
+            requests.stop_pipeline(self._stack.pipeline, identify(connection), retire=True)
         say("The stream is asked to stop for good; the DAG tears down.")
 
     def _catch_up(self) -> None:

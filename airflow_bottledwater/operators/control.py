@@ -72,13 +72,13 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
             stop.stop_pipeline(pipeline, retire=retire, timeout=timeout, say=lambda line: self.log.info("%s", line))
 
     def _start(self, pipeline: Pipeline) -> None:
-        from airflow_bottledwater.jobs import control
+        from airflow_bottledwater.jobs import requests
         from airflow_bottledwater.postgres.connect import session
         from airflow_bottledwater.postgres.server import identify
 
         with session(pipeline.postgres, "Identifying the cluster") as connection:
             cluster = identify(connection)
-        status = control.want(pipeline, cluster)
+        status = requests.want(pipeline, cluster)
         if status is not None and not status.ended:
             self.log.info("The pipeline is meant to run, and its job is %s.", status.state)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Refused, StateError
-from airflow_bottledwater.jobs.control import read_status
+from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify

@@ -9,7 +9,7 @@ from dataclasses import replace
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import SlotError, StateError
 from airflow_bottledwater.jobs import snapshots
-from airflow_bottledwater.jobs.control import read_status
+from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline

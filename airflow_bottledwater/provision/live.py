@@ -6,7 +6,7 @@ import uuid
 
 from airflow_bottledwater.errors import Refused, StateError
 from airflow_bottledwater.jobs import snapshots
-from airflow_bottledwater.jobs.control import read_status
+from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.live.wanted import check_named, wanted
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline

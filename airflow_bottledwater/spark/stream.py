@@ -135,7 +135,7 @@ def _watch(
 
     :raises Outage: no executor is left.
     """
-    from airflow_bottledwater.jobs import control, submitted
+    from airflow_bottledwater.jobs import requests, submitted
 
     asked = 0.0
     presence = executors.Presence(context, pipeline)
@@ -148,7 +148,7 @@ def _watch(
             asked = now
             try:
                 signalled = interruption(stopped)
-                control.request_stop_of(
+                requests.pass_on(
                     pipeline,
                     start.cluster,
                     start.job,
@@ -167,11 +167,12 @@ def _watch(
 def _report_death(pipeline: Pipeline, start: Start, error: BaseException, stopped: threading.Event) -> None:
     """Write the last status for a worker that died, and so could not write it itself."""
     from airflow_bottledwater.jobs import control
+    from airflow_bottledwater.jobs.status import read_status
 
     cause = interruption(stopped) or job.translate(error)
     controller = control.Controller(pipeline, start.cluster, start.job)
     with contextlib.suppress(BottledWaterError):
-        last = control.read_status(pipeline, controller.name)
+        last = read_status(pipeline, controller.name)
         controller.status = last if last is not None and last.job.id == start.job.id else controller.status
     if stopped.is_set() and interruption(stopped) is None:
         controller.finish("stopped")

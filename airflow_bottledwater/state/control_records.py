@@ -234,39 +234,25 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class JobStop:
-    """A request to a submitted job to stop.
-
-    :param at: seconds since 1970.
-    :param pipeline: the name of the pipeline that is to stop, with all its jobs; one of another pipeline does not obey.
-        Empty if this job alone is meant.
-    :param replace: whether another job is about to take its place.
-    """
-
-    at: float = 0.0
-    pipeline: str = ""
-    replace: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A request to a pipeline's job to stop; for which job obeys it, see
-    :class:`airflow_bottledwater.jobs.control.Controller`.
+    """A request to stop, see :mod:`airflow_bottledwater.jobs.requests`: to whichever job works for a pipeline
+    (:func:`request_key`), or to one that was submitted (:func:`stop_key`).
 
-    :param command: what is requested; a command that this version does not know is not obeyed.
-    :param epoch: the epoch of the job that is asked.
+    :param by: who has asked, see :class:`StatusRecord`.
+    :param epoch: of a request to a pipeline, the epoch of the job that was seen last.
+    :param pipeline: of a request to a submitted job, the name of the pipeline that is to stop with all its jobs; one of
+        another pipeline does not obey. Empty if this job alone is meant.
     :param retire: whether the pipeline is to stop for good.
     :param interrupted: the number of a signal from outside the pipeline that the request passes on; 0 if a stop was
         requested.
-    :param by: who has stopped the job, if a driver passes this on to its worker; empty if the pipeline is asked.
-    :param at: seconds since 1970; without it, the request holds only for the job that it names.
+    :param at: seconds since 1970; without it, a request to a pipeline holds only for the job of its epoch.
     """
 
-    command: Literal["stop"] = field(default="stop", kw_only=True)
-    epoch: int
+    by: Literal["request", "task", "replacement"]
+    epoch: int = 0
+    pipeline: str = ""
     retire: bool = False
     interrupted: int = 0
-    by: StoppedBy = ""
     at: float | None = None
 
 
@@ -371,9 +357,7 @@ class OwnerRecord:
     at: float = 0.0
 
 
-ControlRecord = (
-    StatusRecord | VerifiedRecord | StopRequest | OwnerRecord | JobRecord | JobStop | SnapshotRequest | SnapshotReport
-)
+ControlRecord = StatusRecord | VerifiedRecord | StopRequest | OwnerRecord | JobRecord | SnapshotRequest | SnapshotReport
 
 R = TypeVar("R", bound=ControlRecord)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from airflow_bottledwater.errors import Outage, SlotInUse, TakenOver
-from airflow_bottledwater.jobs.control import read_status
+from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import slot

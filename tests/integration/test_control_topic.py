@@ -10,8 +10,9 @@ import pytest
 
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.jobs.control import Controller
+from airflow_bottledwater.jobs.requests import stop_job
 from airflow_bottledwater.jobs.snapshots import SnapshotRequests, ask
-from airflow_bottledwater.jobs.submitted import JobReporter, LogTail, request_stop
+from airflow_bottledwater.jobs.submitted import JobReporter, LogTail
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job
@@ -52,8 +53,10 @@ def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Pipeline, monkeypat
     try:
         until(lambda: requests.poll() or requests.complete, "the requests of before are known")
         ask(pipeline, name, "s", SnapshotRequest(("a",)))
-        request_stop(pipeline, "j" + job.id)
-        control_topic.write(pipeline.kafka, {request_key(name): encode(StopRequest(job.epoch, at=time.time()))})
+        stop_job(pipeline.kafka, "j" + job.id)
+        control_topic.write(
+            pipeline.kafka, {request_key(name): encode(StopRequest("request", job.epoch, at=time.time()))}
+        )
         until(lambda: requests.poll() or requests.active, "the request for a live snapshot")
         assert controller.stopped.wait(10)
         until(lambda: stopped == ["asked"], "the stop of this job")

@@ -14,9 +14,10 @@ from airflow_bottledwater.hooks.health import Health
 from airflow_bottledwater.hooks.holder import living
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.tasks import Fate
-from airflow_bottledwater.jobs import control, submitted
+from airflow_bottledwater.jobs import requests, submitted
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.jobs.pipelines import Limits
+from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.problem import Problem
@@ -46,7 +47,8 @@ class Watched:
         controller.status.state = state
         controller.start()
         until(
-            lambda: (s := control.read_status(self.flow.pipeline, controller.name)) and s.job.id == job.id, "it reports"
+            lambda: (s := read_status(self.flow.pipeline, controller.name)) and s.job.id == job.id,
+            "it reports",
         )
         return controller
 
@@ -106,7 +108,7 @@ def test_one_that_was_asked_to_stop_is_not_and_one_that_was_stopped_otherwise_is
     job.finish("stopped")
     assert "was stopped with its task" in watched.wrong(silence=0.0)
     # a person decides
-    control.request_stop(watched.flow.pipeline, watched.cluster)
+    requests.stop_pipeline(watched.flow.pipeline, watched.cluster)
     assert not watched.wrong(silence=0.0)
     # and decides otherwise
     job = watched.job()
@@ -173,10 +175,10 @@ def test_a_pipeline_is_stopped_retired_and_started_from_airflow(
     ends.start()
     PipelineControlOperator(task_id="t", pipeline=watched.flow.pipeline.slot, action=action).execute({})  # type: ignore[typeddict-item]
     ends.join()
-    last = control.read_status(watched.flow.pipeline, watched.flow.name)
+    last = read_status(watched.flow.pipeline, watched.flow.name)
     assert last is not None and (last.state, last.wanted, last.retired) == ("stopped", False, action == "retire")
     assert not watched.wrong(silence=0.0)
     PipelineControlOperator(task_id="t", pipeline=watched.flow.pipeline.slot, action="start").execute({})  # type: ignore[typeddict-item]
-    last = control.read_status(watched.flow.pipeline, watched.flow.name)
+    last = read_status(watched.flow.pipeline, watched.flow.name)
     assert last is not None and last.wanted and not last.retired
     assert "none has followed" in watched.wrong(silence=0.0) and not watched.wrong(silence=60.0)

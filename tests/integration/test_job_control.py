@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.jobs import control, status
+from airflow_bottledwater.jobs import requests, status
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.slot import Cluster
@@ -73,9 +73,9 @@ def foreign(flow: Flow) -> Iterator[None]:
 def test_what_others_write_into_the_shared_topic_stops_nothing(flow: Flow, foreign: None) -> None:
     with flow.streaming() as errors:
         until(lambda: flow.state == "streaming", "the stream runs", failed=errors)
-        asked = control.request_stop(flow.pipeline, flow.cluster)
+        asked = requests.stop_pipeline(flow.pipeline, flow.cluster)
         assert asked is not None
-        ended = control.wait_ended(flow.pipeline, flow.cluster, asked.job, timeout=60)
+        ended = requests.wait_ended(flow.pipeline, flow.cluster, asked.job, timeout=60)
         assert ended is not None
         assert ended.state == "stopped"
     assert not errors
@@ -99,7 +99,7 @@ def test_an_error_in_the_control_thread_does_not_end_it(
     with flow.streaming() as errors:
         until(lambda: len(failed) == 2, "two failures", failed=errors)
         until(lambda: flow.state == "streaming", "the stream runs", failed=errors)
-        control.request_stop(flow.pipeline, flow.cluster)
+        requests.stop_pipeline(flow.pipeline, flow.cluster)
         until(lambda: flow.state == "stopped", "the stream stops", failed=errors)
     assert not errors
     told = [repr(r.exc_info[1]) for r in caplog.records if r.exc_info and "cannot be read now" in r.message]
@@ -109,7 +109,7 @@ def test_an_error_in_the_control_thread_does_not_end_it(
 def test_a_request_to_a_later_job_is_left_to_that_job(flow: Flow) -> None:
     cluster = flow.cluster
     earlier, later = _dies(flow, cluster), begin(flow.pipeline)
-    control.request_stop_of(flow.pipeline, cluster, later.job)
+    requests.pass_on(flow.pipeline, cluster, later.job)
     late = Controller(flow.pipeline, cluster, earlier.job)
     late._listen()
     assert not late.stopped.is_set()
@@ -134,7 +134,7 @@ def _dies(flow: Flow, cluster: Cluster) -> Start:
 def test_a_stop_between_a_death_and_the_restart_is_not_lost_and_is_answered_once(flow: Flow) -> None:
     cluster = flow.cluster
     _dies(flow, cluster)
-    assert control.request_stop(flow.pipeline, cluster) is not None
+    assert requests.stop_pipeline(flow.pipeline, cluster) is not None
     started = time.monotonic()
     running.run_stream(flow.pipeline)  # not bounded: it ends because it was asked to
     assert time.monotonic() - started < 60
@@ -151,11 +151,11 @@ def test_a_stop_between_a_death_and_the_restart_is_not_lost_and_is_answered_once
 def test_a_stop_of_a_job_that_has_ended_does_not_end_the_next(flow: Flow) -> None:
     cluster = flow.cluster
     flow.stream()
-    asked = control.request_stop(flow.pipeline, cluster)
+    asked = requests.stop_pipeline(flow.pipeline, cluster)
     assert asked is not None
     assert asked.state in ("stopped", "finished")
     # and one that is left there
-    left = StopRequest(asked.job.epoch, at=time.time())
+    left = StopRequest("request", asked.job.epoch, at=time.time())
     control_topic.write(flow.pipeline.kafka, {request_key(flow.name): encode(left)})
     with flow.streaming() as errors:
         flow.execute("INSERT INTO a VALUES (1, 'a')")

@@ -20,7 +20,7 @@ from airflow_bottledwater.errors import (
     StopRequested,
     TakenOver,
 )
-from airflow_bottledwater.jobs import control, status
+from airflow_bottledwater.jobs import requests, status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.stop import Stop
@@ -453,9 +453,9 @@ def test_a_stop_request_ends_the_job_and_retiring_lets_the_slot_go(make_flow: Ma
     with flow.streaming() as errors:
         flow.streams()
         assert "Kept" in drop(flow.pipeline, when="retired")
-        asked = control.request_stop(flow.pipeline, cluster, retire=True)
+        asked = requests.stop_pipeline(flow.pipeline, cluster, retire=True)
         assert asked is not None
-        ended = control.wait_ended(flow.pipeline, cluster, asked.job, timeout=60)
+        ended = requests.wait_ended(flow.pipeline, cluster, asked.job, timeout=60)
         assert ended is not None
         assert ended.state == "stopped"
     assert not errors
@@ -482,7 +482,7 @@ def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, 
     if how == "signal":
         stopped.interrupt(15)
     else:
-        control.request_stop_of(flow.pipeline, start.cluster, start.job, interrupted=15 if how == "passed on" else 0)
+        requests.pass_on(flow.pipeline, start.cluster, start.job, interrupted=15 if how == "passed on" else 0)
     thread.join(60)
     assert not thread.is_alive() and not errors
     told = status.report(flow.pipeline).job

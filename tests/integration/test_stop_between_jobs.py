@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from airflow_bottledwater.cli import cli, jobs, restart
 from airflow_bottledwater.errors import JobDied, Outage
-from airflow_bottledwater.jobs import control, status
+from airflow_bottledwater.jobs import requests, status
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.jobs.submitted import records
 from airflow_bottledwater.local.kafka import KafkaBroker
@@ -60,7 +60,7 @@ def _stop(flow: Flow, *options: str) -> Result:
 
 def test_a_stop_between_snapshot_and_stream_holds_for_the_stream(flow: Flow) -> None:
     assert flow.state == "finished"
-    assert control.request_stop(flow.pipeline, flow.cluster) is not None
+    assert requests.stop_pipeline(flow.pipeline, flow.cluster) is not None
     _ends(flow)
     _goes_on(flow)
 
@@ -77,7 +77,7 @@ def _runs(flow: Flow) -> Controller:
 
 def test_a_stop_that_a_job_heard_while_it_failed_holds_for_the_next(flow: Flow) -> None:
     job = _runs(flow)
-    control.request_stop(flow.pipeline, flow.cluster)
+    requests.stop_pipeline(flow.pipeline, flow.cluster)
     assert job.stopped.wait(60)
     job.finish("failed", Outage("Kafka is away."), permanent=False)
     _ends(flow)
@@ -105,9 +105,9 @@ def test_what_an_earlier_job_passes_on_to_its_worker_does_not_stop_a_later_one(f
     earlier = _runs(flow)
     earlier.abandon()
     later = _runs(flow)
-    control.request_stop_of(flow.pipeline, flow.cluster, earlier._job)
+    requests.pass_on(flow.pipeline, flow.cluster, earlier._job)
     assert not later.stopped.wait(3)
-    control.request_stop_of(flow.pipeline, flow.cluster, later._job)
+    requests.pass_on(flow.pipeline, flow.cluster, later._job)
     assert later.stopped.wait(60)
     later.finish("stopped")
 
@@ -126,8 +126,8 @@ def test_a_job_that_was_fenced_does_not_report_itself_alive_again(flow: Flow) ->
 def test_a_signal_that_is_passed_on_does_not_replace_a_stop(flow: Flow) -> None:
     job = _runs(flow)
     job.abandon()
-    control.request_stop(flow.pipeline, flow.cluster)
-    control.request_stop_of(flow.pipeline, flow.cluster, job._job, interrupted=15)
+    requests.stop_pipeline(flow.pipeline, flow.cluster)
+    requests.pass_on(flow.pipeline, flow.cluster, job._job, interrupted=15)
     _ends(flow)
 
 

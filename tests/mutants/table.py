@@ -1375,8 +1375,8 @@ MUTANTS = (
     ),
     Mutant(
         "a job says whether another one is about to take its place",
-        "JobReporter._hear_now",
-        swap("REPLACEMENT if request.replace else TASK", "TASK"),
+        "requests.stop_job",
+        swap("REPLACEMENT if replaced else TASK", "TASK"),
         f"{_STOPPING}::test_a_job_reports_who_has_stopped_it",
     ),
     Mutant(
@@ -1559,9 +1559,9 @@ MUTANTS = (
     ),
     Mutant(
         "a stop holds for the continuation of a dead job only",
-        "control.holds",
+        "requests.holds",
         always("status is not None and status.job.epoch >= request.epoch and (not status.over)"),
-        "tests/unit/jobs/test_control.py::test_what_was_asked_before_a_job_listened",
+        "tests/unit/jobs/test_requests.py::test_what_was_asked_before_a_job_listened",
     ),
     Mutant(
         "a stop between snapshot and stream holds for the stream",

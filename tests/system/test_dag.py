@@ -27,7 +27,7 @@ from cryptography.fernet import Fernet
 from psycopg import sql
 
 from airflow_bottledwater import processes
-from airflow_bottledwater.jobs import control
+from airflow_bottledwater.jobs import requests
 from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.airflow_client import AirflowClient
 from airflow_bottledwater.local.stack import DataStack
@@ -211,7 +211,7 @@ class System:
         dsn = self.data.postgres.dsn("shop")
         pipeline = Pipeline(postgres=dsn, kafka={"bootstrap.servers": self.data.kafka.bootstrap}, slot=name)
         with connect(dsn) as connection:
-            assert control.request_stop(pipeline, identify(connection), retire=True) is not None
+            assert requests.stop_pipeline(pipeline, identify(connection), retire=True) is not None
 
     def streams(self, run_id: str, slot: str) -> bool:
         """Whether the run's stream reads from the slot; while a slot is made, it is in use, too."""

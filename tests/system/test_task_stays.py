@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_bottledwater.jobs import control
+from airflow_bottledwater.jobs import requests
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.operators.spark import JOB
 from airflow_bottledwater.postgres.connect import connect
@@ -110,7 +110,7 @@ def test_evicted_or_ended_the_job_ends_with_its_task(flow: Flow, pod: Pod, tmp_p
     _streams(flow, 40)
     assert verified_by_command(flow).rows == 40
     with connect(flow.dsn) as connection:
-        assert control.request_stop(flow.pipeline, identify(connection)) is not None
+        assert requests.stop_pipeline(flow.pipeline, identify(connection)) is not None
     assert last.wait(60) == 0
     assert json.loads((tmp_path / "pod2.log").read_text().splitlines()[-1])["position"]
     assert job_processes(tmp_path) == {}

@@ -168,7 +168,7 @@ def test_the_job_is_submitted_watched_and_stopped(
     assert pod["metadata"]["namespace"] == PRINTED.namespace
     assert pod["spec"]["serviceAccountName"] == "bottledwater-driver"
     stop.stop(flow.pipeline, task.identity)
-    assert job.wait(30) == 0
+    assert job.wait(60) == 0
     # the task still waits: the next pod is made
     assert kubelet.pod(1)["metadata"]["name"] != pod["metadata"]["name"]
     second = kubelet.run(kubelet.pod(1))
@@ -232,7 +232,7 @@ def test_a_snapshot_that_is_ended_while_its_pod_is_pending_is_cancelled(
 ) -> None:
     ended = snapshot.start()
     pod = kubelet.pod()
-    until(lambda: snapshot.trigger, "the task is deferred", 60)
+    until(lambda: snapshot.trigger, "the task is deferred")
     stop.stop(flow.pipeline, snapshot.identity, timeout=2.0)
     assert kubernetes.pod(pod["metadata"]["name"]) is None
     # no user has ended the task: a retry submits it again
@@ -251,11 +251,11 @@ def test_what_is_missing_is_said_before_anything_is_submitted(kubernetes: FakeKu
 
 def _retire(flow: Flow) -> None:
     """As ``bottledwater stop`` does."""
-    from airflow_bottledwater.jobs import control
+    from airflow_bottledwater.jobs import requests
     from airflow_bottledwater.postgres.connect import connect
     from airflow_bottledwater.postgres.server import identify
 
     # its first rows may be there before its first status
     until(lambda: (found := status.report(flow.pipeline).job) and found.state == "streaming", "it reports")
     with connect(flow.dsn) as connection:
-        assert control.request_stop(flow.pipeline, identify(connection)) is not None
+        assert requests.stop_pipeline(flow.pipeline, identify(connection)) is not None

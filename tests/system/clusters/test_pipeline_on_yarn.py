@@ -223,12 +223,12 @@ def test_in_client_mode_the_driver_is_here_and_the_executors_are_containers(
 
 def _retire(flow: Flow) -> None:
     """As ``bottledwater stop`` does."""
-    from airflow_bottledwater.jobs import control
+    from airflow_bottledwater.jobs import requests
     from airflow_bottledwater.postgres.connect import connect
     from airflow_bottledwater.postgres.server import identify
 
     with connect(flow.dsn) as connection:
-        assert control.request_stop(flow.pipeline, identify(connection)) is not None
+        assert requests.stop_pipeline(flow.pipeline, identify(connection)) is not None
 
 
 def _kill_master(yarn: YarnCluster, application: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.jobs import fence as provision
-from airflow_bottledwater.jobs import leftovers, stop, submitted
+from airflow_bottledwater.jobs import leftovers, requests, stop, submitted
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state.control_topic import ControlTopic
@@ -22,7 +22,7 @@ def test_a_job_that_kafka_does_not_know_may_wait_in_its_cluster(
     """Kafka was away when it was announced. The request has to stay, and the application to be cancelled."""
     done: list[Any] = []
     monkeypatch.setattr(ControlTopic, "get", lambda topic, key: (None, 0.0))
-    monkeypatch.setattr(submitted, "request_stop", lambda pipeline, job_id, replace: done.append("asked"))
+    monkeypatch.setattr(requests, "stop_job", lambda kafka, job_id, replaced: done.append("asked"))
     monkeypatch.setattr(submitted, "report_end", lambda *_: done.append("reported"))
     monkeypatch.setattr(provision, "holds", lambda pipeline, claim: False)
     monkeypatch.setattr(provision, "fence", lambda pipeline, claim, why: "")

@@ -32,7 +32,7 @@ STATUS = {
     "permanent": False, "retired": False,
     "stopped_by": "", "began": "", "repeats": 0, "at": 1700000001.25, "heartbeat": 2.0,
 }  # fmt: skip
-REQUEST = {"command": "stop", "epoch": 3, "retire": True, "interrupted": 0, "by": "", "at": 1700000002.5}
+REQUEST = {"by": "request", "epoch": 3, "pipeline": "", "retire": True, "interrupted": 0, "at": 1700000002.5}
 OWNER = {"pipeline": "7301/shop/orders", "at": 1700000003.0}
 
 RECORDS: list[tuple[dict[str, Any], ControlRecord]] = [
@@ -49,7 +49,7 @@ RECORDS: list[tuple[dict[str, Any], ControlRecord]] = [
             at=1700000001.25,
         ),
     ),
-    (REQUEST, StopRequest(3, retire=True, at=1700000002.5)),
+    (REQUEST, StopRequest("request", 3, retire=True, at=1700000002.5)),
     (OWNER, OwnerRecord("7301/shop/orders", 1700000003.0)),
 ]
 
@@ -68,8 +68,8 @@ def test_a_field_that_is_not_known_is_left_out(raw: dict[str, Any], record: Cont
 
 def test_what_is_missing_has_its_default() -> None:
     assert decode(StatusRecord, {"state": "starting", "job": JOB}) == StatusRecord("starting", Job(**JOB))  # type: ignore[arg-type]
-    assert decode(StopRequest, {"epoch": 6}) == StopRequest(6, retire=False, interrupted=0, at=None)
-    assert encode(StopRequest(6)) == {"command": "stop", "epoch": 6, "retire": False, "interrupted": 0, "by": ""}
+    assert decode(StopRequest, {"by": "task", "epoch": 6}) == StopRequest("task", 6)
+    assert "at" not in encode(StopRequest("task", 6))
     assert decode(OwnerRecord, {"pipeline": "p"}) == OwnerRecord("p")
 
 
@@ -89,7 +89,7 @@ def test_what_is_missing_has_its_default() -> None:
         (StopRequest, {}),
         (StopRequest, {**REQUEST, "epoch": "all"}),
         (StopRequest, {**REQUEST, "epoch": True}),
-        (StopRequest, {**REQUEST, "command": "pause"}),
+        (StopRequest, {**REQUEST, "by": ""}),
         (StopRequest, {**REQUEST, "at": "now"}),
         (OwnerRecord, {}),
         (OwnerRecord, {"pipeline": 7}),

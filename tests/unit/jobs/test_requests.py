@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from airflow_bottledwater.jobs.control import REQUEST_HOLDS, holds
+from airflow_bottledwater.jobs.requests import REQUEST_HOLDS, holds
 from airflow_bottledwater.state.control_records import StatusRecord, StopRequest
 from tests.support.status import status_of
 
@@ -18,7 +18,7 @@ def status(epoch: int, state: str = "streaming", *, permanent: bool = False, kin
 
 
 def request(epoch: int, *, age: float = 10.0) -> StopRequest:
-    return StopRequest(epoch, at=NOW - age)
+    return StopRequest("request", epoch, at=NOW - age)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def request(epoch: int, *, age: float = 10.0) -> StopRequest:
         pytest.param(request(5), status(6, "finished"), False, id="to a job before one that finished"),
         pytest.param(request(8), status(6), False, id="to a later job"),
         pytest.param(request(6), None, False, id="to a job that left no status"),
-        pytest.param(StopRequest(6), status(6), False, id="without a time"),
-        pytest.param(StopRequest(6, at=math.nan), status(6), False, id="at no time"),
+        pytest.param(StopRequest("task", 6), status(6), False, id="without a time"),
+        pytest.param(StopRequest("request", 6, at=math.nan), status(6), False, id="at no time"),
     ],
 )
 def test_what_was_asked_before_a_job_listened(asked: StopRequest, last: StatusRecord | None, obeyed: bool) -> None:

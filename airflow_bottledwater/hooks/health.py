@@ -56,11 +56,11 @@ def look(
     from airflow_bottledwater.jobs import pipelines as state
 
     with ControlTopic.of(kafka) as shared:
-        records = shared.all()
+        records = shared.all(now=True)
         found = state.statuses(records, pipelines)
         dead = _silent(shared, {name: s for name, s in found.items() if state.silent(s, time.time())})
         # those that are alive have reported meanwhile
-        records = shared.all()
+        records = shared.all(now=True)
         found = state.statuses(records, pipelines)
     health = Health({name: status.state for name, status in found.items()})
     for pattern in state.missing(found, pipelines):

@@ -46,8 +46,9 @@ def living(pipeline: Pipeline, name: str) -> Holder | None:
     """
     from airflow_bottledwater.jobs import submitted
 
-    began = time.monotonic()
     with ControlTopic.of(pipeline.kafka) as shared:
+        shared.read_to_end()  # what is on its way is no sign of life
+        began = time.monotonic()
         while True:
             found, changed = shared.get(status_key(name))
             status = decode(StatusRecord, found)

@@ -305,7 +305,7 @@ def test_a_job_whose_task_has_ended_is_stopped(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(orphans, "unfinished", lambda pipeline, name: jobs)
     monkeypatch.setattr(stop, "stop_and_forget", lambda pipeline, identity: done.append(identity["id"]))
     cluster = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
-    asyncio.run(StreamErrorTrigger(**PIPELINE, cluster=cluster)._stop_orphans())  # type: ignore[arg-type]
+    asyncio.run(StreamErrorTrigger(hook=HOOK, cluster=cluster)._stop_orphans())  # type: ignore[arg-type]
     assert done == ["a", "c"]
 
 

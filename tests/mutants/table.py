@@ -1651,6 +1651,18 @@ MUTANTS = (
         f"{_CONTROL}::test_what_others_write_into_the_shared_topic_stops_nothing",
     ),
     Mutant(
+        "a process reads the shared topic with one consumer",
+        "ControlTopic.of",
+        swap("cls._of.setdefault(..., cls(kafka))", "cls(kafka)"),
+        "tests/integration/test_control_topic.py::test_a_jobs_parts_hear_and_write_by_one_client",
+    ),
+    Mutant(
+        "a record that is not acknowledged is an outage",
+        "control_topic._confirm",
+        never("failed or len(answers) < count"),
+        "tests/integration/test_control_topic.py::test_what_the_broker_does_not_take_is_an_outage",
+    ),
+    Mutant(
         "no error ends the reading of statuses and requests",
         "ControlTopic._read",
         swap(

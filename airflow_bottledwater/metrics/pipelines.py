@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_bottledwater.jobs.shared_records import SharedRecords
 from airflow_bottledwater.metrics.history import History
 from airflow_bottledwater.metrics.points import Point, points
 from airflow_bottledwater.metrics.sample import Sample
+from airflow_bottledwater.state.control_topic import ControlTopic
 
 #: seconds of samples that are read at first: a rate needs two, and an interval of some minutes is allowed
 _BEFORE = 600.0
@@ -19,7 +19,7 @@ class Pipelines:
     """Reads what all pipelines of a Kafka report; may be used from several threads."""
 
     def __init__(self, kafka: dict[str, str]) -> None:
-        self._records, self._history = SharedRecords.acquire(kafka), History(kafka, since=_BEFORE)
+        self._records, self._history = ControlTopic.of(kafka), History(kafka, since=_BEFORE)
         self._lock = threading.RLock()
 
     def read(self) -> Mapping[str, Any]:
@@ -47,5 +47,5 @@ class Pipelines:
 
     def close(self) -> None:
         """Close the readers."""
-        self._records.release()
+        self._records.close()
         self._history.close()

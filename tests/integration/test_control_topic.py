@@ -31,7 +31,7 @@ def pipeline(kafka: KafkaBroker) -> Pipeline:
     topics = Topics(properties)
     if store.CONTROL_TOPIC not in topics.describe([store.CONTROL_TOPIC]):
         topics.make(store.new_topic(store.CONTROL_TOPIC, 1))
-    return Pipeline.of(postgres="host=nowhere", kafka=properties, output_format="json", slot=uuid.uuid4().hex)
+    return Pipeline.of(postgres="host=nowhere", kafka=properties, format="json", slot=uuid.uuid4().hex)
 
 
 def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

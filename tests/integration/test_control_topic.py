@@ -67,7 +67,8 @@ def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Pipeline, monkeypat
         reporter.finish(Outcome(ok=True, stopped=True))
         controller.finish("stopped")
         requests.close()
-    assert made == [store.CONTROL_TOPIC] and ControlTopic._of == {}
+    until(lambda: not ControlTopic._of, "each part has closed the client")
+    assert made == [store.CONTROL_TOPIC]
     # what was written last is there, and the answered request is not
     found = control_topic.read(pipeline.kafka)
     assert found[f"status/{name}"]["state"] == "stopped" and request_key(name) not in found

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
@@ -34,11 +34,13 @@ _READING = 60.0
 #: seconds for one wait for records, after which it is seen that the client was closed
 _WAITING = 0.1
 #: seconds without a record after which Kafka is asked whether it answers, and the longest time between two answers over
-#: which it counts as having answered; watches look more often
-_ASKED, _GAP = 5.0, 30.0
+#: which it counts as having answered: watches look more often, and no job counts as dead after so short a silence
+_ASKED, _GAP = 5.0, 20.0
 #: seconds for which records may wait for the broker, and how many are written before it has to acknowledge them: far
 #: fewer than fit into the producer's queue
 _QUEUED, _AT_ONCE = 10.0, 1000
+#: how many changes wait for a subscriber before only the last of each key is kept
+_WAIT_AT_MOST = 1000
 
 
 class Subscription:
@@ -52,7 +54,8 @@ class Subscription:
         self._changes: deque[Change] = deque()
 
     def read(self) -> RawRecords:
-        """All records of the topic at its present end; :meth:`poll` returns what is written after them.
+        """All records of the topic at its present end, none if it does not exist yet; :meth:`poll` returns what is
+        written after them.
 
         :raises Outage: Kafka does not answer.
         """
@@ -62,10 +65,13 @@ class Subscription:
             return dict(self._topic.records)
 
     def poll(self, timeout: float = 0.0) -> list[Change]:
-        """The wanted records that were written since the last call, in the order in which they were.
+        """The wanted records that were written since the last call, in the order in which they were; of many, only the
+        last of each key.
 
         :param timeout: seconds to wait for the first.
+        :raises Outage: Kafka does not say whether the topic exists by now.
         """
+        self._topic.begin()
         with self._topic.arrived:
             if timeout:
                 self._topic.arrived.wait_for(lambda: self._changes, timeout)
@@ -76,10 +82,21 @@ class Subscription:
     def take(self, changes: list[Change]) -> None:
         """Keep those of the changes that are wanted; called by the topic."""
         self._changes.extend(change for change in changes if self._wants(change[0]))
+        if len(self._changes) > _WAIT_AT_MOST:
+            self._changes = deque(last_of_each(self._changes).items())
 
     def close(self) -> None:
         """End the subscription."""
         self._topic.unsubscribe(self)
+
+
+def last_of_each(changes: Iterable[Change]) -> dict[str, dict[str, Any] | None]:
+    """The last change of each key, in the order of these."""
+    found: dict[str, dict[str, Any] | None] = {}
+    for key, value in changes:
+        found.pop(key, None)
+        found[key] = value
+    return found
 
 
 class ControlTopic:
@@ -93,7 +110,7 @@ class ControlTopic:
         it mean anything that a record did not change; 0 before it was asked.
     """
 
-    _of: ClassVar[dict[tuple[int, str], ControlTopic]] = {}
+    _of: ClassVar[dict[str, ControlTopic]] = {}
     #: reentrant, since a signal's handler (on_kill) may need what the interrupted code has
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
@@ -108,6 +125,9 @@ class ControlTopic:
         self._first_end = math.inf
         self._changed: dict[str, float] = {}
         self._answered = -math.inf
+        #: one asks Kafka for all that wait for its answer; reentrant as above
+        self._asking = threading.RLock()
+        self._asked: tuple[float, Exception | None] = (-math.inf, None)
         self.records: RawRecords = {}
         self.at = 0
         self.arrived = threading.Condition(threading.RLock())
@@ -117,10 +137,14 @@ class ControlTopic:
     def of(cls, kafka: Mapping[str, str]) -> ControlTopic:
         """The client for these properties, which is also a context manager."""
         with cls._lock:
-            # a process that was forked has none of the threads
-            found = cls._of.setdefault((os.getpid(), json.dumps(dict(kafka), sort_keys=True)), cls(kafka))
+            found = cls._of.setdefault(_key(kafka), cls(kafka))
             found._users += 1
             return found
+
+    @classmethod
+    def _forked(cls) -> None:
+        """Make no use of the clients of the process that has forked this one: their threads are not here."""
+        cls._of, cls._lock = {}, threading.RLock()
 
     def __enter__(self) -> ControlTopic:
         return self
@@ -135,7 +159,8 @@ class ControlTopic:
             if self._users:
                 return
             # a user that comes later gets a new client
-            self._of.pop((os.getpid(), json.dumps(self._kafka, sort_keys=True)), None)
+            if self._of.get(_key(self._kafka)) is self:
+                del self._of[_key(self._kafka)]
             self._closed = True
         with self.arrived:
             reading, writer = self._reading, self._writer
@@ -191,11 +216,33 @@ class ControlTopic:
         if now or time.monotonic() - self._answered > _ASKED:
             self.read_to_end()
 
+    def begin(self) -> None:
+        """Begin to read as soon as the topic exists; until then, Kafka is asked from time to time.
+
+        :raises Outage: Kafka does not answer.
+        """
+        if self._reading is None:
+            self._look(False)
+
     def read_to_end(self) -> None:
         """Read to the present end of the topic, if it exists, which also makes sure that Kafka answers.
 
         :raises Outage: Kafka does not answer.
         """
+        called = time.monotonic()
+        with self._asking:
+            began, error = self._asked
+            if began < called:
+                began, error = time.monotonic(), None
+                try:
+                    self._ask()
+                except Exception as failure:
+                    error = failure
+                self._asked = began, error
+        if error is not None:
+            raise error
+
+    def _ask(self) -> None:
         try:
             end = self.end()
             deadline = time.monotonic() + _READING
@@ -226,8 +273,9 @@ class ControlTopic:
         with self.arrived:
             self._first_end = min(self._first_end, end)
             if self._reading is None and not self._closed:
-                self._reading = threading.Thread(target=self._read, name="control topic", daemon=True)
-                self._reading.start()
+                reading = threading.Thread(target=self._read, name="control topic", daemon=True)
+                reading.start()
+                self._reading = reading
         return end
 
     def _answers(self) -> None:
@@ -246,12 +294,11 @@ class ControlTopic:
             try:
                 reader = reader or store.Reader(self._kafka, store.CONTROL_TOPIC, committed=False)
                 changes = reader.poll(_WAITING)
+                if changes or reader.at > self.at:
+                    self._arrived(changes, reader.at)
             except Exception as error:
                 self._failed(error)
                 time.sleep(_WAITING)
-                continue
-            if changes or reader.at > self.at:
-                self._arrived(changes, reader.at)
         if reader is not None:
             reader.close()
 
@@ -260,10 +307,9 @@ class ControlTopic:
             self._error = None
             if self.at >= self._first_end:
                 self._changed.update(dict.fromkeys((key for key, _ in changes), time.monotonic()))
-            for key, value in changes:
-                if value is None:
-                    self.records.pop(key, None)
-                else:
+            for key, value in last_of_each(changes).items():
+                self.records.pop(key, None)
+                if value is not None:
                     self.records[key] = value
             for each in self._subscriptions:
                 each.take(changes)
@@ -289,6 +335,8 @@ class ControlTopic:
         :param wait: seconds to wait until the broker has acknowledged them; 0 does not wait, and ignores failures.
         :raises Outage: it has not acknowledged one in time; others may be written.
         """
+        from confluent_kafka import KafkaException
+
         from airflow_bottledwater.state.store import CONTROL_TOPIC, encode
 
         producer, answers = self._producer(), list["KafkaError | None"]()
@@ -300,6 +348,10 @@ class ControlTopic:
             except BufferError:
                 if wait:
                     raise Outage("Kafka does not take our status records.") from None
+            except KafkaException as error:  # an idempotent producer does nothing any more after a fatal error
+                with self.arrived:
+                    self._writer = None
+                raise Outage(f"Kafka's client does not take our status records: {error}.") from None
             if wait and (number % _AT_ONCE == 0 or number == len(records)):
                 _confirm(producer, answers, number, wait)
         producer.poll(0)
@@ -320,6 +372,13 @@ class ControlTopic:
                     }
                 )
             return self._writer
+
+
+def _key(kafka: Mapping[str, str]) -> str:
+    return json.dumps(dict(kafka), sort_keys=True)
+
+
+os.register_at_fork(after_in_child=ControlTopic._forked)
 
 
 def _confirm(producer: Producer, answers: list[KafkaError | None], count: int, wait: float) -> None:

@@ -58,7 +58,7 @@ def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Pipeline, monkeypat
             pipeline.kafka, {request_key(name): encode(StopRequest("request", job.epoch, at=time.time()))}
         )
         until(lambda: requests.poll() or requests.active, "the request for a live snapshot")
-        assert controller.stopped.wait(10)
+        until(controller.stopped.is_set, "the stop of the pipeline")
         until(lambda: stopped == ["asked"], "the stop of this job")
         requests.remove("s")
         requests.read()

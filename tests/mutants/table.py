@@ -27,6 +27,7 @@ _CORE, _UNIT_PACE = "tests/unit/publish/test_publish_core.py", "tests/unit/publi
 _MOVEMENT = "tests/unit/state/test_movement.py"
 _WATCH, _STOPPING = "tests/unit/jobs/test_watch.py", "tests/integration/test_job_stop.py"
 _VERIFY = "tests/integration/test_verify.py"
+_TOPIC = "tests/unit/state/test_control_topic.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
 _LARGE = "tests/integration/test_large_rows.py"
 _REGISTRY = "tests/integration/test_registry.py"
@@ -1655,6 +1656,42 @@ MUTANTS = (
         "ControlTopic.of",
         swap("cls._of.setdefault(..., cls(kafka))", "cls(kafka)"),
         "tests/integration/test_control_topic.py::test_a_jobs_parts_hear_and_write_by_one_client",
+    ),
+    Mutant(
+        "one asks kafka for all that wait",
+        "ControlTopic.read_to_end",
+        always("began < called"),
+        f"{_TOPIC}::test_one_asks_kafka_for_all_that_wait[False]",
+    ),
+    Mutant(
+        "the shared topic is read once it exists",
+        "Subscription.poll",
+        drop("self._topic.begin()"),
+        f"{_TOPIC}::test_a_topic_that_is_created_later_is_read_then",
+    ),
+    Mutant(
+        "a forked process has its own client of the shared topic",
+        "ControlTopic._forked",
+        swap("cls._of, cls._lock = ({}, threading.RLock())", "pass"),
+        f"{_TOPIC}::test_a_forked_process_has_its_own_client",
+    ),
+    Mutant(
+        "a subscriber that falls behind keeps the last of each key",
+        "Subscription.take",
+        never("len(self._changes) > _WAIT_AT_MOST"),
+        f"{_TOPIC}::test_a_subscriber_that_falls_behind_gets_the_last_of_each_key",
+    ),
+    Mutant(
+        "records are in the order of their last offsets",
+        "ControlTopic._arrived",
+        drop("self.records.pop(key, None)"),
+        f"{_TOPIC}::test_records_are_in_the_order_of_their_last_offsets",
+    ),
+    Mutant(
+        "a producer that has failed for good is replaced",
+        "ControlTopic.write",
+        swap("self._writer = None", "pass"),
+        f"{_TOPIC}::test_a_producer_that_has_failed_for_good_is_replaced",
     ),
     Mutant(
         "a record that is not acknowledged is an outage",

@@ -23,7 +23,7 @@ class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.written = 1000.0, list[SnapshotReport]()
         monkeypatch.setattr(report.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(report.store, "Control", lambda _: SimpleNamespace(write=self._write))
+        monkeypatch.setattr(report.ControlTopic, "of", lambda _: SimpleNamespace(write=self._write))
         self.reports = Reports(Pipeline.of(postgres="host=db"), "pipeline")
         self.reading = self.new_reading()
 
@@ -32,7 +32,8 @@ class Told:
         extent._parts = {oid: (77, parts) for oid, parts in (sizes or {1: [10], 2: [6, 4]}).items()}
         return SimpleNamespace(extent=extent, waits_for="")
 
-    def _write(self, key: str, raw: Any, wait: float) -> None:
+    def _write(self, records: dict[str, Any], wait: float) -> None:
+        (raw,) = records.values()
         found = decode(SnapshotReport, raw)
         assert found is not None
         self.written.append(found)

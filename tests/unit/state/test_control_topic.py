@@ -1,0 +1,161 @@
+"""The client of the shared topic, without a Kafka: who asks it, what subscribers get, and what outlives an error."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.kafka import topics
+from airflow_bottledwater.state import control_topic, store
+from airflow_bottledwater.state.control_topic import ControlTopic
+from tests.support.waiting import until
+
+KAFKA = {"bootstrap.servers": "nowhere:1"}
+
+
+@pytest.fixture(autouse=True)
+def clients_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlTopic, "_of", {})
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_one_asks_kafka_for_all_that_wait(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
+    asked, answer = list[int](), threading.Event()
+
+    def end(self: ControlTopic) -> int:
+        asked.append(1)
+        assert answer.wait(60)
+        if away:
+            raise Outage("Kafka does not answer.")
+        return 0
+
+    def look() -> object:
+        with ControlTopic.of(KAFKA) as topic:
+            try:
+                return topic.get("job/1", now=True)
+            except Outage as error:
+                return str(error)
+
+    monkeypatch.setattr(ControlTopic, "end", end)
+    with ControlTopic.of(KAFKA) as ours, ThreadPoolExecutor(20) as threads:
+        found = [threads.submit(look) for _ in range(20)]
+        until(lambda: len(asked) == 1, "the first asks")
+        until(lambda: ours._users > 20, "all look")
+        answer.set()
+        results = [each.result(60) for each in found]
+    assert set(results) == ({"Kafka does not answer."} if away else {(None, 0.0)})
+    # one that came after the question began asks once more: what was written meanwhile counts for it
+    assert len(asked) <= 3
+    with ControlTopic.of(KAFKA) as later:
+        before = len(asked)
+        if not away:
+            later.get("job/1", now=True)
+            assert len(asked) == before + 1
+
+
+def test_a_forked_process_has_its_own_client() -> None:
+    with ControlTopic.of(KAFKA) as ours, ControlTopic._lock:
+        child = os.fork()
+        if not child:
+            with ControlTopic.of(KAFKA) as other:
+                os._exit(0 if other is not ours and other._users == 1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert ControlTopic._of
+
+
+def test_a_subscriber_that_falls_behind_gets_the_last_of_each_key() -> None:
+    with ControlTopic.of(KAFKA) as topic:
+        heard = topic.subscribe(lambda key: key != "other")
+        topic._arrived([("first", {"n": 0}), ("other", {})], 2)
+        for number in range(3 * control_topic._WAIT_AT_MOST):
+            topic._arrived([("status", {"n": number}), ("gone", None)], number)
+        assert len(heard._changes) <= control_topic._WAIT_AT_MOST + 2
+        topic._reading = threading.current_thread()
+        assert heard.poll()[-2:] == [("status", {"n": number}), ("gone", None)]
+        topic._reading = None
+
+
+def test_records_are_in_the_order_of_their_last_offsets() -> None:
+    """So that who reads them for the first time finds the same order: the first owner of a topic owns it."""
+    with ControlTopic.of(KAFKA) as topic:
+        topic._arrived([("a", {"n": 1}), ("b", {"n": 2}), ("c", {"n": 3})], 3)
+        topic._arrived([("a", {"n": 4}), ("c", None)], 5)
+        assert list(topic.known().items()) == [("b", {"n": 2}), ("a", {"n": 4})]
+
+
+class Broker:
+    """A Kafka in which the topic does not exist at first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.exists = False
+        monkeypatch.setattr(topics, "Topics", lambda _: self)
+        monkeypatch.setattr(store, "Reader", lambda *_, **__: self)
+        monkeypatch.setattr(control_topic, "_ASKED", 0.0)
+        self.at, self.polls = 0, list[Any]()
+
+    def describe(self, names: list[str], *, confirm: bool) -> dict[str, Any]:
+        return dict.fromkeys(names) if self.exists else {}
+
+    def ends(self, name: str, partitions: int) -> list[int]:
+        return [1]
+
+    def poll(self, timeout: float) -> list[Any]:
+        self.polls.append(timeout)
+        if len(self.polls) == 1:
+            raise ValueError("whatever it is")
+        if len(self.polls) == 2:
+            self.at = 1
+            return [("stop/1", {"by": "task"})]
+        threading.Event().wait(0.01)
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_topic_that_is_created_later_is_read_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(monkeypatch)
+    with ControlTopic.of(KAFKA) as topic:
+        heard = topic.subscribe("stop/1".__eq__)
+        assert heard.read() == {} and heard.poll() == []
+        broker.exists = True
+        found = list[Any]()
+
+        def hear() -> bool:
+            try:
+                found.extend(heard.poll(0.1))
+            except ValueError:  # the first look fails, and is not the last
+                return False
+            return bool(found)
+
+        until(hear, "the request is heard")
+        assert found == [("stop/1", {"by": "task"})]
+
+
+def test_a_producer_that_has_failed_for_good_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Any]()
+
+    class Producer:
+        def __init__(self, _: Any) -> None:
+            made.append(self)
+
+        def produce(self, *_: Any, on_delivery: Any, **__: Any) -> None:
+            if len(made) == 1:
+                raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL))
+            on_delivery(None, None)
+
+        def poll(self, _: float) -> None: ...
+        def flush(self, _: float) -> None: ...
+
+    monkeypatch.setattr(confluent_kafka, "Producer", Producer)
+    with ControlTopic.of(KAFKA) as topic:
+        with pytest.raises(Outage, match="does not take"):
+            topic.write({"status/a": {}}, wait=0)
+        topic.write({"status/a": {}})
+    assert len(made) == 2

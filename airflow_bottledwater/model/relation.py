@@ -23,6 +23,8 @@ class ColumnType:
     :param extension: the extension that the base type belongs to; empty for none.
     :param attributes: the attributes of a composite.
     :param labels: the labels of an enum that is published as an enum.
+    :param members: the oids of an enum's labels, which they keep when they get other names, and the labels. Two types
+        are the same if only these differ.
     :param form: the form that the settings choose, for a type that has several
         (:class:`~airflow_bottledwater.model.forms.TypeOptions`).
     """
@@ -41,6 +43,7 @@ class ColumnType:
     attributes: tuple[Column, ...] = ()
     labels: tuple[str, ...] = ()
     form: str = ""
+    members: tuple[tuple[int, str], ...] = field(default=(), compare=False)
 
     @property
     def forms(self) -> tuple[Any, ...]:

@@ -29,8 +29,7 @@ SELECT attrelid, attname, atttypid, atttypmod, attndims,
 FROM pg_attribute WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
 """
 _LABELS = (
-    "SELECT enumtypid, array_agg(enumlabel::text ORDER BY enumsortorder) FROM pg_enum WHERE enumtypid = "
-    "ANY (%s::oid[]) GROUP BY 1"
+    "SELECT enumtypid, oid, enumlabel::text FROM pg_enum WHERE enumtypid = ANY (%s::oid[]) ORDER BY 1, enumsortorder"
 )
 _MONEY, _NUMERIC = 790, 1700
 _DOCUMENTS = {114, 3802}
@@ -85,9 +84,9 @@ class _Catalog:
             below |= {d.oid for relation in relations for _, d, _ in self._attributes.get(relation, [])}
             wanted = below - set(self._rows)
         enums = [oid for oid, row in self._rows.items() if row.kind == "e"]
-        self._labels: dict[int, list[str]] = {}
-        if forms.enums == "enum":
-            self._labels = dict(connection.execute(_LABELS, (enums,)).fetchall())
+        self._labels: dict[int, list[tuple[int, str]]] = {}
+        for enum, oid, label in connection.execute(_LABELS, (enums,)).fetchall() if enums else ():
+            self._labels.setdefault(enum, []).append((oid, label))
         self._money_scale = 0
         if _MONEY in self._rows:
             self._money_scale = _money_scale(connection)
@@ -111,6 +110,7 @@ class _Catalog:
             attributes = tuple(
                 Column(name, self.describe(d), comment) for name, d, comment in self._attributes.get(row.relation, [])
             )
+        members = tuple(self._labels.get(base, ()))
         return ColumnType(
             declared.oid,
             declared.typmod,
@@ -124,8 +124,9 @@ class _Catalog:
             row.label,
             row.extension,
             attributes,
-            tuple(self._labels.get(base, ())),
+            tuple(label for _, label in members) if form == "enum" else (),
             form,
+            members,
         )
 
     def _form(self, oid: int, row: _Row, is_array: bool) -> str:

@@ -40,6 +40,7 @@ from airflow_bottledwater.state.records import (
     SavedSettings,
     StateRecord,
     Sweep,
+    Types,
     decode,
     encode,
     live_key,
@@ -159,6 +160,11 @@ class PipelineState:
     def gaps(self) -> dict[int, Gap]:
         """The tables of which changes were left out, by oid."""
         return self._of_tables("gap", Gap)
+
+    @property
+    def types(self) -> dict[int, Types]:
+        """What the types of columns consist of, for the tables of which that has changed since they were recorded."""
+        return self._of_tables("types", Types)
 
     @property
     def accepted(self) -> frozenset[int]:

@@ -21,6 +21,7 @@ from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.relation import Column
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
@@ -71,6 +72,11 @@ def partitions_key(oid: int) -> str:
 def gap_key(oid: int) -> str:
     """The key of a table of which changes were left out."""
     return f"gap/{oid}"
+
+
+def types_key(oid: int) -> str:
+    """The key of what the types of a table's columns consist of."""
+    return f"types/{oid}"
 
 
 def former_key(topic: str) -> str:
@@ -261,6 +267,17 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Types:
+    """What the types of a table's columns consist of, as its published records have it, if that has changed since the
+    table was recorded.
+
+    :param columns: those of which the type has attributes or labels.
+    """
+
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Former:
     """A topic had the rows of a table, and no table of the pipeline has it now: whichever gets its name gets the topic,
     with a sweep.
@@ -322,7 +339,7 @@ class LiveProgress:
 StateRecord = (
     Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan
     | Progress | Sweep
-    | Partitions | Below | Gap | Former | LiveProgress | Letters
+    | Partitions | Below | Gap | Types | Former | LiveProgress | Letters
 )  # fmt: skip
 
 #: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the
@@ -343,6 +360,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     "sweep": Sweep,
     "partitions": Partitions,
     "gap": Gap,
+    "types": Types,
     "former": Former,
     "below": Below,
     "live": LiveProgress,

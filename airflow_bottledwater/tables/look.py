@@ -16,7 +16,8 @@ from airflow_bottledwater.provision.source_checks import elsewhere, unreadable
 from airflow_bottledwater.state import coverage as compared
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.tables.types import Labels, labels
+from airflow_bottledwater.state.records import Types
+from airflow_bottledwater.tables.types import altered
 
 #: changes with every statement that may change the result of a look: the catalog rows of such an object are written
 #: anew, as the transaction (xmin) shows that wrote them. VACUUM and ANALYZE write theirs in place. Tables of single
@@ -52,8 +53,9 @@ class Seen:
         (:func:`airflow_bottledwater.state.coverage.unread`).
     :param hindered: the reasons why followed tables cannot be published or read as they are, as sentences, by oid.
     :param elsewhere: see :func:`airflow_bottledwater.provision.source_checks.elsewhere`.
-    :param labels: see :func:`airflow_bottledwater.tables.types.labels`.
-    :param altered: see :meth:`airflow_bottledwater.tables.types.KnownTypes.altered`.
+    :param altered: the tables of which columns' types have other names now, see
+        :func:`airflow_bottledwater.tables.types.altered`.
+    :param types: what is to be recorded of columns' types, see there.
     :param unsent: see :func:`airflow_bottledwater.state.coverage.unsent`.
     :param lsn: the end of the server's WAL behind all that was found: what was committed before a change of the catalog
         is before it.
@@ -68,8 +70,8 @@ class Seen:
     attached: dict[int, list[partitions.Partition]] = field(default_factory=dict)
     hindered: dict[int, str] = field(default_factory=dict)
     elsewhere: dict[int, str] = field(default_factory=dict)
-    labels: Labels = field(default_factory=dict)
     altered: dict[int, str] = field(default_factory=dict)
+    types: dict[int, Types] = field(default_factory=dict)
     unsent: dict[str, str] = field(default_factory=dict)
     lsn: int = 0
 
@@ -107,8 +109,7 @@ def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Se
             compared.unread(compared.attached(connection, pipeline, known), known) if changed else {},
             unreadable(connection, followed) | compared.mismatches(connection, followed),
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
-            labels(connection),
-            {},
+            *altered(known, {table.oid: table for table in followed}),
             changed,
             end_of_wal(connection),
         )

@@ -23,7 +23,6 @@ from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.tables import checks, writer
 from airflow_bottledwater.tables.look import Seen, look, mark
 from airflow_bottledwater.tables.plan import NOT_COMPLETE, PINNING, ROWS_ELSEWHERE, Do, Step, Unfit, plan, unfollowed
-from airflow_bottledwater.tables.types import KnownTypes
 from airflow_bottledwater.tables.writer import Prepared
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class TableWatch:
         self._known, self._patient = known, patient
         self._given, self._asked = threading.Event(), threading.Event()
         self._ended = threading.Event()
-        self._mark, self._again, self._types = "", 0.0, KnownTypes()
+        self._mark, self._again = "", 0.0
         #: when each step came up first, and where the end of the WAL was then
         self._since: dict[tuple[int, Do, str], tuple[float, int]] = {}
         #: when live snapshots whose rows are owed are tried again; 0 if none has failed
@@ -172,7 +171,6 @@ class TableWatch:
             known, generation = self._known, self._generation
         known.apply(coverage.followed(connection, known))
         seen = look(connection, self._pipeline, known)
-        seen = replace(seen, altered=self._types.altered(known.tables, seen.tables, seen.labels))
         try:
             writer.set_aside(connection, self._pipeline, seen)
         except (BottledWaterError, psycopg.Error) as error:
@@ -206,7 +204,7 @@ class TableWatch:
             due, lsn = self._due(steps, known, seen)
             retry = self._retries(known)
             self._since = {key: since for key, since in self._since.items() if key in came_up}
-            if not due and not retry:
+            if not due and not retry and not seen.types:
                 return steps, None
             prepared = writer.prepare(connection, self._pipeline, self._cluster, known, seen, due)
             if not prepared.unfit:

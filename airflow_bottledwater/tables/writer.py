@@ -40,6 +40,7 @@ from airflow_bottledwater.state.records import (
     LiveProgress,
     Partitions,
     StateRecord,
+    Types,
     below_key,
     boundary_key,
     former_key,
@@ -50,6 +51,7 @@ from airflow_bottledwater.state.records import (
     progress_key,
     sweep_key,
     table_key,
+    types_key,
 )
 from airflow_bottledwater.tables import checks
 from airflow_bottledwater.tables.look import Seen
@@ -69,6 +71,7 @@ class Prepared:
     :param lsn: the stream has to be here first: everything that was committed before the steps' reasons came up is
         before it.
     :param retry: whether live snapshots that have failed, and whose rows are owed, are tried again.
+    :param types: what is recorded of columns' types, for tables that are not recorded anew.
     :param unfit: the tables for which nothing could be made, and why.
     """
 
@@ -79,6 +82,7 @@ class Prepared:
     swept: frozenset[int] = frozenset()
     lsn: int = 0
     retry: bool = False
+    types: dict[int, Types] = field(default_factory=dict)
     unfit: dict[int, Unfit] = field(default_factory=dict)
 
     @property
@@ -164,6 +168,7 @@ def prepare(
         partition_records(connection, [each.table for each in found]),
         covered,
         frozenset(oid for oid, each in pinned.items() if each.topic in alone),
+        types=seen.types,
         unfit=unfit,
     )
 
@@ -236,6 +241,8 @@ def records(pipeline: Pipeline, prepared: Prepared, known: PipelineState) -> dic
         if before is not None and before.topic != step.topic and before.topic not in taken:
             values[former_key(before.topic)] = Former(step.oid, before.table.qualified)
     values = {key: value for key, value in values.items() if value is not None or key in known.raw}
+    left = known.tables.keys() - {step.oid for step in prepared.steps if step.do in PINNING or step.do is Do.STOP}
+    values |= {types_key(oid): types for oid, types in prepared.types.items() if oid in left}
     values |= prepared.partitions
     values |= lives.changed
     values[COMPLETE] = replace(complete, tables=tuple(sorted(done)), at=time.time())
@@ -273,7 +280,7 @@ def tell(prepared: Prepared) -> None:
 
 def _obsolete(known: PipelineState, oid: int) -> list[str]:
     """The keys of a table's records that describe what it was: its first snapshot, its partitions; and what waited."""
-    keys = [partitions_key(oid), sweep_key(oid), below_key(oid), gap_key(oid)]
+    keys = [partitions_key(oid), sweep_key(oid), below_key(oid), gap_key(oid), types_key(oid)]
     for part in known.parts(oid):
         if (plan := known.plan(part)) is not None:
             keys += [plan_key(part), *(progress_key(part, chunk) for chunk in range(len(plan.ranges)))]

@@ -279,3 +279,11 @@ def test_names_inside_of_types_that_change_are_published_again(make_flow: MakeFl
     new = flow.read("t")[-1].value
     assert len(flow.read("t")) == count + 1 and len(flow.read("other")) == 1
     assert (new["p"], new["m"]) == ([{"n": 1, "b": "z", "c": 3}], "great")
+    # of what was added since the table was recorded, and while no stream runs
+    flow.execute("ALTER TYPE pair RENAME ATTRIBUTE c TO d", "ALTER TYPE mood RENAME VALUE 'great' TO 'fine'")
+    assert not flow.compare("t").equal
+    with flow.streaming() as errors:
+        until(lambda: flow.compare("t").equal, "the names that were changed meanwhile", failed=errors)
+        count = len(flow.read("t"))
+        flow.published("UPDATE t SET d = 'f' WHERE id = 1")
+    assert errors == [] and not problems(flow) and len(flow.read("t")) == count + 1

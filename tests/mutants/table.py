@@ -2172,13 +2172,19 @@ MUTANTS = (
     Mutant(
         "attributes that get other names are noticed",
         "_renamed",
-        drop("old.name != new.name"),
+        never("old.name != new.name"),
         "tests/integration/test_tables.py::test_names_inside_of_types_that_change_are_published_again",
     ),
     Mutant(
         "labels that get other names are noticed",
-        "KnownTypes.altered",
-        never("any(labels.get(enum, {}).get(each, name) != name for each, name in label.items())"),
+        "_renamed",
+        never("any(labels.get(oid, label) != label for oid, label in before.members)"),
+        "tests/integration/test_tables.py::test_names_inside_of_types_that_change_are_published_again",
+    ),
+    Mutant(
+        "names that were added to a type since its table was recorded are recorded",
+        "records",
+        swap("{types_key(oid): types for oid, types in prepared.types.items() if oid in left}", "{}"),
         "tests/integration/test_tables.py::test_names_inside_of_types_that_change_are_published_again",
     ),
     Mutant(

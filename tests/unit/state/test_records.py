@@ -40,6 +40,7 @@ RECORDS: dict[str, StateRecord] = {
     records.sweep_key(1): records.Sweep((1, 2**40), False),
     records.partitions_key(1): _PARTITIONS,
     records.gap_key(1): records.Gap("lacks changes"),
+    records.types_key(1): records.Types((Column("m", ColumnType(7, -1, 7, -1, "e", "mood", members=((9, "sad"),))),)),
     records.former_key("shop.t"): records.Former(1, "public.t"),
     records.below_key(1): Below("public.t"),
     records.letters_key(1, records.by_lane(3)): records.Letters("public.t", 7, 2),

@@ -12,7 +12,7 @@ from rich.text import Text
 from airflow_bottledwater.jobs.pipelines import Limits, silent, statuses, wrong
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.pipelines import Pipelines
-from airflow_bottledwater.metrics.registry import SECONDS, Metric
+from airflow_bottledwater.metrics.rates import quantile, rate
 from airflow_bottledwater.metrics.sample import Sample
 from airflow_bottledwater.model.amounts import duration, size
 from airflow_bottledwater.state.control_records import StatusRecord
@@ -77,31 +77,3 @@ def _tables(samples: Sequence[Sample]) -> Table:
     for name, of in sorted(rates.items(), key=lambda item: -sum(item[1]))[:_TABLES]:
         table.add_row(name, *(f"{each:,.0f}" for each in of))
     return table
-
-
-def rate(samples: Sequence[Sample], metric: Metric, *labels: str) -> float:
-    """How much a counter has grown in a second between the last two samples of one job; 0 if there are none."""
-    if len(samples) < 2 or samples[-1].job != samples[-2].job:
-        return 0.0
-    before, last = samples[-2:]
-    grown = (last.value(metric.name, *labels) or 0.0) - (before.value(metric.name, *labels) or 0.0)
-    return max(0.0, grown) / max(0.001, last.at - before.at)
-
-
-def quantile(samples: Sequence[Sample], metric: Metric, share: float) -> float | None:
-    """A bound that this share of the durations between the last two samples of one job did not exceed, in seconds;
-    None if there were none."""
-    if len(samples) < 2 or samples[-1].job != samples[-2].job:
-        return None
-    before, last = (each.distributions.get(metric.name) for each in samples[-2:])
-    if last is None:
-        return None
-    counts = [a - b for a, b in zip(last.counts, before.counts if before else [0] * len(last.counts), strict=True)]
-    if (total := sum(counts)) <= 0:
-        return None
-    reached = 0
-    for bound, count in zip((*SECONDS, SECONDS[-1]), counts, strict=True):
-        reached += count
-        if reached >= share * total:
-            return bound
-    return SECONDS[-1]

@@ -108,7 +108,6 @@ def report(pipeline: Pipeline) -> PipelineReport:
         cluster = identify(connection)
         found = slot.state(connection, pipeline.slot)
     known = _known(pipeline, cluster)
-    tables = sorted(known.tables.items(), key=lambda item: item[1].table.qualified)
     return PipelineReport(
         name=pipeline.slot,
         database=cluster.database,
@@ -118,9 +117,15 @@ def report(pipeline: Pipeline) -> PipelineReport:
         counters=known.counters,
         open_letters=known.open_letters,
         complete=bool(known.tables) and known.complete,
-        tables=[_table(known, oid, pinned) for oid, pinned in tables],
+        tables=tables(known),
         job=read_status(pipeline, cluster.pipeline(pipeline.slot)),
     )
+
+
+def tables(known: PipelineState) -> list[TableReport]:
+    """The progress of all tables of a state, in the order of their names."""
+    found = sorted(known.tables.items(), key=lambda item: item[1].table.qualified)
+    return [_table(known, oid, pinned) for oid, pinned in found]
 
 
 def _table(known: PipelineState, oid: int, pinned: PinnedTable) -> TableReport:

@@ -180,6 +180,12 @@ def stopped_by() -> StoppedBy:
     return (job.stopped_by if isinstance(job, JobReporter) else "") or TASK
 
 
+def owner() -> Owner | None:
+    """The task of Airflow that has submitted this process, if it is a job that a task has submitted."""
+    job = working_for()
+    return job.record.owner if isinstance(job, JobReporter) else None
+
+
 def application() -> str:
     """What the cluster's manager calls this driver: YARN's application id, by its container's, or the driver's pod on
     Kubernetes.

@@ -112,6 +112,7 @@ class StatusRecord:
     :param stopped_by: who has stopped the job: :data:`REQUEST`, the pipeline was asked to stop, and is not to run;
         :data:`TASK`, its task in Airflow was ended; :data:`REPLACEMENT`, another job is about to take its place. Empty
         if nobody has.
+    :param owner: the task of Airflow that has submitted the job; None if none has.
     :param began: the position at the job's start.
     :param repeats: how many stream jobs before this one have failed in a row without publishing anything.
     :param problems: what is not as it is meant although the job runs; see :class:`Problem`.
@@ -131,6 +132,7 @@ class StatusRecord:
     permanent: bool = False
     retired: bool = False
     stopped_by: StoppedBy = ""
+    owner: Owner | None = None
     began: str = ""
     repeats: int = 0
     at: float = 0.0

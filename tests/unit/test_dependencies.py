@@ -28,8 +28,10 @@ DISTRIBUTIONS = {
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "airflow": "apache-airflow",
     "airflow.providers.apache.spark": "apache-airflow-providers-apache-spark",
-    # Airflow's own dates
+    # Airflow's own dates, web framework and database
     "pendulum": "apache-airflow",
+    "fastapi": "apache-airflow",
+    "sqlalchemy": "apache-airflow",
     "yaml": "pyyaml",
 }
 #: which extras a module may use beside the base: by the first pattern that fits; all others have the base only
@@ -40,7 +42,16 @@ ROOMS: list[tuple[set[str], list[str]]] = [
     ({"airflow", "spark", "local"}, ["local/*.py"]),
     (
         {"airflow"},
-        ["hooks/*.py", "operators/*.py", "sensors/*.py", "triggers/*.py", "task_group.py", "dag.py", "form.py"],
+        [
+            "hooks/*.py",
+            "operators/*.py",
+            "sensors/*.py",
+            "triggers/*.py",
+            "plugin/*.py",
+            "task_group.py",
+            "dag.py",
+            "form.py",
+        ],
     ),
     (
         {"spark"},

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from airflow_bottledwater.cli.top import quantile, rate, screen
+from airflow_bottledwater.cli.top import screen
 from airflow_bottledwater.metrics import registry
+from airflow_bottledwater.metrics.rates import quantile, rate
 from airflow_bottledwater.metrics.registry import SECONDS
 from airflow_bottledwater.metrics.sample import Distribution, Labelled, Sample
 from airflow_bottledwater.model.job import Job

@@ -1,0 +1,112 @@
+"""What the page asks: all answers are made of what pipelines report and of what Airflow knows. Nothing is changed here:
+the page's buttons trigger DAGs, by Airflow's own API."""
+
+from __future__ import annotations
+
+import mimetypes
+from pathlib import Path
+from typing import Any
+
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import FastAPI, HTTPException, Query
+from fastapi.staticfiles import StaticFiles
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.plugin import kafkas, overview, rights
+from airflow_bottledwater.plugin.detail import detail
+from airflow_bottledwater.plugin.past import PERIODS, past
+from airflow_bottledwater.plugin.rights import Rights
+from airflow_bottledwater.plugin.watch import Seen, Watch
+
+#: what was built of ``www/src``
+BUILT = Path(__file__).parent / "www" / "built"
+
+
+def make() -> FastAPI:
+    """The app."""
+    app = FastAPI(title="Bottled Water", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_api_route("/api/pipelines", pipelines)
+    app.add_api_route("/api/pipelines/{kafka}/{name:path}", pipeline)
+    app.add_api_route("/api/history/{kafka}/{name:path}", history)
+    mimetypes.add_type("application/javascript", ".cjs")
+    app.mount("/static", StaticFiles(directory=BUILT))
+    return app
+
+
+def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
+    """All pipelines that the user may see, those with something wrong first.
+
+    :param dag_id: only those whose job a task of this DAG has submitted.
+    """
+    allowed = Rights(user)
+    found: list[dict[str, Any]] = []
+    away = {}
+    for conn_id, watch in kafkas.watches().items():
+        seen = watch.look()
+        if seen.away:
+            away[conn_id] = seen.away
+        shown = overview.rows(conn_id, seen)
+        found += [each for each in shown if allowed.may_see(conn_id, _dag_of(each)) and dag_id in ("", _dag_of(each))]
+    return {
+        "pipelines": overview.worst_first(found),
+        "wrong": sum(bool(each["wrong"]) for each in found),
+        "away": away,
+        "kafkas": len(kafkas.watches()),
+    }
+
+
+def pipeline(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
+    """One pipeline.
+
+    :param kafka: the id of the connection to its Kafka.
+    """
+    allowed, watch, seen = Rights(user), *_seen(kafka)
+    shown = detail(watch, _allowed(allowed, kafka, name, seen), seen)
+    described = rights.described(shown["task"])
+    connections = {}
+    if described is not None:
+        connections = {
+            "postgres": described.source.conn_id,
+            "kafka": described.kafka.conn_id,
+            "registry": described.kafka.registry,
+            "spark": described.spark.conn_id,
+        }
+    return {**shown, "connections": connections, "away": seen.away}
+
+
+def history(user: GetUserDep, kafka: str, name: str, period: int = Query(900)) -> dict[str, Any]:
+    """The plots of one pipeline.
+
+    :param period: seconds; one of :data:`PERIODS`.
+    """
+    watch, seen = _seen(kafka)
+    _allowed(Rights(user), kafka, name, seen)
+    if period not in PERIODS:
+        raise HTTPException(422, f"There are plots of {', '.join(map(str, PERIODS))} seconds.")
+    try:
+        return past(watch.kafka, name, period).look()
+    except BottledWaterError as error:
+        raise HTTPException(503, str(error)) from None
+
+
+def _seen(kafka: str) -> tuple[Watch, Seen]:
+    watch = kafkas.watches().get(kafka)
+    if watch is None:
+        raise HTTPException(404, f"There is no connection {kafka!r} of type Apache Kafka.")
+    return watch, watch.look()
+
+
+def _allowed(allowed: Rights, kafka: str, name: str, seen: Seen) -> str:
+    """The name, if there is such a pipeline and the user may see it."""
+    status = seen.statuses.get(name)
+    if status is None and seen.away:
+        raise HTTPException(503, seen.away)
+    if status is None:
+        raise HTTPException(404, f"No pipeline {name!r} has ever reported.")
+    if not allowed.may_see(kafka, None if status.owner is None else status.owner.dag_id):
+        raise HTTPException(403, "You may not read the DAG of this pipeline.")
+    return name
+
+
+def _dag_of(row: dict[str, Any]) -> str | None:
+    return row["task"]["dag_id"] if row["task"] is not None else None

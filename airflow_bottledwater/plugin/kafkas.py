@@ -1,0 +1,69 @@
+"""Which Kafkas the page shows: those of Airflow's connections."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from airflow.configuration import conf
+from airflow.models.connection import Connection
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from airflow_bottledwater.hooks.pipeline import properties
+from airflow_bottledwater.plugin.watch import Watch
+
+log = logging.getLogger(__name__)
+
+#: the type of connection, and the prefix of environment variables that define one (airflow/secrets/__init__.py)
+_TYPE, _VARIABLE = "kafka", "AIRFLOW_CONN_"
+#: the connection that a pipeline has by default, which a secrets backend may have
+_DEFAULT = "kafka_default"
+#: seconds for which the connections are not looked up again
+_KEPT = 30.0
+
+_found: tuple[float, dict[str, dict[str, str]]] = (0.0, {})
+_lock = threading.Lock()
+
+
+def watches() -> dict[str, Watch]:
+    """The watch of each Kafka, by the id of its connection; of several connections with the same brokers, the first."""
+    return {conn_id: Watch.of(conn_id, kafka) for conn_id, kafka in _connections().items()}
+
+
+def _connections() -> dict[str, dict[str, str]]:
+    global _found
+    with _lock:
+        at, known = _found
+        if time.monotonic() - at < _KEPT and known:
+            return known
+        by_brokers: dict[str, tuple[str, dict[str, str]]] = {}
+        for conn_id in _ids():
+            if kafka := _properties(conn_id):
+                by_brokers.setdefault(kafka["bootstrap.servers"], (conn_id, kafka))
+        known = dict(by_brokers.values())
+        _found = time.monotonic(), known
+        return known
+
+
+def _ids() -> list[str]:
+    """The ids of connections that may be to a Kafka: Airflow's database, the environment and the setting name them."""
+    with create_session() as session:
+        stored = list(session.scalars(select(Connection.conn_id).where(Connection.conn_type == _TYPE)))
+    defined = [name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)]
+    named = [each.strip() for each in conf.get("bottledwater", "kafka_conn_ids", fallback="").split(",")]
+    return sorted({*stored, *defined, *filter(None, named), _DEFAULT}, key=lambda each: (each != _DEFAULT, each))
+
+
+def _properties(conn_id: str) -> dict[str, str]:
+    """The properties of the client; empty if it is no connection to a Kafka."""
+    try:
+        found: Any = Connection.get_connection_from_secrets(conn_id)
+        return properties(found) if found.conn_type == _TYPE and "bootstrap.servers" in (found.extra or "") else {}
+    except Exception as error:
+        # not defined; or a secrets backend does not answer, whose errors are of many classes
+        log.debug("The connection %r is left out: %s", conn_id, type(error).__name__)
+        return {}

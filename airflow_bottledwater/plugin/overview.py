@@ -1,0 +1,92 @@
+"""All pipelines of a Kafka as the page lists them: what is wrong first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow_bottledwater.jobs.pipelines import Limits, wrong
+from airflow_bottledwater.metrics import registry
+from airflow_bottledwater.metrics.points import place
+from airflow_bottledwater.metrics.rates import between, bound, rate
+from airflow_bottledwater.metrics.registry import Metric
+from airflow_bottledwater.metrics.sample import Sample
+from airflow_bottledwater.plugin.watch import Seen
+from airflow_bottledwater.state.control_records import StatusRecord, VerifiedRecord, decode, verified_key
+
+#: intervals after which a sample is too old to be shown
+_OLD = 3
+#: what a row has of the last sample
+_VALUES: dict[str, Metric] = {
+    "lag_bytes": registry.LAG_BYTES,
+    "lag_seconds": registry.LAG_SECONDS,
+    "wal_kept": registry.WAL_KEPT,
+    "wal_limit": registry.WAL_LIMIT,
+    "wal_safe": registry.WAL_SAFE,
+    "memory": registry.MEMORY,
+}
+
+
+def present(samples: Sequence[Sample], now: float) -> Sample | None:
+    """The last sample, if it is not too old; the clock of the job's host may be some intervals off."""
+    return samples[-1] if samples and abs(now - samples[-1].at) < _OLD * max(10.0, samples[-1].interval) else None
+
+
+def row(kafka: str, name: str, status: StatusRecord, seen: Seen) -> dict[str, Any]:
+    """One pipeline.
+
+    :param kafka: the id of the connection.
+    """
+    now, quiet = time.time(), name in seen.silent
+    samples = seen.samples.get(name, ())
+    last = present(samples, now)
+    verified = decode(VerifiedRecord, seen.records.get(verified_key(name)))
+    owner = status.owner
+    return {
+        "kafka": kafka,
+        "name": name,
+        **place(name),
+        "state": "silent" if quiet else status.state,
+        "wanted": status.wanted,
+        "retired": status.retired,
+        "kind": status.job.kind,
+        "reported": status.at,
+        "rate": rate(samples, registry.ROWS) if last is not None else None,
+        "delay": _delay(samples) if last is not None else None,
+        **{each: last.value(metric.name) if last is not None else None for each, metric in _VALUES.items()},
+        "dead_letters": status.open_dead_letters,
+        "verified": None if verified is None else {
+            "at": verified.at, "equal": not verified.different and not verified.unverified
+        },
+        "snapshot": snapshot(status),
+        "wrong": wrong(name, status, seen.records, Limits(), alive=not quiet, now=now),
+        "task": None if owner is None else {
+            "dag_id": owner.dag_id, "run_id": owner.run_id, "task_id": owner.task_id, "map_index": owner.map_index
+        },
+    }  # fmt: skip
+
+
+def _delay(samples: Sequence[Sample]) -> float | None:
+    """What 95 % of the delays did not exceed, over all samples of the last job that are kept, about a minute: a quiet
+    pipeline has none in most of them."""
+    first = next(each for each in samples if each.job == samples[-1].job)
+    return bound(between(first, samples[-1], registry.DELAY_SECONDS), 0.95)
+
+
+def snapshot(status: StatusRecord) -> dict[str, float] | None:
+    """How far the snapshot is; None while none runs."""
+    if status.job.kind != "snapshot" or status.ended:
+        return None
+    kept = ("ranges", "ranges_done", "rows", "bytes", "total_bytes", "seconds_left")
+    return {name: value for name in kept if isinstance(value := status.progress.get(name), int | float)}
+
+
+def rows(kafka: str, seen: Seen) -> list[dict[str, Any]]:
+    """All pipelines, those with something wrong first."""
+    return worst_first([row(kafka, name, status, seen) for name, status in seen.statuses.items()])
+
+
+def worst_first(found: list[Mapping[str, Any]] | list[dict[str, Any]]) -> list[Any]:
+    """Rows with something wrong first, then those that run, then those that are not meant to; each by its slot."""
+    return sorted(found, key=lambda each: (not each["wrong"], not each["wanted"], each["slot"], each["name"]))

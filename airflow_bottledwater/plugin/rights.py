@@ -1,0 +1,103 @@
+"""Who may see a pipeline, and what Airflow knows of it: both by the task that has submitted its job."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
+from airflow.models.connection import Connection
+from airflow.models.dag import DagModel
+from airflow.models.renderedtifields import RenderedTaskInstanceFields
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.pipeline.description import Description
+
+
+class Rights:
+    """What one user may do.
+
+    :param user: as Airflow's dependency ``get_user`` has it.
+    """
+
+    def __init__(self, user: Any) -> None:
+        self._user = user
+        self._connections: dict[str, bool] = {}
+
+    def may_see(self, conn_id: str, dag_id: str | None) -> bool:
+        """Whether the user may see a pipeline: whoever may read the DAG that has submitted its job; if this Airflow has
+        no such DAG, whoever may read the connection to its Kafka.
+
+        :param conn_id: of the connection to its Kafka.
+        :param dag_id: of the DAG; None if no task has submitted the job.
+        """
+        if dag_id is not None and dag_id in self.readable:
+            return True
+        if dag_id is not None and dag_id in self._known:
+            return False
+        if conn_id not in self._connections:
+            details = ConnectionDetails(conn_id=conn_id, team_name=Connection.get_team_name(conn_id))
+            self._connections[conn_id] = bool(
+                get_auth_manager().is_authorized_connection(method="GET", details=details, user=self._user)
+            )
+        return self._connections[conn_id]
+
+    @functools.cached_property
+    def _known(self) -> set[str]:
+        """The ids of all DAGs that this Airflow has."""
+        with create_session() as session:
+            return set(session.scalars(select(DagModel.dag_id)))
+
+    @functools.cached_property
+    def readable(self) -> set[str]:
+        """The ids of the DAGs that the user may read."""
+        return set(get_auth_manager().get_authorized_dag_ids(user=self._user, method="GET"))
+
+    def may_trigger(self, dag_id: str) -> bool:
+        """Whether the user may trigger a DAG, as Airflow itself asks before it does."""
+        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+        return bool(
+            get_auth_manager().is_authorized_dag(
+                method="POST", access_entity=DagAccessEntity.RUN, details=details, user=self._user
+            )
+        )
+
+
+def dags(ids: Iterable[str]) -> dict[str, bool]:
+    """Which of these DAGs there are, by their ids, and whether each is paused."""
+    with create_session() as session:
+        found = session.execute(
+            select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(list(ids)), ~DagModel.is_stale)
+        )
+        return {dag_id: bool(paused) for dag_id, paused in found}
+
+
+def described(task: Mapping[str, Any] | None) -> Description | None:
+    """The pipeline as a task had it when it was rendered; None if Airflow does not know it (any more).
+
+    :param task: the ``task`` of a row, see :func:`airflow_bottledwater.plugin.overview.row`.
+    """
+    if task is None:
+        return None
+    table = RenderedTaskInstanceFields
+    with create_session() as session:
+        found = session.scalar(
+            select(table.rendered_fields).where(
+                table.dag_id == task["dag_id"],
+                table.run_id == task["run_id"],
+                table.task_id == task["task_id"],
+                table.map_index == task["map_index"],
+            )
+        )
+    values = (found or {}).get("pipeline")
+    try:
+        if isinstance(values, Mapping):
+            return Description.of(values)
+        # a description that is too long is a text that begins so (airflow/serialization/helpers.py)
+        return Description(values, saved=True) if isinstance(values, str) else None
+    except SettingError:
+        return None

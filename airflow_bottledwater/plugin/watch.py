@@ -1,0 +1,122 @@
+"""What the pipelines of a Kafka report, read once for all who look at the page of one API server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.jobs.pipelines import silent, statuses
+from airflow_bottledwater.metrics.pipelines import Pipelines
+from airflow_bottledwater.metrics.sample import Sample
+from airflow_bottledwater.state.control_records import StatusRecord, longest_silence
+
+log = logging.getLogger(__name__)
+
+#: seconds between two looks; seconds without anybody who asks, after which nothing is read any more
+_INTERVAL, _IDLE = 1.0, 300.0
+#: seconds that whoever asks waits for the first answer, and seconds without one after which Kafka counts as away
+_FIRST, _AWAY = 1.5, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was read last.
+
+    :param records: those of the shared topic.
+    :param statuses: the last status of each pipeline, by its name.
+    :param samples: the last samples of each pipeline, the oldest first.
+    :param silent: the pipelines whose jobs have not ended and do not report.
+    :param read: when, by the monotonic clock; 0: nothing was read yet.
+    :param away: why this is not what is now, as a sentence; empty if it is.
+    """
+
+    records: Mapping[str, Any] = field(default_factory=dict)
+    statuses: Mapping[str, StatusRecord] = field(default_factory=dict)
+    samples: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
+    read: float = 0.0
+    away: str = ""
+
+
+class Watch:
+    """Reads what the pipelines of a Kafka report, in a thread, for as long as somebody asks.
+
+    :param conn_id: the connection, for messages.
+    :param kafka: properties of the client.
+    """
+
+    _of: ClassVar[dict[str, Watch]] = {}
+    _all: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, conn_id: str, kafka: dict[str, str]) -> None:
+        self.conn_id, self.kafka = conn_id, kafka
+        self._asked = self._began = time.monotonic()
+        self._error = ""
+        self._seen = Seen()
+        self._moved: dict[str, tuple[float, float]] = {}
+        self._read = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"bottledwater {conn_id}", daemon=True)
+
+    @classmethod
+    def of(cls, conn_id: str, kafka: dict[str, str]) -> Watch:
+        """The one of this process for these properties."""
+        key = json.dumps(kafka, sort_keys=True)
+        with cls._all:
+            found = cls._of.get(key)
+            if found is None or not found._thread.is_alive():
+                found = cls._of[key] = cls(conn_id, kafka)
+                found._thread.start()
+            found._asked = time.monotonic()
+            return found
+
+    def look(self) -> Seen:
+        """What was read last; at the first time it is waited for, for less than two seconds."""
+        self._read.wait(max(0.0, self._began + _FIRST - time.monotonic()))
+        seen, now = self._seen, time.monotonic()
+        since = seen.read or self._began
+        if not self._error and now - since < _AWAY and seen.read:
+            return seen
+        waited = f"Kafka (connection {self.conn_id!r}) has not answered for {now - since:.0f} s."
+        reason = self._error if self._error else waited
+        return Seen(seen.records, seen.statuses, seen.samples, seen.silent, seen.read, reason)
+
+    def _run(self) -> None:
+        found: Pipelines | None = None
+        try:
+            while time.monotonic() - self._asked < _IDLE:
+                try:
+                    found = found or Pipelines(self.kafka)
+                    self._seen, self._error = self._look(found), ""
+                except Exception as error:
+                    # the thread goes on: without it, the page would be wrong for good
+                    if not isinstance(error, BottledWaterError):
+                        log.warning("What pipelines report cannot be read (%s).", self.conn_id, exc_info=error)
+                    self._error = str(error)
+                self._read.set()
+                time.sleep(_INTERVAL)
+        finally:
+            if found is not None:
+                found.close()
+
+    def _look(self, found: Pipelines) -> Seen:
+        records, now = found.read(), time.monotonic()
+        known = statuses(records)
+        for name, status in known.items():
+            before = self._moved.get(name)
+            if before is None or before[0] != status.at:
+                # one that was there before this has looked first may be old
+                self._moved[name] = (status.at, now if before is not None else -1e9)
+        quiet = frozenset(
+            name
+            for name, status in known.items()
+            # by the clock of the job's host, which may be wrong, and by this one's
+            if silent(status, time.time()) and now - self._moved[name][1] > longest_silence(status.heartbeat)
+        )
+        samples = {name: found.samples(name) for name in known}
+        return Seen(records, known, samples, quiet, now)

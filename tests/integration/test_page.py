@@ -1,0 +1,49 @@
+"""What the page in Airflow shows of a pipeline on real servers."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_bottledwater.plugin.detail import detail
+from airflow_bottledwater.plugin.overview import rows
+from airflow_bottledwater.plugin.past import past
+from airflow_bottledwater.plugin.watch import Watch
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def shown(make_flow: MakeFlow) -> Flow:
+    flow = make_flow(metrics_interval=0.3, skip_snapshot=True, heartbeat_interval=0.2)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, t text)")
+    flow.create()
+    return flow
+
+
+def test_a_running_pipeline_has_its_state_its_tables_and_its_history(shown: Flow) -> None:
+    watch = Watch.of("kafka_default", dict(shown.pipeline.kafka))
+    plots = past(shown.pipeline.kafka, shown.name, 900)
+    with shown.streaming():
+        until(lambda: any(each["lag_bytes"] is not None for each in mine(watch, shown)), "a sample")
+        shown.execute("INSERT INTO a SELECT i, 'x' FROM generate_series(1, 50) i", "DELETE FROM a WHERE id = 1")
+        (row,) = until(lambda: [r for r in mine(watch, shown) if r["delay"]], "the delay is measured")
+        assert row["state"] == "streaming" and row["wanted"] and not row["wrong"] and row["task"] is None
+        assert row["wal_kept"] >= 0 and row["memory"] > 0 and row["snapshot"] is None
+
+        def counted() -> bool:
+            found = detail(watch, shown.name, watch.look())["tables"]
+            return [each.get("rows") for each in found] == [{"insert": 50, "delete": 1}]
+
+        until(counted, "the table's rows are counted")
+        found = detail(watch, shown.name, watch.look())
+        assert found["tables"][0]["topic"] == shown.topic("a") and found["tables"][0]["complete"]
+        assert found["settings"]["skip_snapshot"] is True and found["unknown"] == ""
+        seen = until(
+            lambda: (s := plots.look())["complete"] and any(s["series"]["deletes"]) and s, "the history is read"
+        )
+    assert sum(each or 0 for each in seen["series"]["inserts"]) > 10 and len(seen["at"]) == 91
+    assert any(seen["series"]["delay_p95"]) and all(len(each) == 91 for each in seen["series"].values())
+
+
+def mine(watch: Watch, flow: Flow) -> list[dict]:  # type: ignore[type-arg]
+    return [each for each in rows("kafka_default", watch.look()) if each["name"] == flow.name]

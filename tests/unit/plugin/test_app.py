@@ -1,0 +1,210 @@
+"""What the page's app answers, and to whom: with Airflow's own users and database, and a Kafka that is stood in for."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from airflow_bottledwater.metrics.registry import SECONDS
+from airflow_bottledwater.metrics.sample import Distribution, Labelled, Sample
+from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.plugin import detail, kafkas
+from airflow_bottledwater.plugin.app import make
+from airflow_bottledwater.plugin.watch import Seen, Watch
+from airflow_bottledwater.state.control_records import Owner, StatusRecord, VerifiedRecord, encode, verified_key
+
+pytestmark = pytest.mark.slow
+
+NAME = "7/shop/orders"
+Client = Callable[[str], TestClient]
+
+
+@pytest.fixture(scope="module")
+def airflow() -> None:
+    """An Airflow with two DAGs and the users of its simple auth manager."""
+    from airflow import settings
+    from airflow.api_fastapi.app import create_auth_manager
+    from airflow.models import import_all_models
+    from airflow.models.base import Base
+    from airflow.models.dag import DagModel
+    from airflow.models.dagbundle import DagBundleModel
+    from airflow.utils.session import create_session
+
+    import_all_models()
+    if settings.engine is None:
+        settings.configure_orm()
+    Base.metadata.create_all(settings.engine)
+    create_auth_manager().init()
+    with create_session() as session:
+        session.merge(DagBundleModel(name="dags"))
+        session.flush()
+        session.merge(DagModel(dag_id="orders", bundle_name="dags", is_stale=False, is_paused=False, fileloc="x"))
+
+
+@pytest.fixture
+def client(airflow: None) -> Client:
+    """Makes a client of a user with a role; without one, of nobody."""
+
+    def make_client(role: str) -> TestClient:
+        from airflow.api_fastapi.app import get_auth_manager
+        from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+
+        found = TestClient(make())
+        if role:
+            user = SimpleAuthManagerUser(username=role, role=role)
+            found.headers["Authorization"] = f"Bearer {get_auth_manager().generate_jwt(user)}"
+        return found
+
+    return make_client
+
+
+class Stub:
+    """A watch that has seen something."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.conn_id, self.kafka, self.seen = "kafka_default", {"bootstrap.servers": "k:9092"}, seen
+
+    def look(self) -> Seen:
+        return self.seen
+
+
+def sample(name: str, ago: float, rows: int) -> Sample:
+    values = {
+        "rows": [Labelled(rows, ("public.orders", "insert"))],
+        "lag_bytes": [Labelled(1_500_000)],
+        "lag_seconds": [Labelled(75)],
+        "slot_wal_kept_bytes": [Labelled(2e9)],
+    }
+    counts = [0, 0, rows, *[0] * (len(SECONDS) - 2)]
+    at = time.time() - ago
+    return Sample(name, "orders", "j", "stream", "streaming", 0.0, at, 10.0, values,
+                  {"delay_seconds": Distribution(counts, 1.0)})  # fmt: skip
+
+
+def status(slot: str = "orders", dag_id: str = "orders", **more: Any) -> StatusRecord:
+    owner = Owner(dag_id, "run", "stream", -1, "worker", "/secret/folder", "local[*]") if dag_id else None
+    job = Job(1, "j", "stream", "h", 5, time.time() - 900)
+    return StatusRecord(more.pop("state", "streaming"), job, slot, at=time.time(), owner=owner, **more)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def see(*of: StatusRecord, away: str = "", records: dict[str, Any] | None = None) -> None:
+        statuses = {f"7/shop/{each.slot}": each for each in of}
+        samples = {name: [sample(name, 10, 10), sample(name, 0, 110)] for name in statuses}
+        stub = Stub(Seen(records or {}, statuses, samples, frozenset(), 1.0, away))
+        monkeypatch.setattr(kafkas, "watches", lambda: {"kafka_default": stub})
+
+    monkeypatch.setattr(detail, "_state", lambda *_: (None, ""))
+    return see
+
+
+def test_who_has_no_token_gets_nothing(client: Client, seen: Callable[..., None]) -> None:
+    seen(status())
+    for path in ("pipelines", f"pipelines/kafka_default/{NAME}", f"history/kafka_default/{NAME}"):
+        assert client("").get(f"/api/{path}").status_code == 401, path
+
+
+def test_a_viewer_sees_the_pipelines_of_dags(client: Client, seen: Callable[..., None]) -> None:
+    seen(status(), status("bare", dag_id=""), status("other", dag_id="of another Airflow"))
+    answer = client("VIEWER").get("/api/pipelines").json()
+    assert [each["slot"] for each in answer["pipelines"]] == ["orders"]
+    assert client("VIEWER").get(f"/api/pipelines/kafka_default/{NAME}").status_code == 200
+    # without a DAG of this Airflow, the right to read the connection decides
+    assert client("VIEWER").get("/api/pipelines/kafka_default/7/shop/bare").status_code == 403
+    assert client("VIEWER").get("/api/history/kafka_default/7/shop/other").status_code == 403
+    assert len(client("OP").get("/api/pipelines").json()["pipelines"]) == 3
+
+
+def test_who_may_not_read_the_dag_does_not_see_its_pipeline(
+    client: Client, seen: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    seen(status())
+    monkeypatch.setattr(get_auth_manager(), "get_authorized_dag_ids", lambda **_: set())
+    monkeypatch.setattr(get_auth_manager(), "is_authorized_connection", lambda **_: True)
+    assert client("USER").get("/api/pipelines").json()["pipelines"] == []
+    assert client("USER").get(f"/api/pipelines/kafka_default/{NAME}").status_code == 403
+
+
+def test_a_row_has_numbers_and_what_is_wrong_comes_first(client: Client, seen: Callable[..., None]) -> None:
+    problem = Problem("throttled", "orders", "The broker throttles it.", "Give it a quota.", time.time() - 600)
+    verified = {verified_key(NAME): encode(VerifiedRecord(5, at=time.time() - 60))}
+    seen(status("a"), status("z", problems=[problem]), status(), records=verified)
+    answer = client("VIEWER").get("/api/pipelines").json()
+    assert [each["slot"] for each in answer["pipelines"]] == ["z", "a", "orders"] and answer["wrong"] == 1
+    assert "throttles" in answer["pipelines"][0]["wrong"][0]
+    row = answer["pipelines"][2]
+    assert row["rate"] == pytest.approx(10, rel=0.1) and row["lag_bytes"] == 1_500_000 and row["wal_kept"] == 2e9
+    assert row["verified"]["equal"] and row["delay"] == SECONDS[2] and row["task"]["dag_id"] == "orders"
+
+
+def test_one_pipeline_has_its_tables_and_no_secrets(client: Client, seen: Callable[..., None]) -> None:
+    problem = Problem("not-followed", "public.logs", "It has no key.", "Add one.", time.time())
+    seen(status(problems=[problem]))
+    answer = client("VIEWER").get(f"/api/pipelines/kafka_default/{NAME}")
+    found = answer.json()
+    assert [each["table"] for each in found["tables"]] == ["public.logs", "public.orders"]
+    assert found["tables"][0]["problems"][0]["remedy"] == "Add one."
+    assert found["tables"][1]["rows"] == {"insert": 110}
+    assert "/secret/folder" not in answer.text and "k:9092" not in answer.text
+
+
+def test_a_kafka_that_is_away_is_said_and_what_was_known_is_shown(client: Client, seen: Callable[..., None]) -> None:
+    seen(status(), away="Kafka has not answered for 9 s.")
+    answer = client("VIEWER").get("/api/pipelines").json()
+    assert answer["away"] == {"kafka_default": "Kafka has not answered for 9 s."} and len(answer["pipelines"]) == 1
+    seen(away="Kafka has not answered for 9 s.")
+    assert client("VIEWER").get(f"/api/pipelines/kafka_default/{NAME}").status_code == 503
+
+
+def test_a_kafka_that_never_answers_is_said_within_two_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        watch = Watch.of("silent", {"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"})
+        found = watch.look()
+        assert time.monotonic() - began < 2 and "'silent') has not answered for" in found.away
+        began = time.monotonic()
+        assert watch.look().away and time.monotonic() - began < 0.5
+
+
+def test_three_hundred_pipelines_take_less_than_a_second(client: Client, seen: Callable[..., None]) -> None:
+    seen(*(replace(status(), slot=f"s{i}") for i in range(300)))
+    viewer = client("VIEWER")
+    viewer.get("/api/pipelines")
+    began = time.monotonic()
+    assert len(viewer.get("/api/pipelines").json()["pipelines"]) == 300
+    assert time.monotonic() - began < 1
+
+
+def test_connections_of_one_kafka_are_one(airflow: None, connect: Callable[..., None]) -> None:
+    connect("kafka_default", conn_type="kafka", extra={"bootstrap.servers": "k:1", "sasl.password": "x"})
+    connect("same", conn_type="kafka", extra={"bootstrap.servers": "k:1"})
+    connect("other", conn_type="kafka", extra={"bootstrap.servers": "k:2"})
+    connect("none", conn_type="http", host="k")
+    kafkas._found = (0.0, {})
+    try:
+        assert list(kafkas._connections()) == ["kafka_default", "other"]
+    finally:
+        kafkas._found = (0.0, {})
+
+
+def test_the_plugin_imports_nothing_heavy() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from airflow_bottledwater.plugin import BottledWaterPlugin; "
+        "print([m for m in ('confluent_kafka', 'psycopg', 'numba', 'fastapi.staticfiles') if m in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(ended.stdout.replace("'", '"')) in ([], ["fastapi.staticfiles"])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from airflow_bottledwater.jobs.pipelines import silent
+from airflow_bottledwater.jobs.alive import suspect
 from airflow_bottledwater.jobs.status import PipelineReport, TableReport
 from airflow_bottledwater.model.amounts import duration, size
 from airflow_bottledwater.postgres.slot import SlotState
@@ -66,7 +66,7 @@ def _job(job: StatusRecord | None, now: float) -> tuple[str, str]:
     if job is None:
         return "none has ever reported", ""
     ago, where = duration(max(0.0, now - job.at)), f"process {job.job.pid} on {job.job.host}"
-    if silent(job, now):
+    if suspect(job, now):
         return f"has not reported for {ago}: it was killed, or hangs ({job.job.kind}, {where})", "red"
     kind = f"{job.job.kind} job"
     if job.ended:

@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from airflow_bottledwater.jobs.pipelines import Limits, silent, statuses, wrong
+from airflow_bottledwater.jobs.alive import suspect
+from airflow_bottledwater.jobs.pipelines import Limits, statuses, wrong
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.pipelines import Pipelines
 from airflow_bottledwater.metrics.rates import quantile, rate
@@ -36,7 +37,7 @@ def screen(found: Pipelines, slot: str = "") -> RenderableType:
     for column in table.columns[2:]:
         column.justify = "right"
     trouble = {
-        name: wrong(name, status, records, Limits(), alive=not silent(status, now), now=now)
+        name: wrong(name, status, records, Limits(), alive=not suspect(status, now), now=now)
         for name, status in shown.items()
     }
     for name, status in sorted(shown.items(), key=lambda item: (not trouble[item[0]], item[0])):
@@ -48,7 +49,7 @@ def screen(found: Pipelines, slot: str = "") -> RenderableType:
 
 
 def _row(name: str, status: StatusRecord, samples: Sequence[Sample], now: float) -> list[str]:
-    state = "does not report" if silent(status, now) else status.state
+    state = "does not report" if suspect(status, now) else status.state
     last = samples[-1] if samples and now - samples[-1].at < 3 * samples[-1].interval else None
     if last is None:
         return [name, state, "", "", "", "", f"{status.open_dead_letters:,}", ""]

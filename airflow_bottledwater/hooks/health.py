@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,9 @@ from airflow_bottledwater.state.control_topic import ControlTopic
 if TYPE_CHECKING:
     from airflow_bottledwater.jobs.pipelines import Limits
     from airflow_bottledwater.postgres.slot import SlotState
-    from airflow_bottledwater.state.control_records import JobRecord, StatusRecord
+    from airflow_bottledwater.state.control_records import JobRecord
 
 log = logging.getLogger(__name__)
-
-#: heartbeats in which a job that seems to be silent by its host's clock has to report, and the seconds that it has in
-#: any case
-_HEARTBEATS, _SHORTEST = 3, 5.0
 
 
 @dataclass(slots=True)
@@ -53,12 +49,14 @@ def look(
     :param postgres_conn_ids: connections of the sources whose slots are looked at, too.
     :raises Outage: Kafka does not answer, so that nothing is known.
     """
+    from airflow_bottledwater.jobs import alive
     from airflow_bottledwater.jobs import pipelines as state
 
     with ControlTopic.of(kafka) as shared:
         records = shared.all(now=True)
         found = state.statuses(records, pipelines)
-        dead = _silent(shared, {name: s for name, s in found.items() if state.silent(s, time.time())})
+        suspects = {each: s for each, s in found.items() if alive.suspect(s, time.time())}
+        dead = alive.unheard(shared, suspects)
         # those that are alive have reported meanwhile
         records = shared.all(now=True)
         found = state.statuses(records, pipelines)
@@ -76,20 +74,6 @@ def look(
         if wrong:
             health.wrong[name] = wrong
     return health
-
-
-def _silent(shared: ControlTopic, suspects: Mapping[str, StatusRecord]) -> set[str]:
-    """Which of these pipelines do not report by this host's clock either: that of the job's host may be wrong."""
-    from airflow_bottledwater.state.control_records import status_key
-
-    silent = dict(suspects)
-    began = time.monotonic()
-    while silent and time.monotonic() - began < max(
-        _SHORTEST, *(_HEARTBEATS * (s.heartbeat or 2.0) for s in silent.values())
-    ):
-        time.sleep(0.5)
-        silent = {name: s for name, s in silent.items() if shared.get(status_key(name))[1] < began}
-    return set(silent)
 
 
 def _slots(postgres_conn_ids: Sequence[str], health: Health) -> dict[str, dict[str, SlotState]]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from airflow_bottledwater.jobs import identity as identities
+from airflow_bottledwater.jobs.alive import next_status
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
+from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 if TYPE_CHECKING:
     from airflow_bottledwater.jobs.identity import Identity
     from airflow_bottledwater.model.job import Job
     from airflow_bottledwater.state.control_records import Owner
-
-#: seconds between two looks
-_LOOK = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +44,17 @@ def living(pipeline: Pipeline, name: str) -> Holder | None:
     from airflow_bottledwater.jobs import submitted
 
     with ControlTopic.of(pipeline.kafka) as shared:
-        shared.read_to_end()  # what is on its way is no sign of life
-        began = time.monotonic()
-        while True:
-            found, changed = shared.get(status_key(name))
-            status = decode(StatusRecord, found)
-            if status is None or status.ended or status.job.kind != "stream":
-                return None
-            if changed > began:
-                break
-            if time.monotonic() - max(began, shared.answering) > longest_silence(status.heartbeat):
-                return None
-            time.sleep(_LOOK)
+        status = decode(StatusRecord, shared.get(status_key(name))[0])
+        if _streams(status):
+            status = next_status(shared, name, status.heartbeat)
+        if not _streams(status):
+            return None
         candidates = submitted.unfinished(shared.all(), pipeline.slot, name)
     for job_id, record in candidates.items():
         if record.claim == status.job.id and record.owner is not None:
             return Holder(status.job, record.owner, identities.of_record(job_id, record))
     return Holder(status.job)
+
+
+def _streams(status: StatusRecord | None) -> TypeGuard[StatusRecord]:
+    return status is not None and not status.ended and status.job.kind == "stream"

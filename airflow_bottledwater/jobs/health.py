@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.jobs.alive import longest_silence
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import slot
@@ -18,7 +19,7 @@ from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.state import control_topic, letters, problems
-from airflow_bottledwater.state.control_records import StatusRecord, decode, longest_silence, status_key
+from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 
 
 def problem(

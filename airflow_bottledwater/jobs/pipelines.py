@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.jobs import alive
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.slot import SlotState
@@ -23,7 +24,6 @@ from airflow_bottledwater.state.control_records import (
     StatusRecord,
     VerifiedRecord,
     decode,
-    longest_silence,
     verified_key,
 )
 
@@ -174,11 +174,6 @@ def wrong_slot(found: SlotState | None, status: StatusRecord, limits: Limits) ->
     return []
 
 
-def silent(status: StatusRecord, now: float) -> bool:
-    """Whether a job that has not ended has not reported lately, if the clock of its host is right."""
-    return not status.ended and abs(now - status.at) > longest_silence(status.heartbeat)
-
-
 def submitted(records: Mapping[str, Any], name: str, status: StatusRecord) -> dict[str, JobRecord]:
     """The jobs of a pipeline that a task of Airflow has submitted, and that have not ended, by their ids."""
     from airflow_bottledwater.jobs import submitted
@@ -187,13 +182,8 @@ def submitted(records: Mapping[str, Any], name: str, status: StatusRecord) -> di
     return {
         each: job
         for each, job in submitted.unfinished(found, status.slot, name).items()
-        if job.owner is not None and job.host and not silent_job(job, time.time())
+        if job.owner is not None and job.host and not alive.suspect(job, time.time())
     }
-
-
-def silent_job(job: JobRecord, now: float) -> bool:
-    """Like :func:`silent`, of a submitted job."""
-    return abs(now - job.at) > longest_silence(job.heartbeat)
 
 
 def _ago(seconds: float) -> str:

@@ -1,8 +1,8 @@
 """Watches a job through its record in Kafka, from any host.
 
-The job writes the record at every heartbeat, and its outcome at the end. It counts as dead when the record has not
-changed for ten heartbeats by this host's clock, for all of which Kafka has answered; a hundred, if its processes are
-there on this host. Then it may be submitted again: the claim of the next job fences it, should it be alive after all.
+The job writes the record at every heartbeat, and its outcome at the end. When it counts as dead is in
+:mod:`airflow_bottledwater.jobs.alive`; if its processes are there on this host, it has ten times as long. Then it may
+be submitted again: the claim of the next job fences it, should it be alive after all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 from airflow_bottledwater.errors import BottledWaterError, JobFailed
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import supervise
+from airflow_bottledwater.jobs.alive import longest_silence, silence
 from airflow_bottledwater.jobs.following import FileFollower, LogFollower, Write
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.state.control_records import JobRecord, decode, job_key, longest_silence
+from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class JobWatch:
                 return self._finished(record, record.outcome)
         if self._folder is not None and not supervise.running(self._folder) and supervise.outcome(self._folder):
             return _ended_here(self._folder)  # it could not report it
-        silent = time.monotonic() - max(changed, self._began, self._shared.answering)
+        silent = silence(self._shared, changed, self._began)
         if record is not None and record.host:
             here = self._folder is not None and supervise.running(self._folder)
             longest = longest_silence(record.heartbeat) * (_ALIVE if here else 1.0)

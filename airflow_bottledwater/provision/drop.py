@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import SlotError, StateError
 from airflow_bottledwater.jobs import snapshots
+from airflow_bottledwater.jobs.alive import longest_silence, next_status
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
@@ -18,15 +18,13 @@ from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import Claim, read_state
-from airflow_bottledwater.state.control_records import REPORTED, longest_silence, owner_key, status_key, verified_key
+from airflow_bottledwater.state.control_records import REPORTED, owner_key, status_key, verified_key
+from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS
 
 log = logging.getLogger(__name__)
-
-#: seconds between two looks at whether a job has reported
-_LOOK = 0.5
 
 
 def forget(pipeline: Pipeline, system_identifier: str) -> str:
@@ -72,17 +70,15 @@ def _refuse_alive(pipeline: Pipeline, owner: str, claim: Job | None) -> None:
     if not starting and (before is None or before.ended):
         return
     # the clocks of the hosts may differ, so what counts is whether the job writes its status again
-    silence = longest_silence(pipeline.heartbeat_interval if before is None else before.heartbeat)
-    log.info("Waiting up to %.0f s to see whether the job of %r is alive.", silence, owner)
-    began = time.monotonic()
-    while time.monotonic() - began < silence:
-        time.sleep(_LOOK)
-        now = read_status(pipeline, owner)
-        if now is not None and (before is None or now.at != before.at):
-            raise StateError(
-                f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.",
-                "Leave it alone, and use another slot name for this database.",
-            )
+    heartbeat = pipeline.heartbeat_interval if before is None else before.heartbeat
+    log.info("Waiting up to %.0f s to see whether the job of %r is alive.", longest_silence(heartbeat), owner)
+    with ControlTopic.of(pipeline.kafka) as topic:
+        now = next_status(topic, owner, heartbeat)
+    if now is not None:
+        raise StateError(
+            f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.",
+            "Leave it alone, and use another slot name for this database.",
+        )
 
 
 def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:

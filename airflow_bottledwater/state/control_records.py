@@ -31,17 +31,6 @@ REPLACEMENT: Final = "replacement"
 StoppedBy = Literal["", "request", "task", "replacement"]
 #: the last states of a live snapshot
 SNAPSHOT_ENDS = frozenset({"finished", "cancelled", "failed"})
-#: how many heartbeats a living job may miss, and the seconds that it has in any case
-_HEARTBEATS, _SHORTEST_SILENCE = 10, 30.0
-
-
-def longest_silence(heartbeat: float = 0.0) -> float:
-    """Seconds after which a job whose record did not change counts as dead.
-
-    :param heartbeat: seconds after which it writes its record again; 0 if it has not reported yet.
-    """
-    return max(_SHORTEST_SILENCE, _HEARTBEATS * heartbeat)
-
 
 #: the prefix of the keys of all pipelines' statuses
 STATUSES = "status/"
@@ -233,6 +222,11 @@ class JobRecord:
     log: list[str] = field(default_factory=list)
     heartbeat: float = 2.0
     at: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has reported its end."""
+        return self.outcome is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,17 +42,6 @@ class BackfillTrigger(PipelineTrigger):
         self.name, self.request_id = name, request_id
         self.poll_interval, self.deadline = poll_interval, deadline
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The trigger's class path and arguments."""
-        names = (
-            "name",
-            "request_id",
-            "hook",
-            "poll_interval",
-            "deadline",
-        )
-        return f"{type(self).__module__}.{type(self).__qualname__}", {each: getattr(self, each) for each in names}
-
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event: ended, or timeout."""
         await asyncio.sleep(max(SETTLED, self.poll_interval))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import tasks
@@ -19,6 +19,7 @@ from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.watch import JobWatch
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
+from airflow_bottledwater.triggers.stored import StoredTrigger
 from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, SETTLED, Watching
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ _STOP_SECONDS = 12.0
 STOPPING = ThreadPoolExecutor(8, "stop job")
 
 
-class PauseTrigger(BaseTrigger):
+class PauseTrigger(StoredTrigger):
     """Fires when a pause is over, so that no worker slot is occupied meanwhile.
 
     :param until: the end of the pause, in seconds since 1970.
@@ -40,10 +41,6 @@ class PauseTrigger(BaseTrigger):
     def __init__(self, *, until: float) -> None:
         super().__init__()
         self.until = until
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The trigger's class path and arguments."""
-        return f"{type(self).__module__}.{type(self).__qualname__}", {"until": self.until}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""
@@ -92,17 +89,6 @@ class JobTrigger(PipelineTrigger):
         self.poll_interval = poll_interval
         self.start_timeout = start_timeout
         self.deadline = deadline
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The trigger's class path and arguments."""
-        names = (
-            "identity",
-            "hook",
-            "poll_interval",
-            "start_timeout",
-            "deadline",
-        )
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event: ended, or timeout."""

@@ -6,10 +6,9 @@ import asyncio
 import logging
 from typing import Any
 
-from airflow.triggers.base import BaseTrigger
-
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.triggers.stored import StoredTrigger
 
 log = logging.getLogger(__name__)
 
@@ -18,18 +17,14 @@ log = logging.getLogger(__name__)
 _LOOK_UP_SECONDS = 5.0
 
 
-class PipelineTrigger(BaseTrigger):
+class PipelineTrigger(StoredTrigger):
     """A trigger that has a pipeline's connections.
 
     :param hook: the arguments of the pipeline's hook, as
         :meth:`~airflow_bottledwater.hooks.pipeline.PipelineHook.arguments` has them; no secrets.
     """
 
-    def __init__(
-        self,
-        *,
-        hook: dict[str, Any],
-    ) -> None:
+    def __init__(self, *, hook: dict[str, Any]) -> None:
         super().__init__()
         self.hook = hook
         self._known: Pipeline | None = None

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from airflow.observability import stats
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.hooks.source import SourceHook
+from airflow_bottledwater.triggers.stored import StoredTrigger
 
 #: seconds between two questions to Airflow whether the stream's task has ended
 _TASK_INTERVAL = 60.0
@@ -67,7 +68,7 @@ def stream_over(slot: str, stream_task_id: str) -> dict[str, Any]:
     return {"status": "over", "slot": slot, "message": message}
 
 
-class SlotLagTrigger(BaseTrigger):
+class SlotLagTrigger(StoredTrigger):
     """Fires when the lag is at or below ``max_lag`` bytes and the position is reached, or when the slot does not exist
     or is lost, or when the stream's task has ended.
 
@@ -94,11 +95,6 @@ class SlotLagTrigger(BaseTrigger):
         self.max_lag, self.position, self.poll_interval = max_lag, position, poll_interval
         self.stream_task_id = stream_task_id
         self._asked = -_TASK_INTERVAL
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The trigger's class path and arguments."""
-        names = ("postgres_conn_id", "slot", "max_lag", "position", "poll_interval", "stream_task_id")
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""

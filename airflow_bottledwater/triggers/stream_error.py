@@ -13,6 +13,7 @@ from airflow.triggers.base import TriggerEvent
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.jobs import orphans
+from airflow_bottledwater.jobs.alive import longest_silence, silence
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import letters, problems
@@ -22,7 +23,6 @@ from airflow_bottledwater.state.control_records import (
     Owner,
     StatusRecord,
     decode,
-    longest_silence,
     status_key,
 )
 from airflow_bottledwater.state.control_topic import ControlTopic
@@ -32,9 +32,9 @@ from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, Watching
 
 log = logging.getLogger(__name__)
 
-#: how many heartbeats, and how many times outage_timeout, may pass without a report: a job waits for servers before its
-#: first report, and one that failed for a transient reason is submitted again after a pause
-_HEARTBEATS, _OUTAGES = 10, 2
+#: how many times outage_timeout may pass without a report: a job waits for servers before its first report, and one
+#: that failed for a transient reason is submitted again after a pause
+_OUTAGES = 2
 #: seconds for which nobody continues a job that was stopped with its task, before that counts as the stream's end: a
 #: task that was cleared submits another one
 _CONTINUED = 60.0
@@ -47,7 +47,7 @@ _ORPHANS, _ANSWER = 60.0, 60.0
 def limit(pipeline: Pipeline, max_silence: float) -> float:
     """Seconds without a report after which a stream counts as dead: at least ``max_silence``, see
     :class:`StreamErrorSensor`."""
-    return max(max_silence, _HEARTBEATS * pipeline.heartbeat_interval, _OUTAGES * pipeline.outage_timeout)
+    return max(max_silence, longest_silence(pipeline.heartbeat_interval), _OUTAGES * pipeline.outage_timeout)
 
 
 def ended(status: StatusRecord | None) -> str:
@@ -168,7 +168,7 @@ class Watch:
     def _evaluate(self, *, now: bool) -> dict[str, Any] | None:
         found, changed = self._records.get(status_key(self._name), now=now)
         status = decode(StatusRecord, found)
-        silent = time.monotonic() - max(changed, self._began, self._records.answering)
+        silent = silence(self._records, changed, self._began)
         self._tell(status, silent)
         event = evaluate(
             status,
@@ -225,18 +225,6 @@ class StreamErrorTrigger(PipelineTrigger):
         super().__init__(hook=hook)
         self.cluster, self.earlier, self.max_silence = cluster, earlier, max_silence
         self.max_dead_letters, self.poll_interval = max_dead_letters, poll_interval
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The trigger's class path and arguments."""
-        names = (
-            "hook",
-            "cluster",
-            "earlier",
-            "max_silence",
-            "max_dead_letters",
-            "poll_interval",
-        )
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""

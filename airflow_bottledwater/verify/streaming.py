@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 
 from airflow_bottledwater.errors import Outage, SlotInUse, TakenOver
+from airflow_bottledwater.jobs.alive import suspect
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, pause
-from airflow_bottledwater.state.control_records import longest_silence
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Streaming:
         if now - self._free_since < _PATIENCE:
             return
         status = read_status(self._pipeline, self._name)
-        if status is not None and not status.ended and time.time() - status.at < longest_silence(status.heartbeat):
+        if status is not None and not status.ended and not suspect(status, time.time()):
             return  # it is about to connect
         if self._advance is None or (status is not None and not status.ended_in_order):
             why = f" The last job: {status.state}. {status.error}".rstrip() if status is not None else ""

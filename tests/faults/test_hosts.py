@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.jobs import stop, submitted
+from airflow_bottledwater.jobs import alive, stop, submitted
 from airflow_bottledwater.jobs.watch import Ended, JobWatch
 from airflow_bottledwater.local.process import plain_environment
-from airflow_bottledwater.state import control_records
 from airflow_bottledwater.state.control_records import Owner
 from tests.support import process_job
 from tests.support.clusters.hosts import Host, Network, available
@@ -83,7 +82,7 @@ def test_the_host_of_a_job_is_lost(
     servers: ReachableServers, network: Network, start: Start, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     """One that was only cut off comes back, with its job as it was, and nothing that this sends is seen."""
-    monkeypatch.setattr(control_records, "_SHORTEST_SILENCE", 5.0)
+    monkeypatch.setattr(alive, "_SHORTEST", 5.0)
     flow = make_flow(servers)
     with live(flow) as reader:
         flow.snapshot()

@@ -14,7 +14,7 @@ from airflow_bottledwater.hooks.health import Health
 from airflow_bottledwater.hooks.holder import living
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.tasks import Fate
-from airflow_bottledwater.jobs import requests, submitted
+from airflow_bottledwater.jobs import alive, requests, submitted
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.jobs.pipelines import Limits
 from airflow_bottledwater.jobs.status import read_status
@@ -25,7 +25,7 @@ from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.state import control_records, control_topic
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key, stop_key
 from tests.support.topics import Flow
 from tests.support.waiting import until
@@ -69,8 +69,8 @@ def watched(database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch) 
     flow = Flow(database, kafka, None, skip_snapshot=True, heartbeat_interval=0.2)
     flow.execute("CREATE TABLE a (id int PRIMARY KEY)")
     flow.create()
-    monkeypatch.setattr(control_records, "_SHORTEST_SILENCE", 2.0)
-    monkeypatch.setattr(health, "_SHORTEST", 1.0)
+    monkeypatch.setattr(alive, "_SHORTEST", 2.0)
+    monkeypatch.setattr(alive, "_SHORTEST_SUSPECTED", 1.0)
     monkeypatch.setattr(health.SourceHook, "dsn", lambda self: flow.dsn)
     yield Watched(flow)
     drop(flow.pipeline, when="always")

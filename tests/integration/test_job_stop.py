@@ -22,6 +22,7 @@ from click.testing import CliRunner
 
 from airflow_bottledwater.cli import cli
 from airflow_bottledwater.jobs import (
+    alive,
     orphans,
     requests,
     run_directory,
@@ -229,7 +230,7 @@ def test_a_job_that_is_taken_over_names_the_task_that_did_it(flow: Flow, make: M
 
 
 def test_a_job_that_was_killed_falls_silent(flow: Flow, make: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_records, "_SHORTEST_SILENCE", 2.0)
+    monkeypatch.setattr(alive, "_SHORTEST", 2.0)
     job = make()
     job.streams()
     job.send(signal.SIGKILL)

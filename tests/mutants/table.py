@@ -900,12 +900,6 @@ MUTANTS = (
         f"{_IDENTITY}::test_nothing_that_a_copy_of_the_cluster_does_touches_the_original",
     ),
     Mutant(
-        "a pipeline that is alive is not forgotten",
-        "_refuse_alive",
-        never("now.at != before.at"),
-        f"{_IDENTITY}::test_nothing_that_a_copy_of_the_cluster_does_touches_the_original",
-    ),
-    Mutant(
         "P lies within the server's WAL",
         "identity.check_slot",
         never("position.lsn > end_of_wal"),
@@ -1062,8 +1056,8 @@ MUTANTS = (
     ),
     Mutant(
         "a pipeline whose job reports again is alive",
-        "_refuse_alive",
-        never("now.at != before.at"),
+        "alive.next_status",
+        never("changed > began and (status := decode(StatusRecord, found)) is not None"),
         "tests/integration/test_identity.py::test_nothing_that_a_copy_of_the_cluster_does_touches_the_original",
     ),
     Mutant(
@@ -1303,8 +1297,8 @@ MUTANTS = (
     ),
     Mutant(
         "a silence is that of the watch",
-        "Watch._evaluate",
-        swap("max(changed, self._began, self._records.answering)", "changed"),
+        "alive.silence",
+        swap("max(changed, since, topic.answering)", "changed"),
         "tests/unit/triggers/test_triggers.py::test_a_stream_is_silent_by_the_watchers_own_clock",
     ),
     Mutant(
@@ -1328,16 +1322,13 @@ MUTANTS = (
     Mutant(
         "a job counts as dead by the reader's clock",
         "JobWatch._look",
-        swap(
-            "time.monotonic() - max(changed, self._began, self._shared.answering)",
-            "time.time() - (record.at if record else 0.0)",
-        ),
+        swap("silence(self._shared, changed, self._began)", "time.time() - (record.at if record else 0.0)"),
         f"{_WATCH}::test_a_job_is_dead_by_the_readers_clock",
     ),
     Mutant(
         "a silence of a job counts only while Kafka has answered for all of it",
-        "JobWatch._look",
-        swap("max(changed, self._began, self._shared.answering)", "max(changed, self._began)"),
+        "alive.silence",
+        swap("max(changed, since, topic.answering)", "max(changed, since)"),
         f"{_WATCH}::test_a_silence_counts_only_while_kafka_has_answered",
     ),
     Mutant(

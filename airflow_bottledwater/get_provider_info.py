@@ -37,7 +37,9 @@ def get_provider_info() -> dict[str, Any]:
             room="operators",
         ),
         "sensors": _modules("looking", "slot_lag", "stream_error", "stream_position", room="sensors"),
-        "triggers": _modules("backfill", "job", "pipeline", "slot_lag", "stream_error", room="triggers"),
+        "triggers": _modules(
+            "backfill", "job", "pipeline", "slot_lag", "stored", "stream_error", "watching", room="triggers"
+        ),
         "hooks": _modules("backfill", "pipeline", "schema_registry", "source", room="hooks"),
         "connection-types": [
             {

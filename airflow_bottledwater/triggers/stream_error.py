@@ -26,9 +26,8 @@ from airflow_bottledwater.state.control_records import (
     status_key,
 )
 from airflow_bottledwater.state.control_topic import ControlTopic
-from airflow_bottledwater.triggers.job import STOPPING
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
-from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, Watching
+from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, STOPPING, Watching
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Protocol
+
+from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks import tasks
+from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +25,9 @@ LONGEST_PAUSE = 10.0
 #: seconds after a task's deferral before which no event is sent: Airflow's scheduler could otherwise take the end of
 #: the deferring process for the end of the task
 SETTLED = 5.0
+
+#: threads for ending what tasks have begun, which must not wait for those that watch
+STOPPING = ThreadPoolExecutor(8, "stop job")
 
 
 class Watch(Protocol):
@@ -75,3 +85,71 @@ class Watching:
         if self._watch is not None:
             watch, self._watch = self._watch, None
             await asyncio.to_thread(watch.close)
+
+
+class WatchTrigger(PipelineTrigger):
+    """Waits for the end of what a task has begun, or for its deadline; ends it when a user ends the task.
+
+    :param hook: see :class:`~airflow_bottledwater.triggers.pipeline.PipelineTrigger`.
+    :param poll_interval: seconds between two checks, at most ten.
+    :param deadline: in seconds since 1970; None: never.
+    :cvar WHAT: is watched, for the log.
+    """
+
+    WHAT: ClassVar[str]
+
+    def __init__(self, *, hook: dict[str, Any], poll_interval: float, deadline: float | None) -> None:
+        super().__init__(hook=hook)
+        self.poll_interval, self.deadline = poll_interval, deadline
+
+    @abstractmethod
+    async def _begin(self) -> Watch:
+        """Begin to watch.
+
+        :raises Outage: a connection could not be looked up.
+        """
+
+    @abstractmethod
+    def _result(self, found: Any) -> dict[str, Any]:
+        """What the event says.
+
+        :param found: by the watch; None at the deadline.
+        """
+
+    @abstractmethod
+    def _stop(self, pipeline: Pipeline | None, replace: bool) -> None:
+        """End what the task has begun. This blocks, in a thread.
+
+        :param pipeline: None if its connections are not known.
+        :param replace: whether the task is going to begin it anew.
+        """
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait; yields one event: ended, or timeout."""
+        await asyncio.sleep(max(SETTLED, self.poll_interval))
+        async with Watching(self._begin, self.WHAT.capitalize(), self.task_instance) as watching:
+            while True:
+                found = None
+                try:
+                    found = await watching.fetch()
+                except BottledWaterError as error:
+                    # it may be mended; what is watched goes on meanwhile
+                    log.warning("%s cannot be seen: %s", self.WHAT.capitalize(), error)
+                if found is not None:
+                    yield TriggerEvent({"status": "ended", **self._result(found)})
+                    return
+                if self.deadline is not None and time.time() > self.deadline:
+                    yield TriggerEvent({"status": "timeout", **self._result(None)})
+                    return
+                await asyncio.sleep(min(self.poll_interval, LONGEST_PAUSE))
+
+    async def on_kill(self) -> None:
+        """End what the task has begun when a user has marked or cleared the task or its DAG run; only then."""
+        looking = asyncio.create_task(self.pipeline_at_end())
+
+        async def end(fate: tasks.Fate) -> None:
+            pipeline, replace = await looking, fate is tasks.Fate.CLEARED
+            # one call in a thread, which goes on should Airflow cancel this coroutine, too
+            await asyncio.get_running_loop().run_in_executor(STOPPING, self._stop, pipeline, replace)
+
+        await tasks.settle(self.task_instance, self.WHAT, end)

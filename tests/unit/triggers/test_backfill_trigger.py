@@ -12,8 +12,8 @@ import pytest
 from airflow_bottledwater.errors import CredentialsRefused, Outage
 from airflow_bottledwater.hooks import backfill, tasks
 from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.triggers import backfill as module
 from airflow_bottledwater.triggers import pipeline as pipelines
+from airflow_bottledwater.triggers import watching
 from airflow_bottledwater.triggers.backfill import BackfillTrigger
 
 ARGUMENTS: dict[str, Any] = {
@@ -47,7 +47,7 @@ class Watch:
 
 
 def events(monkeypatch: pytest.MonkeyPatch, watch: Watch, **arguments: Any) -> list[Any]:
-    monkeypatch.setattr(module, "SETTLED", 0.0)
+    monkeypatch.setattr(watching, "SETTLED", 0.0)
 
     async def begin(_: BackfillTrigger) -> Watch:
         return watch
@@ -81,7 +81,7 @@ def test_with_other_credentials_it_looks_the_connection_up_again(monkeypatch: py
     async def begin(_: BackfillTrigger) -> Watch:
         return begun.pop(0)
 
-    monkeypatch.setattr(module, "SETTLED", 0.0)
+    monkeypatch.setattr(watching, "SETTLED", 0.0)
     monkeypatch.setattr(BackfillTrigger, "_begin", begin)
 
     async def collect() -> list[Any]:

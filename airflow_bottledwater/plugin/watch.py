@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.jobs.pipelines import silent, statuses
+from airflow_bottledwater.jobs.alive import longest_silence, suspect
+from airflow_bottledwater.jobs.pipelines import statuses
 from airflow_bottledwater.metrics.pipelines import Pipelines
 from airflow_bottledwater.metrics.sample import Sample
-from airflow_bottledwater.state.control_records import StatusRecord, longest_silence
+from airflow_bottledwater.state.control_records import StatusRecord
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Watch:
             name
             for name, status in known.items()
             # by the clock of the job's host, which may be wrong, and by this one's
-            if silent(status, time.time()) and now - self._moved[name][1] > longest_silence(status.heartbeat)
+            if suspect(status, time.time()) and now - self._moved[name][1] > longest_silence(status.heartbeat)
         )
         samples = {name: found.samples(name) for name in known}
         return Seen(records, known, samples, quiet, now)

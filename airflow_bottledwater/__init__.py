@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_bottledwater.operators.stream import StreamToKafkaOperator
     from airflow_bottledwater.operators.verify import VerifyTopicsOperator
     from airflow_bottledwater.pipeline.description import Kafka, Schedules, Source, Spark, Types
+    from airflow_bottledwater.pipeline.table import Table
     from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
     from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
     from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
@@ -44,6 +45,7 @@ _EXPORTS = {
     "StreamErrorSensor": "sensors.stream_error",
     "StreamPositionSensor": "sensors.stream_position",
     "StreamToKafkaOperator": "operators.stream",
+    "Table": "pipeline.table",
     "Types": "pipeline.description",
     "VerifyTopicsOperator": "operators.verify",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "StreamErrorSensor",
     "StreamPositionSensor",
     "StreamToKafkaOperator",
+    "Table",
     "Types",
     "VerifyTopicsOperator",
     "__version__",

@@ -12,7 +12,7 @@ from airflow.sdk import Param
 from airflow_bottledwater.dag import Pipeline
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.section import Section
-from airflow_bottledwater.pipeline.settings import Setting
+from airflow_bottledwater.pipeline.setting import Setting
 
 #: the names of fields that are not those of the setting: a form has no sections in its names
 _NAMES = {

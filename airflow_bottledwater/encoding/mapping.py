@@ -1,16 +1,20 @@
-"""How a pipeline sees a table: in which forms its types are published, to which topic its rows go, and which schemas
-they have there. Whatever depends on a pipeline's settings for tables is asked here."""
+"""How a pipeline sees a table: which columns are published, in which forms its types are, to which topic its rows go,
+and which schemas they have there. Whatever depends on a pipeline's settings for tables is asked here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from airflow_bottledwater.encoding import avro, names
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.pipeline.formats import AVRO, Format
 from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.table import Table as Options
+
+_NO_OPTIONS = Options()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,26 +24,83 @@ class TableMapping:
     :param format: of the records.
     :param forms: the forms in which types are published.
     :param prefix: that of all topics.
+    :param rules: the options of single tables, by pattern.
+    :param on_error: what happens at a record that cannot be published, unless a table's options say otherwise.
     """
 
     format: Format = AVRO
     forms: TypeOptions = DEFAULT_TYPE_OPTIONS
     prefix: str = ""
+    rules: Mapping[str, Options] = field(default_factory=dict)
+    on_error: str = "exit"
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> TableMapping:
         """That of a pipeline."""
-        return cls(format=pipeline.record_format, forms=pipeline.forms, prefix=pipeline.topic_prefix)
+        return cls(
+            format=pipeline.record_format,
+            forms=pipeline.forms,
+            prefix=pipeline.topic_prefix,
+            rules=pipeline.table_options,
+            on_error=pipeline.on_error,
+        )
 
     @property
     def service_topics(self) -> tuple[str, str]:
         """The topics of the pipeline itself: of events, and of dead letters."""
         return names.service_topic("events", self.prefix), names.service_topic("dead_letters", self.prefix)
 
+    def options(self, schema: str, name: str) -> Options:
+        """The options of a table, by its name of today."""
+        return Options.of_table(self.rules, schema, name) if self.rules else _NO_OPTIONS
+
+    def left_out(self, schema: str, name: str, columns: Sequence[str]) -> tuple[int, ...]:
+        """The places of those columns that are not published.
+
+        :param schema: the table's; ``name`` likewise.
+        :param columns: the names of all columns that PostgreSQL sends.
+        """
+        if (options := self.options(schema, name)) == _NO_OPTIONS:
+            return ()
+        others = options.new_columns
+        if others == "auto":
+            others = "leave_out" if options.include else "publish"
+        return tuple(
+            place
+            for place, column in enumerate(columns)
+            if matches(options.exclude, column) or not (others == "publish" or matches(options.include, column))
+        )
+
+    def unnamed(self, schema: str, name: str, columns: Iterable[str]) -> list[str]:
+        """Those columns that ``new_columns = error`` does not allow: neither published nor left out by a rule.
+
+        :param schema: the table's; ``name`` likewise.
+        """
+        options = self.options(schema, name)
+        if options.new_columns != "error":
+            return []
+        return [column for column in columns if not matches((*options.include, *options.exclude), column)]
+
+    def stops(self, table: Table) -> bool:
+        """Whether a record of a table that cannot be published ends the job; otherwise it becomes a dead letter."""
+        asked = self.options(table.schema, table.name).on_error
+        return (self.on_error if asked == "pipeline" else asked) == "exit"
+
+    def writes_letters(self) -> bool:
+        """Whether a record of some table may become a dead letter."""
+        return "log" in (self.on_error, *(rule.on_error for rule in self.rules.values()))
+
+    def all_columns(self) -> TableMapping:
+        """The same without options of single tables: as the tables are, to compare the options with them."""
+        return replace(self, rules={})
+
     def topic(self, table: Table) -> str:
         """The topic of a table by its name of today. A table that was renamed keeps the one that it has, see
         :func:`airflow_bottledwater.state.identity.topic_of`."""
-        return names.topic(table.schema, table.name, self.prefix)
+        if not (asked := self.options(table.schema, table.name).topic):
+            return names.topic(table.schema, table.name, self.prefix)
+        named = asked.format(schema=names.mangle(table.schema, dots=True), table=names.mangle(table.name))
+        return f"{self.prefix}.{named}" if self.prefix else named
 
     def by_topic(self, tables: Iterable[Table]) -> dict[str, Table]:
         """These tables by their topics, see :meth:`topic`."""
@@ -55,3 +116,8 @@ class TableMapping:
         :raises SchemaRefused: see :func:`airflow_bottledwater.encoding.avro.value_schema`.
         """
         return list(avro.subjects(topic, table, self.record(topic))) if self.format.uses_registry else []
+
+
+def matches(patterns: Sequence[str], column: str) -> bool:
+    """Whether one of some patterns, with ``*`` and ``?``, matches a column."""
+    return any(fnmatch.fnmatchcase(column, pattern.replace("[", "[[]")) for pattern in patterns)

@@ -48,7 +48,7 @@ def record(topic: str, prefix: str) -> Record:
     :param prefix: that of the topic.
     """
     schema, _, table = topic.removeprefix(f"{prefix}." if prefix else "").rpartition(".")
-    return Record(namespace(schema or "public"), table)
+    return Record(namespace(schema or "public"), mangle(table))
 
 
 def topic(schema: str, table: str, prefix: str = "") -> str:

@@ -370,7 +370,7 @@ class Reading(threading.Thread):
         within = [piece.places or block_range(piece.first, piece.last), *self._conditions()]
         where = sql.SQL("({})").format(sql.SQL("\n) AND (\n").join(within))
         found = large_rows.large_rows(connection, piece.source, where=where)
-        if found and self._pipeline.on_error == "exit":
+        if found and TableMapping.of(self._pipeline).stops(version.table):
             raise RecordError(
                 f"A row of {version.table.qualified} cannot be published to topic {version.topic!r}: "
                 f"{found[0].unsendable}.",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -71,11 +72,14 @@ class Table:
 
     :param identity: ``pg_class.relreplident``: d(efault), n(othing), f(ull) or i(ndex).
     :param key: the names of the key columns in index order; empty for an unkeyed table.
-    :param columns: the columns that the publication sends: no dropped and no generated ones.
+    :param columns: the columns that are published: no dropped and no generated ones, and none that the options of the
+        table leave out.
     :param filenode: ``pg_relation_filenode``; a different value means that the rows were rewritten into another file.
     :param partitioned: whether it is a partitioned table that is published as one; its rows are in its partitions.
     :param unpublishable: whether its full old row cannot be sent, so that publishing updates or deletes would make them
         fail.
+    :param left_out: the places, among the columns that PostgreSQL sends, of those that the options leave out. Nobody
+        but whoever receives rows from PostgreSQL sees these columns.
     """
 
     oid: int
@@ -90,6 +94,7 @@ class Table:
     pages: int = 0
     row_security: bool = False
     partitioned: bool = False
+    left_out: tuple[int, ...] = ()
     key_problem: str = field(default="", compare=False)
     unpublishable: bool = field(default=False, compare=False)
 
@@ -97,6 +102,18 @@ class Table:
     def qualified(self) -> str:
         """``schema.table``, for messages; not quoted."""
         return f"{self.schema}.{self.name}"
+
+    @property
+    def places(self) -> list[int]:
+        """The places of its columns among those that PostgreSQL sends."""
+        return [each for each in range(len(self.columns) + len(self.left_out)) if each not in self.left_out]
+
+    def without(self, columns: Collection[int]) -> Table:
+        """The table with some more of its columns left out, by number."""
+        places = self.places
+        kept = [column for c, column in enumerate(self.columns) if c not in columns]
+        left_out = tuple(sorted({*self.left_out, *(places[c] for c in columns)}))
+        return replace(self, columns=tuple(kept), left_out=left_out)
 
     @property
     def keyed(self) -> bool:

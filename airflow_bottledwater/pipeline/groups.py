@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from airflow_bottledwater.model import forms
 from airflow_bottledwater.model.slot import SLOT_NAME
 from airflow_bottledwater.pipeline.rules import about, limited
+from airflow_bottledwater.pipeline.table import Table
 
 #: the one property of librdkafka that must be given
 SERVERS = "bootstrap.servers"
@@ -88,6 +89,13 @@ class Source:
     ] = ""
     tables: Annotated[tuple[str, ...], about("Tables, as [schema.]table with * and ?.")] = ()
     schemas: Annotated[tuple[str, ...], about("Schemas whose tables are published, too, with * and ?.")] = ()
+    table_options: Annotated[
+        dict[str, Table],
+        about(
+            "What is published of single tables, and where, by [schema.]table with * and ?.",
+            allowed="options of docs/choose.md by the patterns of tables",
+        ),
+    ] = field(default_factory=dict)
     new_tables: Annotated[
         Literal["add", "ignore", "stop"], about("What happens when a table is created that the patterns cover.")
     ] = "add"

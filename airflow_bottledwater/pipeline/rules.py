@@ -46,6 +46,13 @@ def type_of(hint: Any) -> Any:
     return get_origin(bare) or bare
 
 
+def inside(hint: Any) -> Any:
+    """The type of the values of a dictionary that are parts of a description; None if they are not."""
+    bare = hint.__origin__ if get_origin(hint) is Annotated else hint
+    kind = get_args(bare)[1] if type_of(hint) is dict else None
+    return kind if hasattr(kind, "of") else None
+
+
 def said(hint: Any) -> dict[str, Any]:
     """What an annotation says about its setting: ``sentence``, ``allowed`` and ``changes``.
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, ClassVar, Self, get_type_hints
 
 from airflow_bottledwater.errors import SettingError
-from airflow_bottledwater.pipeline.settings import Setting, described, unknown
+from airflow_bottledwater.pipeline.setting import Setting, described, plain, unknown
 
 
 def templated(value: Any) -> bool:
@@ -85,7 +85,7 @@ class Section:
         for name, setting in self.described().items():
             value = getattr(self, name)
             if value != setting.default and (secrets or not setting.secret):
-                found[name] = list(value) if isinstance(value, tuple) else value
+                found[name] = plain(value)
         for name in self.parts():
             if inside := getattr(self, name).as_dict(secrets=secrets):
                 found[name] = inside

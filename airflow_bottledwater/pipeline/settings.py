@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import tempfile
-from collections.abc import Collection, Iterable
-from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any
 
-import msgspec
-
-from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.pipeline.formats import Format as RecordFormat
@@ -31,22 +26,10 @@ from airflow_bottledwater.pipeline.groups import (
     Types,
     Verification,
 )
-from airflow_bottledwater.pipeline.rules import Changes, convert, said, type_of
+from airflow_bottledwater.pipeline.setting import described, plain, unknown
 
 #: PostgreSQL's names have at most 63 bytes (NAMEDATALEN), and the second publication's has "_unkeyed" behind it
 MAX_PUBLICATION_BYTES = 54
-
-
-def unknown(name: str, known: Iterable[str], *, prefix: str = "") -> SettingError:
-    """The error for a name that is none of a setting's, with the nearest that is. The value is not shown: it may be a
-    misspelt secret.
-
-    :param known: the names that exist.
-    :param prefix: put before the name: the path of the section that it is in.
-    """
-    near = difflib.get_close_matches(name, known := sorted(known), n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return SettingError(f"{prefix}{name}", None, "one of " + ", ".join(known), problem=f"does not exist{hint}")
 
 
 # the bases are in reverse, since a dataclass has the fields of its last base first
@@ -118,9 +101,9 @@ class Pipeline(Metrics, Verification, Limits, Pace, Errors, Types, Topics, Forma
     def chosen(self) -> dict[str, Any]:
         """The settings that differ from the defaults, as JSON values; no secrets."""
         return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in self.public().items()
-            if value != SETTINGS[name].default
+            name: plain(value)
+            for name, setting in SETTINGS.items()
+            if not setting.secret and (value := getattr(self, name)) != setting.default
         }
 
     def with_(self, **changes: Any) -> Pipeline:
@@ -150,76 +133,8 @@ class Pipeline(Metrics, Verification, Limits, Pace, Errors, Types, Topics, Forma
         return cls.of(**{**json.loads(path.read_text()), **more})
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The description of a setting.
-
-    :param hint: its type with its rule, see :mod:`airflow_bottledwater.pipeline.rules`.
-    :param sentence: what it is for.
-    :param allowed: the allowed values in words.
-    :param changes: when it may be given another value.
-    :param default: its default; None if it must be given.
-    :param secret: whether its value is never printed.
-    """
-
-    name: str
-    hint: Any
-    sentence: str
-    allowed: str
-    changes: Changes
-    default: Any
-    secret: bool
-
-    @property
-    def type(self) -> Any:
-        """Its type: bool, int, float, str, tuple, dict or Literal."""
-        return type_of(self.hint)
-
-    @classmethod
-    def of(cls, field: Field[Any], hint: Any, *, prefix: str) -> Setting:
-        """Make the description from a field and its annotation."""
-        default = field.default
-        if default is MISSING:
-            default = None if field.default_factory is MISSING else field.default_factory()
-        return cls(f"{prefix}{field.name}", hint, default=default, secret=not field.repr, **said(hint))
-
-    def take(self, value: Any) -> Any:
-        """A value, converted to the setting's type.
-
-        :raises SettingError: it is not allowed.
-        """
-        try:
-            return convert(self.hint, value)
-        except msgspec.ValidationError:
-            self.refuse(value)
-
-    def refuse(self, value: Any) -> NoReturn:
-        """Raise the error for a value that is not allowed, without showing a secret.
-
-        :raises SettingError: always.
-        """
-        if not self.secret:
-            raise SettingError(self.name, value, self.allowed) from None
-        missing = value in ("", {})
-        problem = "is missing" if missing else "has a value that is not allowed (not shown, since it may hold secrets)"
-        raise SettingError(self.name, None, self.allowed, problem=problem) from None
-
-
 #: the groups of settings, in the order of docs/settings.md
 GROUPS: tuple[type, ...] = Pipeline.__bases__[::-1]
-
-
-def described(kind: Any, names: Collection[str], *, prefix: str = "") -> dict[str, Setting]:
-    """The descriptions of settings by name.
-
-    :param kind: the class whose fields they are.
-    :param names: the fields that are settings.
-    :param prefix: put before their names in messages.
-    """
-    hints = get_type_hints(kind, include_extras=True)
-    return {
-        field.name: Setting.of(field, hints[field.name], prefix=prefix) for field in fields(kind) if field.name in names
-    }
 
 
 #: all settings by their names

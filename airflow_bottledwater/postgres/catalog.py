@@ -11,6 +11,7 @@ from typing import NamedTuple
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.pipeline.patterns import is_meant, is_named
 from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
@@ -117,9 +118,9 @@ def resolve(
     for pattern in tables:
         # the name of the table itself may have a dot, or a bracket
         found = [row for row in rows if pattern == f"{row.schema}.{row.name}"]
-        found = found or [row for row in rows if _is_named(pattern, row.schema, row.name)]
+        found = found or [row for row in rows if is_named(pattern, row.schema, row.name)]
         exact = bool(found) or not any(c in pattern for c in "*?[")
-        found = found or [row for row in rows if _is_meant(pattern, row.schema, row.name)]
+        found = found or [row for row in rows if is_meant(pattern, row.schema, row.name)]
         choice.take(found, pattern, exact=exact)
     if choice.problems and strict:
         raise PreflightError(choice.problems)
@@ -134,7 +135,7 @@ def covers(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str
     return (
         not (tables or schemas)
         or any(fnmatch.fnmatchcase(schema, pattern) for pattern in schemas)
-        or any(_is_named(each, schema, name) or _is_meant(each, schema, name) for each in tables)
+        or any(is_named(each, schema, name) or is_meant(each, schema, name) for each in tables)
     )
 
 
@@ -146,18 +147,9 @@ def _taken(patterns: Sequence[str]) -> list[str]:
 def _left_out(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str) -> bool:
     """Whether a pattern behind ``!`` matches a table."""
     return any(each.startswith("!") and fnmatch.fnmatchcase(schema, each[1:]) for each in schemas) or any(
-        each.startswith("!") and (_is_named(each[1:], schema, name) or _is_meant(each[1:], schema, name))
+        each.startswith("!") and (is_named(each[1:], schema, name) or is_meant(each[1:], schema, name))
         for each in tables
     )
-
-
-def _is_named(pattern: str, schema: str, name: str) -> bool:
-    return pattern == f"{schema}.{name}" or (schema == "public" and pattern == name)
-
-
-def _is_meant(pattern: str, schema: str, name: str) -> bool:
-    of, _, table = pattern.rpartition(".")
-    return fnmatch.fnmatchcase(schema, of or "public") and fnmatch.fnmatchcase(name, table)
 
 
 class _Relation(NamedTuple):
@@ -250,7 +242,8 @@ def load(
     :param sizes: whether to measure the tables, which waits for sessions that have one of them locked; otherwise
         ``pages`` is that of the last VACUUM or ANALYZE.
     """
-    wanted, forms = {"oids": list(oids)}, (mapping or TableMapping()).forms
+    mapping = mapping or TableMapping()
+    wanted, forms = {"oids": list(oids)}, mapping.forms
     columns: dict[int, list[Column]] = {}
     rows = connection.execute(_COLUMNS, wanted).fetchall()
     types = describe(connection, [Declared(*row[2:6]) for row in rows], forms=forms)
@@ -266,7 +259,11 @@ def load(
         _RELATIONS + "WHERE c.oid = ANY (%(oids)s::oid[]) ORDER BY n.nspname, c.relname", wanted
     ).fetchall():
         oid, schema, name, identity, kind, persistence, security, filenode, comment, estimate, generated = row
-        key, problem = _key(identity, indexes.get(oid, []), columns.get(oid, []))
+        sent = columns.get(oid, [])
+        left_out = mapping.left_out(schema, name, [column.name for column in sent])
+        key, problem = _key(identity, indexes.get(oid, []), sent)
+        if hidden := [sent[place].name for place in left_out if sent[place].name in key]:
+            key, problem = (), f"its options leave out column {hidden[0]!r} of its key (table_options)"
         # pub_contains_invalid_column in src/backend/commands/publicationcmds.c, since PostgreSQL 18
         unpublishable = identity == "f" and generated and connection.info.server_version >= 180000
         if unpublishable:
@@ -282,13 +279,14 @@ def load(
                 name,
                 identity,
                 key,
-                tuple(columns.get(oid, [])),
+                tuple(column for place, column in enumerate(sent) if place not in left_out),
                 filenode,
                 comment,
                 persistence,
                 pages.get(oid, int(estimate or 0)),
                 security,
                 kind == "p",
+                left_out,
                 problem,
                 unpublishable,
             )

@@ -8,7 +8,8 @@ read by compiled code (:mod:`airflow_bottledwater.stream.assembler`, :mod:`airfl
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import ProtocolError
@@ -158,6 +159,14 @@ class RowMessage:
     old_tag: str
     old: list[Field] | None
     new: list[Field] | None
+
+    def without(self, columns: Collection[int]) -> RowMessage:
+        """The message without some of its columns, by number."""
+        old, new = (
+            None if row is None else [field for c, field in enumerate(row) if c not in columns]
+            for row in (self.old, self.new)
+        )
+        return replace(self, old=old, new=new)
 
     def encode(self) -> bytes:
         """The message's bytes."""

@@ -3,10 +3,14 @@ source holds."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
@@ -40,6 +44,23 @@ class DeadLetter:
     def label(self) -> str:
         """See :class:`~airflow_bottledwater.kafka.publisher.Records`."""
         return str(self.content["again"].get("label", ""))
+
+    def as_published(self, mapping: TableMapping) -> DeadLetter:
+        """The dead letter without the columns that were published when it was written, and are not today."""
+        if "again" not in self.content:
+            return self
+        again = self.content["again"]
+        table = msgspec.convert(again["table"], Table)
+        columns = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
+        if not columns:
+            return self
+        message = pgoutput.row(base64.b64decode(again["message"])).without(columns).encode()
+        again = {
+            **again,
+            "table": msgspec.to_builtins(table.without(columns)),
+            "message": base64.b64encode(message).decode(),
+        }
+        return DeadLetter(self.key, {**self.content, "again": again})
 
     def overtaken(self, newest: str) -> bool:
         """Whether a record or a TRUNCATE is newer than its row.

@@ -73,6 +73,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
             f"cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
     problems += _policies(pipeline, data, present)
+    problems += _partitions(mapping, data, present)
     problems += _letters_expire(pipeline, present)
     limit = present[state_topic].max_bytes if state_topic in present else DEFAULT_MAX_BYTES
     problems += _definitions(found.tables, state_topic, limit)
@@ -103,6 +104,7 @@ def check_topics(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Ta
     missing = {name: table for name, table in by_topic.items() if name not in present}
     problems += _missing(pipeline, topics, topics.brokers(), missing)
     problems += _policies(pipeline, by_topic, present)
+    problems += _partitions(TableMapping.of(pipeline), by_topic, present)
     return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, list(by_topic)))
 
 
@@ -166,6 +168,18 @@ def _policies(pipeline: Pipeline, data: Mapping[str, Table], present: Mapping[st
     return problems
 
 
+def _partitions(mapping: TableMapping, data: Mapping[str, Table], present: Mapping[str, Topic]) -> list[str]:
+    """The topics that have another number of partitions than their tables' options say."""
+    return [
+        f"Topic {name!r} has {present[name].partitions} partitions, and table_options say {asked} for "
+        f"{table.qualified}. Set that number; a key keeps its partition only while the number stays."
+        for name, table in data.items()
+        if name in present
+        and (asked := mapping.options(table.schema, table.name).partitions)
+        and asked != present[name].partitions
+    ]
+
+
 def expiry_problem(name: str, policy: str, *, exists: bool = True) -> Problem:
     """What is said of a keyed table's topic that deletes rows that do not change."""
     way_out = (
@@ -207,7 +221,11 @@ def _definitions(tables: Sequence[Table], state_topic: str, limit: int) -> list[
 def _letters_expire(pipeline: Pipeline, present: Mapping[str, Topic]) -> list[str]:
     """Check that an existing topic of dead letters keeps them until they are settled."""
     topic = present.get(TableMapping.of(pipeline).service_topics[1])
-    if topic is None or "delete" not in topic.cleanup or not (pipeline.on_error == "log" or pipeline.skip_position):
+    if (
+        topic is None
+        or "delete" not in topic.cleanup
+        or not (TableMapping.of(pipeline).writes_letters() or pipeline.skip_position)
+    ):
         return []
     return [
         f"Topic {topic.name!r} has cleanup.policy={topic.cleanup}: dead letters would expire before anybody has "
@@ -228,8 +246,9 @@ def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: i
     safe = {"min.insync.replicas": "2"} if replication >= 3 else {}
     forever = {"cleanup.policy": "delete", "retention.ms": str(pipeline.unkeyed_retention_ms)}
     policy = {"cleanup.policy": "compact"} if table is not None and table.keyed else forever
-    config = {**safe, **policy, **(pipeline.topic_config if table is not None else {})}
-    partitions = 1 if table is None else pipeline.partitions
+    options = None if table is None else TableMapping.of(pipeline).options(table.schema, table.name)
+    config = {**safe, **policy, **({} if options is None else {**pipeline.topic_config, **options.topic_config})}
+    partitions = 1 if options is None else options.partitions or pipeline.partitions
     if "delete" not in config["cleanup.policy"] or config.get("retention.ms") == "-1":
         return NewTopic(name, partitions, replication, (config,))
     # a broker that does not allow the property does no harm: whoever publishes sees the topic as it is, and sends no

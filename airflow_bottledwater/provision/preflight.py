@@ -70,9 +70,11 @@ def run(pipeline: Pipeline) -> Findings:
         except Refused:
             pass  # the checks of Kafka meet it again, and report it
         problems += check_tables(connection, pipeline, found)
-        arrays = check_arrays(connection, [t for t in found.tables if t.oid not in found.state.tables])
-        # with the policy log such rows become dead letters
-        (problems if pipeline.on_error == "exit" else found.warnings).extend(arrays)
+        stops = TableMapping.of(pipeline).stops
+        for table in found.tables:
+            if table.oid not in found.state.tables:
+                # with the policy log such rows become dead letters
+                (problems if stops(table) else found.warnings).extend(check_arrays(connection, [table]))
         try:
             check_kafka(pipeline, found, problems)
         except Refused as error:

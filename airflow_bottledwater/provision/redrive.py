@@ -23,6 +23,7 @@ import numpy as np
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import layout, types, wire
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import RecordError, Refused, SchemaRefused, SlotInUse, StateError
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single, tombstones
@@ -42,7 +43,7 @@ from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.reject import oversized
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import ToastResolver
-from airflow_bottledwater.state import schemas
+from airflow_bottledwater.state import options, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.records import letters_key, stream_id
@@ -128,6 +129,7 @@ def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
             )
         claim.record_ids([stream_id(claim.prefix)])
         with session(pipeline.postgres, "Re-driving dead letters") as connection:
+            options.check(connection, pipeline, claim.state)
             schemas.settle(pipeline, connection, claim)
         yield claim
     finally:
@@ -140,7 +142,7 @@ class _Letters:
     def __init__(self, pipeline: Pipeline, publishing: PublishSession, completer: ToastResolver, claim: Claim) -> None:
         self._pipeline, self._publishing, self._completer = pipeline, publishing, completer
         #: the pipeline's tables by oid, as they are published today
-        self._tables = claim.state.tables
+        self._tables, self._mapping = claim.state.tables, TableMapping.of(pipeline)
         self._letters = LettersTopic(pipeline, publishing, claim.cluster.pipeline(pipeline.slot))
         #: the relation versions of dead letters, as they are published now
         self._versions: dict[Version, Version] = {}
@@ -162,7 +164,8 @@ class _Letters:
 
     def _redrive(self, dead_letters: list[DeadLetter], result: Result) -> None:
         ready: list[tuple[DeadLetter, Records]] = []
-        for dead_letter in dead_letters:
+        for written in dead_letters:
+            dead_letter = written.as_published(self._mapping)
             if "again" not in dead_letter.content:
                 result.incomplete += 1
                 continue

@@ -12,6 +12,7 @@ from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
+from airflow_bottledwater.state import options
 from airflow_bottledwater.state.identity import topic_of
 
 #: PostgreSQL's own functions that the pipeline calls: everybody may, unless an administrator has revoked it
@@ -144,6 +145,7 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
     except PreflightError as error:
         return list(error.problems)
     found.tables = catalog.load(connection, oids, mapping)
+    problems += options.problems(connection, pipeline, oids, rules=not found.adding)
     _leave_to_stream(pipeline, found)
     problems += _check_partitions(connection, found)
     read = [*found.tables, *found.parts]
@@ -173,8 +175,8 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
         other = by_topic.setdefault(topic, table)
         if other is not table:
             problems.append(
-                f"Tables {other.qualified} and {table.qualified} both become topic {topic!r}. Rename one, or leave it "
-                "out."
+                f"Tables {other.qualified} and {table.qualified} both become topic {topic!r}. Rename one, leave it "
+                "out, or give it another topic in table_options."
             )
         if len(topic) > names.MAX_TOPIC_LENGTH:
             problems.append(

@@ -3,7 +3,8 @@ tell.
 
 A column can be dropped and made again, or change names with another one. PostgreSQL numbers columns in the order in
 which they are made and never uses a number again (``pg_attribute.attnum``), and a dropped column keeps its row there;
-so the columns of a relation version are the first of those rows, in this order, that were not dropped before.
+so the columns of a relation version are the first of those rows, in this order, that were not dropped before, without
+those that the options of the table leave out.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def altered(connection: Connection, table: Table, xids: Collection[int] = ()) ->
         near = next(iter(xids))
         ends = min(xids, key=lambda xid: widen_xid(xid, near)), max(xids, key=lambda xid: widen_xid(xid, near))
         places = [_then(attributes, xid, latest) for xid in ends]
-        for c, column in enumerate(table.columns):
+        for c, (column, at) in enumerate(zip(table.columns, table.places, strict=True)):
             attribute = today.get(column.name)
             if c in found or attribute is None or not attribute.since(ends[0], latest):
                 continue
-            if any(c >= len(place) or place[c] is not attribute for place in places):
+            if any(at >= len(place) or place[at] is not attribute for place in places):
                 found[c] = f"column {column.name!r} is another one since: it was dropped and made again, or renamed"
     return found
 

@@ -8,6 +8,7 @@ import struct
 import uuid
 from collections.abc import Iterator, Mapping
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.kafka.publisher import Records, single
@@ -53,7 +54,7 @@ class RowEncoder:
                 digests = ((row, _digest(block, row)) for row in encoded.rows)
                 found = [Rejection(row, self._refused[d]) for row, d in digests if d in self._refused] + found
             rejections = distinct(found)
-            if rejections and self._session.pipeline.on_error == "exit":
+            if rejections and TableMapping.of(self._session.pipeline).stops(version.table):
                 raise _record_error(version, block, rejections[0])
             yield encoded, rejections
 

@@ -38,7 +38,7 @@ from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.snapshot.plans import Plans
 from airflow_bottledwater.snapshot.progress import Meter, Report
 from airflow_bottledwater.snapshot.task import LaneTask, Result
-from airflow_bottledwater.state import letters, schemas
+from airflow_bottledwater.state import letters, options, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.movement import Movement
@@ -134,6 +134,7 @@ class _Driver:
             end_of_wal(self._connection),
         )
         check_topics(self._pipeline, known)
+        options.check(self._connection, self._pipeline, known)
         schemas.settle(self._pipeline, self._connection, self._claim)
         wanted = [oid for oid in known.tables if oid not in known.completed]
         if not wanted:

@@ -17,6 +17,7 @@ from psycopg import sql
 from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
@@ -257,7 +258,7 @@ class _Lane:
         if not found:
             raise why from error
         self._large.setdefault(source.oid, []).extend(found)
-        if self._pipeline.on_error == "exit":
+        if TableMapping.of(self._pipeline).stops(self._tables[chunk.oid].table):
             topic = self._tables[chunk.oid].topic
             raise RecordError(
                 f"A row of {source.qualified} cannot be published to topic {topic!r}: {found[0].unsendable}.",

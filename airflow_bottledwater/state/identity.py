@@ -63,6 +63,27 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
                 "Give the settings with which the pipeline was made (on the command line, best in a file: --config). "
                 "For other ones, make another pipeline, with a slot and a topic_prefix of its own.",
             )
+    _check_topic_options(pipeline, known)
+
+
+def _check_topic_options(pipeline: Pipeline, known: PipelineState) -> None:
+    """Check that the options of single tables give each table the topic that they gave it at the last start.
+
+    :raises StateError: they give it another one; nothing was changed.
+    """
+    if known.settings is None or not (known.settings.get("table_options") or pipeline.table_options):
+        return
+    now = TableMapping.of(pipeline)
+    before = TableMapping.of(pipeline.with_(table_options=known.settings.get("table_options", {})))
+    for pinned in known.tables.values():
+        was, asked = before.topic(pinned.table), now.topic(pinned.table)
+        if asked not in (was, pinned.topic):
+            raise StateError(
+                f"The topic of {pinned.table.qualified} is {pinned.topic!r}, and table_options say {asked!r} now. "
+                "Nothing was changed.",
+                "Set topic back. For another topic, make another pipeline for the table, with a slot of its own; or "
+                "drop the slot and start again with a snapshot.",
+            )
 
 
 def topic_of(table: Table, known: PipelineState, mapping: TableMapping) -> str:

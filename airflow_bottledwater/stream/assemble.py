@@ -7,12 +7,16 @@ Its rules are those of :class:`~airflow_bottledwater.model.lsn.Position` and
 
 from __future__ import annotations
 
+import numpy as np
+
 from airflow_bottledwater.compiled import compiled, memcpy
-from airflow_bottledwater.encoding.kernels.fields import is_row
-from airflow_bottledwater.encoding.kernels.reading import i64, u32
+from airflow_bottledwater.encoding.kernels.fields import MESSAGE_HEADER, is_row
+from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u32
 from airflow_bottledwater.encoding.layout import int64s
 from airflow_bottledwater.encoding.wire import (
     EPOCH_MICROS,
+    FIELD_NULL,
+    FIELD_UNCHANGED,
     FLAG_XID_SHIFT,
     MESSAGE_BEGIN,
     MESSAGE_COMMIT,
@@ -55,6 +59,10 @@ TABLE = int64s(
     "boundary",  # its boundary's number; -1: none
     "skipped_transactions",
     "last_skipped",  # the final LSN of the last skipped transaction
+    # the columns of its rows, and where the list of those that are kept has their first; without any that is left out,
+    # 0: the rows are copied as they are
+    "columns",
+    "kept",
 )
 
 #: in place of a version: the table is not one of the pipeline's, and its changes are left out
@@ -131,7 +139,48 @@ def _find(tables, oid):
 
 
 @compiled
-def _take_row(b, p, n, state, tables, boundaries, changes, out):
+def _copy_kept(b, p, end, columns, first, kept, out, o):
+    """Copy a message with rows without the columns that are left out: of these, nobody sees a byte.
+
+    :param columns: how many columns its rows have.
+    :param kept: from ``first`` on, whether each column is kept.
+    :returns: how many bytes were copied; -1 if the message is malformed.
+    """
+    began = o
+    memcpy(out.ctypes.data + o, b.ctypes.data + p, MESSAGE_HEADER)
+    p += MESSAGE_HEADER
+    o += MESSAGE_HEADER
+    remaining = 0
+    for c in range(columns):
+        remaining += kept[first + c]
+    while p < end:
+        if end - p < 3 or i16(b, p + 1) != columns:
+            return np.int64(-1)
+        out[o] = b[p]
+        out[o + 1] = np.uint8(remaining >> 8)
+        out[o + 2] = np.uint8(remaining & 255)
+        p += 3
+        o += 3
+        for c in range(columns):
+            if end - p < 1:
+                return np.int64(-1)
+            n = np.int64(1)
+            if b[p] != FIELD_NULL and b[p] != FIELD_UNCHANGED:
+                if end - p < 5:
+                    return np.int64(-1)
+                n = np.int64(i32(b, p + 1))
+                if n < 0 or n > end - p - 5:
+                    return np.int64(-1)
+                n += 5
+            if kept[first + c]:
+                memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
+                o += n
+            p += n
+    return o - began
+
+
+@compiled
+def _take_row(b, p, n, state, tables, kept, boundaries, changes, out):
     """Copy a message with rows, unless it is at or before P, or its table's boundary contains it, or its table is left
     out; returns DONE, or why it stopped."""
     final = state.final_lsn
@@ -158,7 +207,12 @@ def _take_row(b, p, n, state, tables, boundaries, changes, out):
         return CUT
     if c == changes.size or state.bytes + n > out.size:
         return ROOM
-    memcpy(out.ctypes.data + state.bytes, b.ctypes.data + p, n)
+    if table.columns > 0:
+        n = _copy_kept(b, p, p + n, table.columns, table.kept, kept, out, state.bytes)
+        if n < 0:
+            return MALFORMED
+    else:
+        memcpy(out.ctypes.data + state.bytes, b.ctypes.data + p, n)
     change = changes[c]
     change.kind = b[p]
     change.offset = state.bytes
@@ -176,11 +230,12 @@ def _take_row(b, p, n, state, tables, boundaries, changes, out):
 
 
 @compiled
-def assemble(b, offsets, state, tables, boundaries, running, changes, out):
+def assemble(b, offsets, state, tables, kept, boundaries, running, changes, out):
     """Process the messages of a block, from ``state.next`` on, as far as possible; returns why it stopped.
 
     :param b: the block's bytes; ``offsets`` says where each message begins.
     :param tables: rows of :data:`TABLE`, sorted by oid.
+    :param kept: for each column of the tables that leave some out, whether it is kept.
     :param running: the transactions in progress of all boundaries' snapshots, one after the other.
     :param changes: receives the changes, and ``out`` their messages.
     """
@@ -200,7 +255,7 @@ def assemble(b, offsets, state, tables, boundaries, running, changes, out):
         if is_row(kind):
             if end - p < _ROW_LENGTH:
                 return MALFORMED
-            why = _take_row(b, p, end - p, state, tables, boundaries, changes, out)
+            why = _take_row(b, p, end - p, state, tables, kept, boundaries, changes, out)
             if why != DONE:
                 return why
         elif kind == MESSAGE_BEGIN:

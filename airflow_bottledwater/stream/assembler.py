@@ -95,6 +95,8 @@ class TransactionAssembler:
         self._announced: tuple[pgoutput.RelationMessage | None, Position] = None, Position(0)
         self._block: Block | None = None
         self._tables: npt.NDArray[np.void] = np.zeros(0, dtype=TABLE)
+        # the first is no column's: an empty array has no address
+        self._kept: npt.NDArray[np.uint8] = np.zeros(1, dtype=np.uint8)
         distinct = dict.fromkeys(boundary for boundary in self._boundaries.values() if boundary.filtered)
         self._boundary_numbers = {boundary: number for number, boundary in enumerate(distinct)}
         self._bounds, self._running = _boundary_table(list(distinct))
@@ -171,13 +173,25 @@ class TransactionAssembler:
         if at == len(self._tables) or self._tables[at]["oid"] != oid:
             boundary = self._boundaries.get(oid)
             number = -1 if boundary is None else self._boundary_numbers.get(boundary, -1)
-            self._tables = np.insert(self._tables, at, np.array([(oid, 0, number, 0, 0)], dtype=TABLE))
+            self._tables = np.insert(self._tables, at, np.array([(oid, 0, number, 0, 0, 0, 0)], dtype=TABLE))
         if oid in self._left_out:
             # also if it could be published again: what was left out before is read again, for which the stream begins
             # anew
             self._tables[at]["version"] = LEFT_OUT
         else:
             self._tables[at]["version"] = -1 if oid in self._refused else self._current.get(oid, -1)
+            if self._tables[at]["version"] >= 0:
+                self._keep(at, self._versions[self._current[oid]])
+
+    def _keep(self, at: int, version: Version) -> None:
+        """Enter which columns of a table's rows are kept, if some are left out."""
+        table = version.table
+        self._tables[at]["columns"] = self._tables[at]["kept"] = 0
+        if table.left_out:
+            kept = np.ones(len(table.columns) + len(table.left_out), dtype=np.uint8)
+            kept[list(table.left_out)] = 0
+            self._tables[at]["columns"], self._tables[at]["kept"] = len(kept), len(self._kept)
+            self._kept = np.concatenate([self._kept, kept])
 
     def add(self, block: Block) -> None:
         """Add the next block; before another one, call :meth:`cut` until it returns None."""
@@ -193,8 +207,8 @@ class TransactionAssembler:
         while self._block is not None:
             block = self._block
             why = assemble(
-                block.data, block.offsets, self._state, self._tables, self._bounds, self._running, self._changes,
-                self._out
+                block.data, block.offsets, self._state, self._tables, self._kept, self._bounds, self._running,
+                self._changes, self._out
             )  # fmt: skip
             if why == DONE:
                 self._block = None

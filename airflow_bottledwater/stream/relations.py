@@ -23,6 +23,7 @@ from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, partitions, pgoutput
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, session
+from airflow_bottledwater.state.options import unnamed_column
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.schemas import lost, pinned_schemas, register_value
 
@@ -78,6 +79,8 @@ class Resolver:
                 self._check_partition(message)
             return None
         self._identities[message.oid] = message.identity
+        left_out = self._left_out(message)
+        message = replace(message, columns=tuple(c for place, c in enumerate(message.columns) if place not in left_out))
         known = current.table if current else pinned.table
         read = self._as_read(message) if current is None else None
         if read is not None:
@@ -90,12 +93,23 @@ class Resolver:
                 "its key, drop the slot and start again with a snapshot under another topic prefix.",
                 table.qualified, ", ".join(table.key),
             )  # fmt: skip
-        table = pinned.check_key(table)
+        table = replace(pinned.check_key(table), left_out=left_out)
         if (table.columns, table.name) == (known.columns, known.name):
-            return current or pinned.version
+            found = current or pinned.version
+            return found if known.left_out == left_out else replace(found, table=table)
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
         # a renamed table keeps its topic, where its consumers and its keys are
         return self._registered(Version(table, pinned.topic, pinned.key_schema))
+
+    def _left_out(self, message: pgoutput.RelationMessage) -> tuple[int, ...]:
+        """The places of the columns that are not published.
+
+        :raises Refused: it is not said of a column whether it is.
+        """
+        columns = [column.name for column in message.columns]
+        if unnamed := self._mapping.unnamed(message.schema, message.name, columns):
+            raise Refused(unnamed_column(f"{message.schema}.{message.name}", unnamed))
+        return self._mapping.left_out(message.schema, message.name, columns)
 
     def again(self, version: Version) -> Version:
         """A version whose schema was refused, with the registry's answer of now: whoever can mend it does so while the

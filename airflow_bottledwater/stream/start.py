@@ -14,7 +14,7 @@ from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import end_of_wal, identify
-from airflow_bottledwater.state import coverage, saved, schemas
+from airflow_bottledwater.state import coverage, options, saved, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -45,6 +45,7 @@ def begin(pipeline: Pipeline) -> Start:
 
     :raises StateError: the snapshot is not complete, records are missing, a topic is not the one that was pinned, or
         changes may be missing from the stream.
+    :raises PreflightError: the options of single tables were changed, and have problems.
     :raises SlotError: the slot is not the one that the state describes.
     :raises Refused: P is inside a transaction that PostgreSQL would send differently now; or the registry has lost the
         id of a key.
@@ -71,6 +72,7 @@ def begin(pipeline: Pipeline) -> Start:
             if more := coverage.followed(connection, known):
                 claimed.write(more)
             check_topics(pipeline, known)
+            options.check(connection, pipeline, known)
             saved.remember(pipeline, claimed)
             settled = schemas.settle(pipeline, connection, claimed)
             claimed.record_ids([stream_id(claimed.prefix)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.model.lsn import Position
@@ -34,9 +35,13 @@ def truncate_stop(pipeline: Pipeline, batch: Batch) -> RecordError | None:
 
 def rejection_stop(pipeline: Pipeline, encoded: EncodedBatch, programs: Programs) -> RecordError | None:
     """The error for the first rejection, if ``on_error`` is exit; the one at ``skip_position`` passes."""
-    if pipeline.on_error != "exit":
-        return None
-    stopping = [r for r in encoded.rejections if not _skips(pipeline, encoded.change(r))]
+    mapping = TableMapping.of(pipeline)
+    stopping = [
+        r
+        for r in encoded.rejections
+        if mapping.stops(programs.tables[int(encoded.change(r)["relation"])])
+        and not _skips(pipeline, encoded.change(r))
+    ]
     if not stopping:
         return None
     first = min(stopping, key=lambda r: r.row)

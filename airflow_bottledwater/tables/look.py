@@ -14,6 +14,7 @@ from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.provision.source_checks import elsewhere, unreadable
 from airflow_bottledwater.state import coverage as compared
+from airflow_bottledwater.state import options
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Types
@@ -98,6 +99,7 @@ def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Se
         members = frozenset(first.tables) if first is not None and not first.whole else frozenset[int]()
         loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
         followed = [table for table in loaded if table.oid in known.tables]
+        whole = TableMapping.of(pipeline).all_columns()
         changed = compared.unsent(connection, known)
         return Seen(
             frozenset(wanted),
@@ -107,7 +109,9 @@ def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Se
             members,
             compared.below(connection, known),
             compared.unread(compared.attached(connection, pipeline, known), known) if changed else {},
-            unreadable(connection, followed) | compared.mismatches(connection, followed),
+            unreadable(connection, followed)
+            | compared.mismatches(connection, followed)
+            | options.unnamed(pipeline, catalog.load(connection, [t.oid for t in followed], whole)),
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
             *altered(known, {table.oid: table for table in followed}),
             changed,

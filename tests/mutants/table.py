@@ -32,6 +32,7 @@ _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/t
 _LARGE = "tests/integration/test_large_rows.py"
 _REGISTRY = "tests/integration/test_registry.py"
 _PREFLIGHT = "tests/integration/test_preflight.py"
+_CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -51,6 +52,78 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "a column that is left out is in no batch",
+        "assemble._take_row",
+        never("table.columns > 0"),
+        f"{_ASSEMBLER}::test_columns_that_are_left_out_are_in_no_batch",
+    ),
+    Mutant(
+        "a column that is left out is not read",
+        "catalog.load",
+        swap("mapping.left_out(schema, name, [column.name for column in sent])", "()"),
+        f"{_CHOOSE}::test_an_error_does_not_show_what_is_left_out",
+    ),
+    Mutant(
+        "of several patterns the most specific one counts",
+        "Table.of_table",
+        swap("sorted(ranks, key=ranks.__getitem__)", "ranks"),
+        f"{_MAPPING}::test_each_option_is_that_of_the_most_specific_pattern",
+    ),
+    Mutant(
+        "a new column is left out where others are named",
+        "TableMapping.left_out",
+        never("others == 'auto'"),
+        f"{_MAPPING}::test_columns_are_published_by_include_exclude_and_new_columns",
+    ),
+    Mutant(
+        "a column of which nothing is said sets its table aside, if that is asked for",
+        "RelationResolver._left_out",
+        never("unnamed := self._mapping.unnamed(...)"),
+        f"{_CHOOSE}::test_columns_that_come_and_go",
+    ),
+    Mutant(
+        "what is left out shifts the places of the others",
+        "columns.altered",
+        swap("zip(table.columns, table.places, strict=True)", "zip(table.columns, range(1600))"),
+        f"{_CHOOSE}::test_a_large_value_is_found_beside_columns_that_are_left_out",
+    ),
+    Mutant(
+        "a key is published whole",
+        "options.problems",
+        drop("name in left_out"),
+        f"{_CHOOSE}::test_options_that_cannot_be_are_found_before_anything_is_made",
+    ),
+    Mutant(
+        "a rule that matches no column is an error",
+        "options._without_match",
+        always("any(matches([each], column) for column in columns)"),
+        f"{_CHOOSE}::test_options_that_cannot_be_are_found_before_anything_is_made",
+    ),
+    Mutant(
+        "a start with other options compares them with the catalog",
+        "options.check",
+        always("known.settings.get('table_options', {}) == asked"),
+        f"{_CHOOSE}::test_what_is_left_out_at_the_next_start_is_not_redriven",
+    ),
+    Mutant(
+        "a dead letter is published without what is left out since",
+        "DeadLetter.as_published",
+        always("not columns"),
+        f"{_CHOOSE}::test_what_is_left_out_at_the_next_start_is_not_redriven",
+    ),
+    Mutant(
+        "a table keeps its topic whatever its options say",
+        "identity._check_topic_options",
+        never("asked not in (was, pinned.topic)"),
+        f"{_CHOOSE}::test_tables_have_the_topics_of_their_options",
+    ),
+    Mutant(
+        "a table has a policy of its own",
+        "TableMapping.stops",
+        always("asked == 'pipeline'"),
+        f"{_MAPPING}::test_a_table_may_have_a_policy_of_its_own",
+    ),
     Mutant(
         "a topic goes to the table that bears its name",
         "_Planner._of_followed",

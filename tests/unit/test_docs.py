@@ -17,6 +17,7 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.model.relation import ColumnType
 from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTRY
 from airflow_bottledwater.pipeline.settings import GROUPS, SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.policy import ERROR_ACTIONS, act
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,22 @@ def test_when_a_setting_may_change_is_in_the_codes_words(name: str) -> None:
 def test_a_settings_meaning_begins_with_the_codes_sentence(name: str) -> None:
     meaning, sentence = without_markup(DOCUMENTED[name][5]), SETTINGS[name].sentence
     assert meaning == sentence or meaning.startswith(f"{sentence} ")
+
+
+OPTIONS = {
+    row[0].strip("`"): row
+    for row in rows((ROOT / "docs" / "choose.md").read_text().replace("|  |", "|   |"), 5)
+    if row[0].startswith("`")
+}
+
+
+def test_every_option_of_a_table_is_documented_as_it_is() -> None:
+    described = Table.described()
+    assert list(OPTIONS) == list(described)
+    for name, option in described.items():
+        _, default, allowed, changes, meaning = OPTIONS[name]
+        assert (default.strip(), allowed, changes) == (shown(option.default), option.allowed, option.changes), name
+        assert meaning == option.sentence or meaning.startswith(f"{option.sentence} "), name
 
 
 def test_the_settings_options_exist_and_all_options_are_documented() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,70 @@ def test_topics_have_the_prefix() -> None:
     mapping = TableMapping.of(Pipeline(postgres="service=x", topic_prefix="shop"))
     assert mapping.by_topic([ORDERS]) == {"shop.sales.orders": ORDERS}
     assert mapping.service_topics == ("shop._bottledwater_events", "shop._bottledwater_dead_letters")
+
+
+def mapping(rules: dict[str, Any], **settings: Any) -> TableMapping:
+    return TableMapping.of(Pipeline(postgres="service=x", table_options=rules, **settings))
+
+
+@pytest.mark.parametrize(
+    ("rules", "options"),
+    [
+        ({"sales.*": {"partitions": 2}, "*.*": {"partitions": 3, "exclude": "a"}}, {"partitions": 2, "exclude": ["a"]}),
+        ({"sales.orders": {"partitions": 2}, "sales.order?": {"partitions": 3}}, {"partitions": 2}),
+        ({"s*.orders": {"partitions": 2}, "sales.ord*": {"partitions": 3}}, {"partitions": 3}),
+        ({"s*.orders": {"partitions": 2}, "s?les.order*": {"partitions": 3}}, {"partitions": 3}),
+        ({"sales.a*": {"partitions": 2}, "sales.*a": {"partitions": 3}, "orders": {"partitions": 4}, "*": {}}, {}),
+    ],
+)
+def test_each_option_is_that_of_the_most_specific_pattern(rules: dict[str, Any], options: dict[str, Any]) -> None:
+    assert mapping(rules).options("sales", "orders").as_dict() == options
+
+
+def test_a_name_may_look_like_a_pattern() -> None:
+    assert mapping({"odd.[x]": {"exclude": "[y]"}}).left_out("odd", "[x]", ["[y]", "y"]) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("options", "published"),
+    [
+        ({}, "abcd"),
+        ({"exclude": "b"}, "acd"),
+        ({"include": "a, b"}, "ab"),
+        ({"include": ["?"], "exclude": ["b", "d"]}, "ac"),
+        ({"include": "a", "exclude": "b", "new_columns": "publish"}, "acd"),
+        ({"include": "a", "exclude": "b", "new_columns": "error"}, "a"),
+        ({"exclude": "b", "new_columns": "leave_out"}, ""),
+    ],
+)
+def test_columns_are_published_by_include_exclude_and_new_columns(options: dict[str, Any], published: str) -> None:
+    left_out = mapping({"orders": options}).left_out("public", "orders", list("abcd"))
+    assert "".join(column for place, column in enumerate("abcd") if place not in left_out) == published
+
+
+def test_columns_of_which_nothing_is_said_are_errors_if_asked_for() -> None:
+    rules = {"orders": {"include": "a", "exclude": "b", "new_columns": "error"}, "o*": {"exclude": "b"}}
+    assert mapping(rules).unnamed("public", "orders", "abcd") == ["c", "d"]
+    assert mapping(rules).unnamed("public", "others", "abcd") == []
+
+
+def test_a_topic_is_a_name_or_a_template_behind_the_prefix() -> None:
+    rules = {"sales.*": {"topic": "{schema}-{table}"}, "sales.orders": {"topic": "o"}}
+    found = mapping(rules, topic_prefix="shop")
+    assert found.topic(ORDERS) == "shop.o"
+    other = replace(ORDERS, name="a b")
+    assert found.topic(other) == "shop.sales-a_20_b"
+    # which Avro takes as a name
+    assert found.record("shop.sales-a_20_b") == ("bottledwater.public", "sales_2d_a_20_b")
+
+
+@pytest.mark.parametrize(
+    ("whole", "of_table", "stops"), [("exit", {}, 1), ("log", {}, 0), ("log", {"on_error": "exit"}, 1)]
+)
+def test_a_table_may_have_a_policy_of_its_own(whole: str, of_table: dict[str, Any], stops: int) -> None:
+    found = mapping({"sales.orders": of_table}, on_error=whole)
+    assert found.stops(ORDERS) == bool(stops) and found.stops(replace(ORDERS, name="x")) == (whole == "exit")
+    assert found.writes_letters() == ("log" in (whole, of_table.get("on_error")))
 
 
 def test_only_a_format_with_a_registry_has_subjects() -> None:

@@ -13,6 +13,7 @@ from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark, Types
 from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.table import Table
 
 SHOP = Description(
     "shop",
@@ -56,6 +57,33 @@ def written(folder: Path, text: str, name: str = "shop.yaml") -> Path:
 
 def test_the_file_describes_what_the_objects_describe(tmp_path: Path) -> None:
     assert file.load(written(tmp_path, YAML), Description) == SHOP
+
+
+def test_options_of_tables_are_objects_or_mappings(tmp_path: Path) -> None:
+    text = "source:\n  table_options:\n    orders: {exclude: [a, b]}\n    s.*: {topic: t-1, partitions: 2}\n    x:\n"
+    options = {"orders": Table(exclude="a, b"), "s.*": Table(topic="t-1", partitions=2), "x": Table()}  # type: ignore[arg-type]
+    loaded = file.load(written(tmp_path, text), Description)
+    assert loaded == Description(source=Source(table_options=options))
+    given = {"orders": {"exclude": ["a", "b"]}, "s.*": {"topic": "t-1", "partitions": 2}, "x": {}}
+    assert loaded.as_dict() == {"source": {"table_options": given}}
+    pipeline = Pipeline.of(postgres="x", **loaded.settings())
+    assert pipeline.chosen() == {"table_options": given}
+    assert Pipeline.read(pipeline.write(tmp_path)) == pipeline == Pipeline.of(postgres="x", **pipeline.chosen())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("{a: {exclud: b}}", r"table_options\.a\.exclud' does not exist \(did you mean 'exclude'\?\)"),
+        ("{a: {topic: 'a b'}}", r"table_options\.a\.topic' cannot be 'a b'"),
+        ("{a: {topic: '{database}'}}", r"table_options\.a\.topic' cannot be"),
+        ("{a: [b]}", r"table_options\.a' cannot be \['b'\]"),
+        ("[a]", r"table_options' cannot be \['a'\]"),
+    ],
+)
+def test_options_that_are_not_allowed_are_named(tmp_path: Path, options: str, said: str) -> None:
+    with pytest.raises(SettingError, match=rf"shop\.yaml: setting 'source\.{said}"):
+        file.load(written(tmp_path, f"source: {{table_options: {options}}}"), Description)
 
 
 def test_it_has_the_settings_of_a_pipeline_and_only_what_was_given() -> None:

@@ -624,3 +624,66 @@ def test_a_message_of_an_unknown_kind_is_an_error_and_nothing_of_it_is_published
     assembler.add(w.block([w.xlog(w.begin(9, 1)), w.xlog(w.commit(9, 10)), w.xlog(kind + bytes(40))]))
     with pytest.raises(ProtocolError, match=f"message of kind '{re.escape(kind.decode())}'.*two_phase"):
         assembler.cut()
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=8).flatmap(
+        lambda kept: st.tuples(
+            st.just(kept),
+            st.lists(
+                st.tuples(
+                    st.sampled_from("IUD"), st.sampled_from(["", "K", "O"]),
+                    st.lists(
+                        st.builds(pgoutput.Field, st.sampled_from("bt"), st.binary(max_size=5)) | st.sampled_from(
+                            [pgoutput.Field("n"), pgoutput.Field("u")]
+                        ),
+                        min_size=2 * len(kept), max_size=2 * len(kept),
+                    ),
+                ),
+                max_size=5,
+            ),
+        )
+    )
+)  # fmt: skip
+@settings(max_examples=examples(200), deadline=None)
+def test_columns_that_are_left_out_are_in_no_batch(
+    drawn: tuple[list[bool], list[tuple[str, str, list[pgoutput.Field]]]],
+) -> None:
+    """Rows of each kind, with old rows and without, lose these columns and nothing else."""
+    kept, rows = drawn
+    gone = [place for place, keep in enumerate(kept) if not keep]
+    columns = [(f"c{place}", w.plain(w.TEXT)) for place in range(len(kept))]
+    version = Version(w.table(*columns).without(gone), "topic")
+    messages = []
+    for kind, tag, values in rows:
+        old, new = values[: len(kept)], values[len(kept) :]
+        tag = tag or "K" if kind == "D" else "" if kind == "I" else tag
+        messages.append(pgoutput.RowMessage(kind, OIDS[0], tag, old if tag else None, None if kind == "D" else new))
+    sent = [w.begin(9, 1), w.relation(OIDS[0], [(True, name, w.TEXT, -1) for name, _ in columns])]
+    block = w.block([w.xlog(each) for each in (*sent, *(m.encode() for m in messages), w.commit(9, 10))])
+    assembler = TransactionAssembler(
+        Position(0, 0), {}, lambda *_: version, batch_bytes=10**6, largest_transaction=10**6
+    )
+    assembler.add(block)
+    assembler.cut()
+    batch = assembler.flush(empty=True)
+    assert batch is not None
+    ends = (batch.changes["offset"] + batch.changes["length"]).tolist()
+    found = [bytes(batch.data[a:b]) for a, b in zip(batch.changes["offset"].tolist(), ends, strict=True)]
+    assert found == [message.without(gone).encode() for message in messages]
+    assert len(batch.data) == sum(map(len, found))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda row: row[:-1], lambda row: row[:7] + b"\x09" + row[8:], lambda row: row + b"N"]
+)
+def test_a_row_that_is_cut_short_is_not_taken_apart(damage: Callable[[bytes], bytes]) -> None:
+    version = Version(w.table(("a", w.plain(w.TEXT)), ("b", w.plain(w.TEXT))).without([0]), "topic")
+    assembler = TransactionAssembler(
+        Position(0, 0), {}, lambda *_: version, batch_bytes=10**6, largest_transaction=10**6
+    )
+    relation = w.relation(OIDS[0], [(True, name, w.TEXT, -1) for name in "ab"])
+    sent = [w.begin(9, 1), relation, damage(w.insert(OIDS[0], b"one", b"two")), w.commit(9, 10)]
+    assembler.add(w.block([w.xlog(each) for each in sent]))
+    with pytest.raises(ProtocolError, match="protocol"):
+        assembler.cut()

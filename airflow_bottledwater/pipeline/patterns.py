@@ -1,0 +1,24 @@
+"""Patterns of tables, ``[schema.]table`` with ``*`` and ``?``; without a schema, ``public`` is meant."""
+
+from __future__ import annotations
+
+import fnmatch
+
+
+def is_named(pattern: str, schema: str, name: str) -> bool:
+    """Whether a pattern is the name of a table, which may itself have a dot, or a bracket."""
+    return pattern == f"{schema}.{name}" or (schema == "public" and pattern == name)
+
+
+def is_meant(pattern: str, schema: str, name: str) -> bool:
+    """Whether a pattern matches a table."""
+    of, _, table = pattern.rpartition(".")
+    return fnmatch.fnmatchcase(schema, of or "public") and fnmatch.fnmatchcase(name, table)
+
+
+def specificity(pattern: str, schema: str, name: str) -> int:
+    """How closely a pattern describes a table: above all patterns is its name, then those with more letters that are
+    no wildcards; -1 if it does not match it."""
+    if is_named(pattern, schema, name):
+        return 1 << 16
+    return sum(letter not in "*?" for letter in pattern) if is_meant(pattern, schema, name) else -1

@@ -1,0 +1,68 @@
+"""What can be said of single tables: the values of the setting ``table_options``."""
+
+# without "from __future__ import annotations": these hold rules, which are to be objects and not texts
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, Self
+
+from airflow_bottledwater.pipeline.patterns import specificity
+from airflow_bottledwater.pipeline.rules import about
+from airflow_bottledwater.pipeline.section import Section
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Table(Section):
+    """The options of the tables that a pattern matches. What is not given is as the pipeline's settings say, or as a
+    less specific pattern does.
+
+    :raises SettingError: a value is not allowed.
+    """
+
+    topic: Annotated[
+        str,
+        about(
+            "The topic's name, behind topic_prefix; {schema} and {table} stand for the table's.",
+            allowed="letters, digits, dots, dashes and underscores, with {schema} and {table}",
+            changes="never",
+            pattern=r"^([A-Za-z0-9._-]|\{schema\}|\{table\})*$(?!\n)",
+        ),
+    ] = ""
+    partitions: Annotated[
+        int,
+        about(
+            "Number of partitions of the topic, if it is created; 0: the pipeline's.",
+            allowed="0 to 10000",
+            changes="never",
+            ge=0,
+            le=10_000,
+        ),
+    ] = 0
+    topic_config: Annotated[
+        dict[str, str], about("Properties of the topic, if it is created, beside and before the pipeline's.")
+    ] = field(default_factory=dict)
+    include: Annotated[tuple[str, ...], about("The columns that are published, with * and ?; empty: all.")] = ()
+    exclude: Annotated[
+        tuple[str, ...], about("The columns that are left out, with * and ?, also if include names them.")
+    ] = ()
+    new_columns: Annotated[
+        Literal["auto", "publish", "leave_out", "error"],
+        about("What happens to a column that neither include nor exclude names."),
+    ] = "auto"
+    on_error: Annotated[
+        Literal["pipeline", "exit", "log"],
+        about("What happens at a record of the table that cannot be published: as the pipeline's on_error, or not."),
+    ] = "pipeline"
+
+    @classmethod
+    def of_table(cls, rules: Mapping[str, Self], schema: str, name: str) -> Self:
+        """The options of a table: each is that of the most specific pattern which gives it, and of two alike that of
+        the latter.
+
+        :param rules: the options by pattern.
+        """
+        ranks = {pattern: specificity(pattern, schema, name) for pattern in rules}
+        given: dict[str, object] = {}
+        for pattern in sorted(ranks, key=ranks.__getitem__):  # which leaves equals in their order
+            given |= rules[pattern].as_dict() if ranks[pattern] >= 0 else {}
+        return cls.of(given)

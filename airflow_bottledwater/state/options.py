@@ -1,0 +1,97 @@
+"""The options of single tables (``table_options``), compared with the catalog and with those of the last start."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+
+from airflow_bottledwater.encoding.mapping import TableMapping, matches
+from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.pipeline.patterns import specificity
+from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.state.identity import resolve
+from airflow_bottledwater.state.pipeline_state import PipelineState
+
+
+def problems(connection: Connection, pipeline: Pipeline, oids: Collection[int], *, rules: bool = True) -> list[str]:
+    """What is wrong with the options of these tables.
+
+    :param rules: whether the tables are all of the pipeline's, so that each rule has to match one of them.
+    """
+    mapping = TableMapping.of(pipeline)
+    if not mapping.rules:
+        return []
+    whole = catalog.load(connection, list(oids), mapping.all_columns())
+    found = _without_match(mapping, whole) if rules else []
+    for table in whole:
+        columns = [column.name for column in table.columns]
+        left_out = {columns[place] for place in mapping.left_out(table.schema, table.name, columns)}
+        found += [
+            f"Column {name!r} is in the key of {table.qualified}, and table_options leave it out: a key is published "
+            "whole. Take it out of exclude, or name it in include; or leave the table out."
+            for name in table.key
+            if name in left_out
+        ]
+    return [*found, *unnamed(pipeline, whole).values()]
+
+
+def unnamed(pipeline: Pipeline, whole: Iterable[Table]) -> dict[int, str]:
+    """The tables with columns of which no option says whether they are published, where that is an error; by oid.
+
+    :param whole: the tables with all their columns.
+    """
+    mapping, found = TableMapping.of(pipeline), {}
+    for table in whole:
+        if columns := mapping.unnamed(table.schema, table.name, [column.name for column in table.columns]):
+            found[table.oid] = unnamed_column(table.qualified, columns)
+    return found
+
+
+def unnamed_column(table: str, columns: Sequence[str]) -> str:
+    """What is said of a table with columns of which no option says whether they are published."""
+    return (
+        f"{table} has a column {columns[0]!r} that neither include nor exclude names, and new_columns is error. Name "
+        "it in one of them (table_options), and start again."
+    )
+
+
+def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> None:
+    """Check the options of a pipeline that exists, if they are others than at its last start: a rule that means no
+    column leaves nothing out.
+
+    :raises PreflightError: there are problems.
+    """
+    asked = pipeline.chosen().get("table_options", {})
+    if known.settings is None or known.settings.get("table_options", {}) == asked:
+        return
+    wanted = resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False)
+    if wrong := problems(connection, pipeline, {*wanted, *known.tables}):
+        raise PreflightError(wrong)
+
+
+def _without_match(mapping: TableMapping, tables: Sequence[Table]) -> list[str]:
+    """The rules that match no table, or name no column of the tables that they match."""
+    found = []
+    for pattern, rule in mapping.rules.items():
+        meant = [table for table in tables if specificity(pattern, table.schema, table.name) >= 0]
+        if not meant:
+            names = [named for table in tables for named in (table.qualified, table.name)]
+            found.append(f"No table of the pipeline matches {pattern!r} of table_options{_nearest(pattern, names)}.")
+            continue
+        columns = sorted({column.name for table in meant for column in table.columns})
+        found += [
+            f"No column of {meant[0].qualified if len(meant) == 1 else f'the {len(meant)} tables of {pattern!r}'} "
+            f"matches {each!r}, which {option} of table_options names{_nearest(each, columns)}."
+            for option in ("include", "exclude")
+            for each in getattr(rule, option)
+            if not any(matches([each], column) for column in columns)
+        ]
+    return found
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

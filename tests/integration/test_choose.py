@@ -1,0 +1,270 @@
+"""What is published of single tables: which columns, to which topics; the same in snapshot, stream, live snapshots,
+dead letters, re-drives and the verification."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from airflow_bottledwater.errors import PreflightError, RecordError, StateError
+from airflow_bottledwater.jobs import status
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.metrics.sample import METRICS_TOPIC
+from airflow_bottledwater.provision import preflight, redrive
+from airflow_bottledwater.state.store import CONTROL_TOPIC
+from airflow_bottledwater.state.verification import Verification
+from airflow_bottledwater.verify import driver
+from tests.support.pipeline import logged
+from tests.support.topics import Flow, MakeFlow, limit_topic
+from tests.support.waiting import until
+
+SECRET = "Ma9ker"
+#: too large for its page, so that an update which leaves it alone does not send it
+_LARGE = f"(SELECT string_agg('{SECRET}' || md5(i::text), '') FROM generate_series(1, 400) i)"
+
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    return (
+        "CREATE TABLE people (email text NOT NULL, id int PRIMARY KEY, n int, scan text, note text, scan_at date)",
+        "CREATE TABLE visits (at int, email text)",
+        "ALTER TABLE visits REPLICA IDENTITY FULL",
+        "CREATE SCHEMA sales",
+        "CREATE TABLE sales.orders (id int PRIMARY KEY, email text, total int)",
+    )
+
+
+@pytest.fixture
+def flow_settings() -> dict[str, Any]:
+    return {"table_options": {"people": {"exclude": ["email", "scan*"]}, "visits": {"include": "at"}}}
+
+
+def verified(flow: Flow) -> Verification:
+    """Verify beside a stream, which must find no difference; of tables without a key it may be that it can find
+    none."""
+    with flow.streaming() as errors:
+        flow.streams()
+        found = driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
+    assert not errors, errors
+    assert {each.table: each.verdict for each in found.tables if each.verdict != "equal"}.keys() <= {"public.visits"}
+    assert not found.different, found
+    return found
+
+
+def everything(flow: Flow) -> bytes:
+    """All bytes in the pipeline's topics, also uncommitted ones, with what is encoded in dead letters; and those in the
+    topics that all pipelines share."""
+    topics, shared = Topics(flow.pipeline.kafka), (CONTROL_TOPIC, METRICS_TOPIC)
+    described = topics.describe([name for name in topics.names() if flow.pipeline.slot in name or name in shared])
+    consumer = Consumer({**flow.pipeline.kafka, "group.id": "all", "isolation.level": "read_uncommitted"})
+    consumer.assign([TopicPartition(name, p, 0) for name, topic in described.items() for p in range(topic.partitions)])
+    found = b""
+    try:
+        while messages := consumer.consume(10_000, 3.0):
+            for message in messages:
+                value, headers = message.value() or b"", message.headers() or []
+                found += (message.key() or b"") + value + b"".join(each or b"" for _, each in headers)
+                if (
+                    message.topic() == flow.pipeline.topic_prefix + "._bottledwater_dead_letters"
+                    and b'"again"' in value
+                ):
+                    found += base64.b64decode(json.loads(value)["again"]["message"])
+    finally:
+        consumer.close()
+    assert b"public" in found
+    return found
+
+
+@pytest.mark.parametrize("format", ["json", "avro"])
+def test_what_is_left_out_is_nowhere(
+    make_flow: MakeFlow, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, format: str
+) -> None:
+    caplog.set_level("DEBUG")
+    registry: SchemaRegistry | None = request.getfixturevalue("registry") if format == "avro" else None
+    flow = make_flow(registry, on_error="log", allow_unkeyed=True, topic_config={"max.message.bytes": "20000"})
+    row = f"'{SECRET}@x.org', {{}}, {{}}, {_LARGE}, {{}}, '2026-01-01'"
+    flow.execute(
+        *(f"INSERT INTO people SELECT {row.format(i, i, note)}" for i, note in ((1, "'a'"), (2, "repeat('x', 30000)"))),
+        f"INSERT INTO visits VALUES (1, '{SECRET}'), (2, NULL)",
+    )
+    flow.create()
+    assert flow.snapshot().dead_letters == 1
+    flow.execute(
+        *(f"INSERT INTO people SELECT {row.format(i, i, note)}" for i, note in ((3, "'c'"), (4, "repeat('x', 30000)"))),
+        f"UPDATE people SET email = '{SECRET}-2', n = n + 1 WHERE id = 1",
+        "UPDATE people SET id = 33 WHERE id = 3",
+        f"INSERT INTO visits VALUES (3, '{SECRET}')",
+        "UPDATE visits SET at = at + 10",
+        "DELETE FROM visits WHERE at = 11",
+        f"INSERT INTO people SELECT {row.format(5, 5, 'NULL')}",
+        "DELETE FROM people WHERE id = 5",
+    )
+    asked = flow.ask("people", where="n > 0")
+    flow.stream()
+    assert flow.reported(asked).dead_letters == 2
+    letters = flow.dead_letters()
+    assert len(letters) == 4 and {tuple(each.value["columns"]) for each in letters} == {("id", "n", "note")}
+    limit_topic(flow, flow.topic("people"), 100_000)
+    result = redrive.redrive(flow.pipeline)
+    # those of the snapshot and of the stream, and the same rows read by the live snapshot
+    assert (result.published + result.overtaken, result.failed) == (4, 0) and result.published
+    verified(flow)
+    found = everything(flow)
+    assert SECRET.encode() not in found and b"scan_at" not in found.replace(b'"scan*"', b"")
+    assert SECRET not in logged(caplog)
+
+
+def test_an_error_does_not_show_what_is_left_out(make_flow: MakeFlow) -> None:
+    flow = make_flow(
+        topic_config={"max.message.bytes": "20000"}, tables=("people",), table_options={"people": {"exclude": "email"}}
+    )
+    flow.execute(f"INSERT INTO people VALUES ('{SECRET}', 1, 1, '', repeat('x', 30000))")
+    flow.create()
+    with pytest.raises(RecordError) as raised:
+        flow.snapshot()
+    assert SECRET not in str(raised.value) and "id = 1" in str(raised.value)
+
+
+def test_the_options_of_a_table_that_cannot_be_published_are_its_own(make_flow: MakeFlow) -> None:
+    flow = make_flow(
+        tables=("people", "sales.*"),
+        topic_config={"max.message.bytes": "20000"},
+        table_options={"people": {"on_error": "log"}},
+    )
+    flow.execute("INSERT INTO people VALUES ('e', 1, 1, '', repeat('x', 30000))")
+    flow.create()
+    assert flow.snapshot().dead_letters == 1
+    flow.execute("INSERT INTO people VALUES ('e', 2, 1, '', repeat('x', 30000))")
+    flow.execute("INSERT INTO sales.orders VALUES (1, repeat('x', 30000), 1)")
+    with pytest.raises(RecordError, match=r"sales\.orders"):
+        flow.stream()
+    assert len(flow.dead_letters()) == 2
+
+
+def test_tables_have_the_topics_of_their_options(make_flow: MakeFlow) -> None:
+    flow = make_flow(
+        tables=("people", "sales.*"),
+        table_options={
+            "sales.*": {"topic": "{table}-of-{schema}", "partitions": 3, "exclude": "email"},
+            "sales.orders": {"topic_config": {"cleanup.policy": "compact", "max.message.bytes": "54321"}},
+        },
+    )
+    flow.execute("INSERT INTO sales.orders SELECT i, 'e', i FROM generate_series(1, 20) i")
+    flow.create()
+    topic = f"{flow.pipeline.topic_prefix}.orders-of-sales"
+    made = Topics(flow.pipeline.kafka).describe([topic])[topic]
+    assert (made.partitions, made.max_bytes, made.cleanup) == (3, 54321, "compact")
+    flow.snapshot()
+    flow.execute("UPDATE sales.orders SET total = 0")
+    flow.stream()
+    verified(flow)
+    # what is decided by the table's first row cannot be changed: both are said
+    flow.change(table_options={"sales.*": {"topic": "{table}", "partitions": 3}})
+    with pytest.raises(StateError, match=rf"{topic}.*{flow.pipeline.topic_prefix}\.orders'"):
+        flow.stream()
+    flow.change(table_options={"sales.*": {"topic": "{table}-of-{schema}", "partitions": 4}})
+    with pytest.raises(PreflightError, match="has 3 partitions, and table_options say 4"):
+        preflight.run(flow.pipeline)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"peoples": {"exclude": "email"}}, r"'peoples'.*did you mean 'people'"),
+        ({"people": {"exclude": "emails"}}, r"people.*'emails'.*exclude.*did you mean 'email'"),
+        ({"people": {"include": ["id", "nt*"]}}, r"'nt\*'.*include"),
+        ({"people": {"exclude": "id"}}, r"'id' is in the key of public.people"),
+        ({"people": {"include": "email"}}, r"'id' is in the key of public.people"),
+        ({"people": {"include": ["id", "n"], "exclude": "scan*", "new_columns": "error"}}, "'email'.*neither"),
+        ({"people": {"topic": "one"}, "sales.*": {"topic": "one"}}, "both become topic"),
+        ({"people": {"topic": "a.b"}, "sales.*": {"topic": "a_b"}}, "collides"),
+        ({"people": {"topic": "_bottledwater_events"}}, "one of the pipeline's own topics"),
+    ],
+)
+def test_options_that_cannot_be_are_found_before_anything_is_made(
+    make_flow: MakeFlow, options: dict[str, Any], said: str
+) -> None:
+    flow = make_flow(tables=("people", "sales.orders"), table_options=options)
+    with pytest.raises(PreflightError, match=said):
+        flow.create()
+    assert not [name for name in Topics(flow.pipeline.kafka).names() if name.startswith(flow.pipeline.topic_prefix)]
+
+
+def test_columns_that_come_and_go(make_flow: MakeFlow) -> None:
+    """Also columns that are left out move the others."""
+    options = {
+        "people": {"exclude": ["email", "s*"]},
+        "sales.orders": {"include": ["id", "total"], "exclude": "email", "new_columns": "error"},
+    }
+    flow = make_flow(tables=("people", "sales.orders"), table_options=options)
+    flow.create()
+    flow.snapshot()
+    flow.execute(
+        f"INSERT INTO people SELECT '{SECRET}', 1, 1, {_LARGE}, {_LARGE.replace(SECRET, 'x')}, NULL",
+        "INSERT INTO sales.orders VALUES (1, 'e', 1)",
+        f"ALTER TABLE people ADD COLUMN secret text DEFAULT '{SECRET}'",
+        "UPDATE people SET n = 2",
+        "ALTER TABLE people DROP COLUMN email, ADD COLUMN open int DEFAULT 7",
+        "UPDATE people SET n = 3",
+        f"ALTER TABLE sales.orders ADD COLUMN secret text DEFAULT '{SECRET}'",
+        "UPDATE sales.orders SET total = 2",
+    )
+    with flow.streaming() as errors:
+        until(lambda: len(flow.read("people")) == 3, "the changes are published", failed=errors)
+        until(lambda: "orders" in str(_problems(flow)), "the table is red", failed=errors)
+    assert not errors
+    assert [each.value and each.value["n"] for each in flow.read("people")] == [1, 2, 3]
+    assert flow.read("people")[-1].value["open"] == 7
+    assert [each.value for each in flow.read("sales.orders")] == [{"id": 1, "total": 1}]
+    assert SECRET.encode() not in everything(flow)
+    options["people"]["exclude"] = "s*"
+    options["sales.orders"]["exclude"] = ["email", "secret"]
+    flow.change(table_options=options)
+    with flow.streaming() as errors:
+        now = {"id": 1, "total": 2}
+        until(lambda: now in [e.value for e in flow.read("sales.orders")], "its rows are read", failed=errors)
+    assert not errors, errors
+    flow.stream()  # the rest of them
+    assert not _problems(flow)
+    verified(flow)
+    assert SECRET.encode() not in everything(flow)
+
+
+def test_a_large_value_is_found_beside_columns_that_are_left_out(make_flow: MakeFlow) -> None:
+    """They move the others, whose catalog rows are compared where they were written since."""
+    flow = make_flow(tables=("people",), table_options={"people": {"exclude": ["email", "n"]}})
+    flow.execute(f"INSERT INTO people SELECT 'e', 1, 1, {_LARGE}, 'note', NULL")
+    flow.create()
+    flow.snapshot()
+    flow.execute("UPDATE people SET scan_at = '2026-01-01'", "ALTER TABLE people ALTER scan SET STATISTICS 10")
+    flow.stream()
+    before, after = (each.value["scan"] for each in flow.read("people"))
+    assert before == after and SECRET in after
+
+
+def _problems(flow: Flow) -> Any:
+    job = status.report(flow.pipeline).job
+    return job and [str(each) for each in job.problems]
+
+
+def test_what_is_left_out_at_the_next_start_is_not_redriven(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", tables=("people",), table_options={}, topic_config={"max.message.bytes": "20000"})
+    flow.create()
+    flow.snapshot()
+    flow.execute(f"INSERT INTO people VALUES ('{SECRET}', 1, 1, '', repeat('x', 30000))")
+    flow.stream()
+    limit_topic(flow, flow.topic("people"), 100_000)
+    flow.change(table_options={"people": {"exclude": "emails"}})
+    for run in (flow.stream, lambda: redrive.redrive(flow.pipeline)):
+        with pytest.raises(PreflightError, match="did you mean 'email'"):
+            run()
+    flow.change(table_options={"people": {"exclude": "email"}})
+    assert redrive.redrive(flow.pipeline).published == 1
+    assert [tuple(each.value) for each in flow.read("people")] == [("id", "n", "scan", "note", "scan_at")]
+    verified(flow)
+    assert SECRET not in json.dumps([each.value for each in flow.read("people")])

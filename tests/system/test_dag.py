@@ -257,7 +257,7 @@ def test_a_run_is_verified_and_stopped_for_good_and_leaves_nothing_behind(system
     )
     pipeline = {"slot": "whole", "topic_prefix": "w"}
     run = system.client.trigger(DAG, {**pipeline, "tables": ["small", "pairs"]})
-    until("it streams", lambda: system.streams(run, "whole") or system.ended(run), 240)
+    until("it streams", lambda: system.streams(run, "whole") or system.ended(run), 600)
     system.execute("UPDATE public.small SET price = -price WHERE id % 10 = 0", "DELETE FROM public.pairs WHERE a > 450")
     found = verified_in_airflow(system.client, pipeline)
     counted = {table: each["rows"] for table, each in found["tables"].items()}

@@ -39,11 +39,35 @@ OLDEST_VERSION = 140000
 def run(pipeline: Pipeline) -> Findings:
     """Check source, broker and registry; changes nothing. Warnings are logged.
 
-    :raises PreflightError: there are problems; the error has all that were found.
+    :raises PreflightError: there are problems; the error has all that were found, also before a server was away: they
+        stay when it is back.
+    :raises SlotInUse: the slot is still being created.
+    :raises Outage: a server is not available, and no problem was found before.
+    """
+    problems: list[str] = []
+    try:
+        found = _check(pipeline, problems)
+    except Outage as error:
+        if not problems:
+            raise
+        raise PreflightError([*problems, str(error)]) from error
+    if problems:
+        raise PreflightError(list(dict.fromkeys(problems)))
+    for warning in found.warnings:
+        log.warning("%s", warning)
+    found.notes += unheld.notes(found.tables, json=pipeline.record_format.as_json)
+    for note in found.notes:
+        log.info("%s", note)
+    return found
+
+
+def _check(pipeline: Pipeline, problems: list[str]) -> Findings:
+    """
+    :param problems: what is found is appended.
+    :raises PreflightError: there is one without whose remedy the rest cannot be checked.
     :raises SlotInUse: the slot is still being created.
     :raises Outage: a server is not available.
     """
-    problems: list[str] = []
     with session(pipeline.postgres, "Preflight") as connection:
         if denied := check_session(connection):
             raise PreflightError(denied)
@@ -84,13 +108,6 @@ def run(pipeline: Pipeline) -> Findings:
         problems += check_publications(connection, pipeline, found)
     problems += _replication(pipeline, problems)
     problems += _registry(pipeline, found)
-    if problems:
-        raise PreflightError(list(dict.fromkeys(problems)))
-    for warning in found.warnings:
-        log.warning("%s", warning)
-    found.notes += unheld.notes(found.tables, json=pipeline.record_format.as_json)
-    for note in found.notes:
-        log.info("%s", note)
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 import airflow_bottledwater
-from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.errors import Outage, PreflightError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
@@ -53,6 +53,15 @@ def test_transactions_that_are_read_only_by_default_are_refused_and_the_advice_h
     source.execute(f"ALTER ROLE {role} SET default_transaction_read_only = off")
     create(source.pipeline.with_(postgres=dsn))
     drop(source.pipeline.with_(postgres=dsn), when="always")
+
+
+def test_what_was_found_before_a_server_is_away_is_said_too(source: Source) -> None:
+    source.execute("CREATE TABLE nameless (a int)")
+    away = source.pipeline.with_(registry={"url": "http://127.0.0.1:1"})
+    with pytest.raises(Outage):
+        preflight.run(away)
+    with pytest.raises(PreflightError, match=r"(?s)nameless.*127\.0\.0\.1:1"):
+        preflight.run(away.with_(tables=("items", "nameless")))
 
 
 def test_a_long_definition_is_compressed_and_one_that_does_not_fit_is_refused(source: Source) -> None:

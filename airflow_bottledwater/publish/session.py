@@ -20,7 +20,7 @@ import numpy.typing as npt
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
-from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
+from airflow_bottledwater.errors import LOST_STATE, CredentialsRefused, Outage, Refused, StateError
 from airflow_bottledwater.kafka.errors import RecordRefused, TooSlow
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
@@ -101,6 +101,10 @@ class PublishSession:
         #: the last programs, and what they were made of
         self._programs: tuple[tuple[Version, ...], bool, Programs] | None = None
         self._compared = 0.0
+        #: the state topic's id, as it was first
+        self._state_id = ""
+        #: whether the topics have other limits than the producer was made for
+        self._outdated = False
         #: what the topics are now, as another thread finds out; None if it was not asked
         self._described: Future[dict[str, Topic]] | None = None
         self.compare_topics()
@@ -138,7 +142,9 @@ class PublishSession:
         :raises TakenOver: another job has claimed the slot.
         :raises StateError: a topic is missing, or is no longer the one that was pinned.
         """
-        if self._publisher is not None and (self._compared_aside() or self._request < self.pace.request):
+        if self._publisher is not None and (
+            self._compared_aside() or self._outdated or self._request < self.pace.request
+        ):
             self.close()
         if self._publisher is not None:
             return
@@ -167,7 +173,7 @@ class PublishSession:
             publisher.open()
 
     def _make(self, *, alone: bool) -> Publisher:
-        self._request = self.pace.request
+        self._request, self._outdated = self.pace.request, False
         return Publisher(
             {
                 **self.pipeline.kafka,
@@ -185,8 +191,12 @@ class PublishSession:
         )
 
     def _wait(self, what: str | BaseException) -> None:
-        """Wait for the broker once; if it is slow, that is the reason."""
+        """Wait for the broker once; if it is slow, that is the reason.
+
+        :raises StateError: it takes no records since a topic is missing, or is no longer the one that was pinned.
+        """
         self.backoff.wait(f"{self.pace} {what}" if self.pace.slow and isinstance(what, str) else what)
+        self._outdated = self._compared_aside(now=True) or self._outdated
 
     def close(self) -> None:
         """Close the producer; the next :meth:`open` makes a new one."""
@@ -276,11 +286,14 @@ class PublishSession:
             except (Outage, CredentialsRefused) as error:
                 self.backoff.wait(error)
 
-    def _compared_aside(self) -> bool:
+    def _compared_aside(self, *, now: bool = False) -> bool:
         """Compare the topics if that is due and another thread has asked Kafka for them; returns what
-        :meth:`compare_topics` does. An outage is no error here: publishing meets it, too, and Kafka is asked again."""
+        :meth:`compare_topics` does. An outage is no error here: publishing meets it, too, and Kafka is asked again.
+
+        :param now: whether it is due in any case.
+        """
         described = self._described
-        if described is None and time.monotonic() - self._compared > _COMPARE_AGAIN:
+        if described is None and (now or time.monotonic() - self._compared > _COMPARE_AGAIN):
             self._described = described = Future()
             threading.Thread(target=self._describe, args=(described,), name="topics", daemon=True).start()
             wait([described], _PATIENCE)
@@ -302,6 +315,11 @@ class PublishSession:
     def _compare(self, described: dict[str, Topic]) -> bool:
         for name in self.topics:
             check_topic(name, described.get(name), self._pins.get(name))
+        self._state_id = self._state_id or described[self._state_topic].id
+        if described[self._state_topic].id != self._state_id:
+            raise StateError(
+                f"State topic {self._state_topic!r} was deleted and made again: its records are gone.", LOST_STATE
+            )
         before, timed = self.limits, self._timed
         self.limits = np.array([described[n].max_bytes for n in self.topics], dtype=np.int64)
         self._timed = [described[n].keeps_commit_times for n in self.topics]

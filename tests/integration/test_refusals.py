@@ -280,6 +280,19 @@ def test_a_publisher_compares_its_topics_with_the_pinned_ones(make_flow: MakeFlo
         _publisher(flow, start).close()
 
 
+def test_a_publisher_notices_that_its_state_topic_was_made_again(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    _table(flow)
+    publisher = _publisher(flow, begin(flow.pipeline))
+    try:
+        assert not publisher._session.compare_topics()
+        _make_again(flow, _facts(flow))
+        with pytest.raises(StateError, match="its records are gone"):
+            publisher._session.compare_topics()
+    finally:
+        publisher.close()
+
+
 def test_letters_are_not_driven_into_a_topic_with_other_partitions(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log", topic_config={"max.message.bytes": "10000"})
     _table(flow)

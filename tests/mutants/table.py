@@ -820,6 +820,24 @@ MUTANTS = (
         "tests/integration/test_refusals.py::test_a_topic_that_is_made_again_while_the_stream_runs_ends_it",
     ),
     Mutant(
+        "what a broker does not take is asked for while that is waited for: it may be gone",
+        "PublishSession._wait",
+        drop("self._outdated = ..."),
+        "tests/integration/test_forgotten.py::test_what_is_no_longer_as_it_was_is_noticed[the state is gone-running]",
+    ),
+    Mutant(
+        "a state topic that was made again is not the one that was read",
+        "PublishSession._compare",
+        never("described[self._state_topic].id != self._state_id"),
+        f"{_REFUSALS}::test_a_publisher_notices_that_its_state_topic_was_made_again",
+    ),
+    Mutant(
+        "what preflight has found is said although a server is away",
+        "preflight.run",
+        always("not problems"),
+        f"{_PREFLIGHT}::test_what_was_found_before_a_server_is_away_is_said_too",
+    ),
+    Mutant(
         "publishing does not wait for the description of the topics",
         "PublishSession._compared_aside",
         drop("not described.done()"),

@@ -131,7 +131,7 @@ class System:
     def __init__(self, folder: Path, dags: Path = DAGS) -> None:
         # the role of the connection must show its password, from anywhere and also for replication
         self.data = DataStack(folder / "data", postgres_options={"hba": ["host all cdc 127.0.0.1/32 scram-sha-256"]})
-        self.folder, self._dags = folder, dags
+        self.folder, self.dags = folder, dags
 
     def start(self) -> None:
         self.data.start()
@@ -155,7 +155,7 @@ class System:
         }
         self.airflow = AirflowStack(
             self.folder / "airflow",
-            dags_folder=self._dags,
+            dags_folder=self.dags,
             metadata_dsn=self.data.postgres.url("airflow"),
             env={f"AIRFLOW_CONN_{name}": json.dumps(value) for name, value in connections.items()},
         )
@@ -201,7 +201,7 @@ class System:
     def leaders(self, folder: str) -> dict[str, int]:
         """The process ids of a job's supervisor, JVM and driver; Python workers come and go."""
         kept = self.airflow.folder / "bottledwater" / folder
-        (jvm,) = (pid for pid in self.jobs() if proc(pid, "comm").strip() == b"java")
+        (jvm,) = (pid for pid, each in self.jobs().items() if each == folder and proc(pid, "comm").strip() == b"java")
         found = {name: int(json.loads((kept / f"{name}.json").read_text())["pid"]) for name in ("supervisor", "driver")}
         assert {*found.values()} <= set(self.jobs())
         return {**found, "jvm": jvm}
@@ -359,7 +359,7 @@ class Stream:
         def found() -> str | None:
             state = self.state
             assert state != "failed", self.system.why(self.run_id)
-            folders = {folder for folder in self.system.jobs().values() if folder.startswith("stream-")} - {but}
+            folders = {f for f in self.system.jobs().values() if f.startswith(f"stream-{self.slot}-")} - {but}
             return (
                 folders.pop()
                 if state == "deferred" and len(folders) == 1 and self.system.slot(self.slot) == (True, True)

@@ -48,7 +48,7 @@ def _state(flow: Flow) -> str:
 def _delete(flow: Flow, topic: str) -> None:
     admin = AdminClient(flow.pipeline.kafka)
     for future in admin.delete_topics([topic]).values():
-        future.result(20)
+        future.result()
     until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
 
 
@@ -60,7 +60,7 @@ def _make_again(flow: Flow, topic: str) -> None:
 def _more_partitions(flow: Flow) -> None:
     admin = AdminClient(flow.pipeline.kafka)
     for future in admin.create_partitions([NewPartitions(flow.topic("a"), 3)]).values():
-        future.result(20)
+        future.result()
 
 
 def _without_slot(flow: Flow, then: str = "SELECT 1") -> None:
@@ -155,7 +155,7 @@ def test_what_is_no_longer_as_it_was_is_noticed(
                 # at first, it may only be seen that nothing moves
                 until(lambda: re.search(said, _text(errors, *_watchers(flow))), "it is said", seconds=180, pause=0.5)
             else:
-                until(lambda: _equal(flow), "it goes on", seconds=90, failed=errors, pause=0.5)
+                until(lambda: _equal(flow), "it goes on", failed=errors, pause=0.5)
             told = _agreed(flow)
     else:
         _changed(flow, change)
@@ -199,7 +199,7 @@ def _agreed(flow: Flow) -> str:
         found = _watchers(flow)
         return found if len({bool(each) for each in found}) == 1 else None
 
-    return " ".join(until(agree, "they agree", 30)).strip()
+    return " ".join(until(agree, "they agree")).strip()
 
 
 def _watchers(flow: Flow) -> tuple[str, str, str]:

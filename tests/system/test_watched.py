@@ -158,7 +158,7 @@ def test_a_retry_keeps_the_alarm(system: System, beside: str) -> None:
     until(
         "it is tried again", lambda: _tries(system, beside) > 1 and state(system, "beside", beside) == "deferred", 240
     )
-    until("it streams", lambda: system.slot("beside")[1], 60)
+    until("it streams", lambda: system.slot("beside")[1])
     assert state(system, "beside", beside, "watch_errors") == "deferred"
     healthy(system, "beside")
 

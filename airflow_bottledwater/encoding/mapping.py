@@ -7,9 +7,9 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from airflow_bottledwater.encoding import avro, names
+from airflow_bottledwater.encoding import avro, masks, names
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.pipeline.formats import AVRO, Format
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.pipeline.table import Table as Options
@@ -71,6 +71,16 @@ class TableMapping:
             if matches(options.exclude, column) or not (others == "publish" or matches(options.include, column))
         )
 
+    def masked(self, schema: str, name: str, columns: Iterable[Column]) -> tuple[Column, ...]:
+        """Columns with their masks.
+
+        :param schema: the table's; ``name`` likewise.
+        """
+        rules = self.options(schema, name).mask
+        if not rules:
+            return tuple(columns)
+        return tuple(masks.fitting(mask_of(rules, column.name), column) for column in columns)
+
     def unnamed(self, schema: str, name: str, columns: Iterable[str]) -> list[str]:
         """Those columns that ``new_columns = error`` does not allow: neither published nor left out by a rule.
 
@@ -116,6 +126,12 @@ class TableMapping:
         :raises SchemaRefused: see :func:`airflow_bottledwater.encoding.avro.value_schema`.
         """
         return list(avro.subjects(topic, table, self.record(topic))) if self.format.uses_registry else []
+
+
+def mask_of(rules: Mapping[str, str], column: str) -> str:
+    """The mask of a column: that of its name, or else of the last pattern that matches it; empty for none."""
+    found = [mask for pattern, mask in rules.items() if matches([pattern], column)]
+    return rules.get(column) or (found[-1] if found else "")
 
 
 def matches(patterns: Sequence[str], column: str) -> bool:

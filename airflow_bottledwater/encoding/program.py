@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from psycopg import sql
 
-from airflow_bottledwater.encoding import layout, types, unheld, wire
+from airflow_bottledwater.encoding import layout, masks, types, unheld, wire
 from airflow_bottledwater.model.relation import ColumnType, Table
 from airflow_bottledwater.pipeline.formats import Format
 
@@ -154,5 +154,8 @@ def select_list(table: Table) -> sql.Composed:
     parts: list[sql.Composable] = []
     for column in table.columns:
         name, convert = sql.Identifier(column.name), types.mapping(column.type).convert
-        parts.append(name if convert is None else types.unless_null(convert, name))
+        if convert is None or column.mask:
+            parts.append(masks.selected(column))
+        else:
+            parts.append(types.unless_null(convert, name))
     return sql.SQL(", ").join(parts)

@@ -58,12 +58,14 @@ class Column:
     """One published column of a table, or an attribute of a composite.
 
     :param required: whether it is published as never null.
+    :param mask: what is published instead of its values, as the option says it; empty for the values.
     """
 
     name: str
     type: ColumnType
     comment: str | None = None
     required: bool = False
+    mask: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
 from airflow_bottledwater.pipeline.patterns import specificity
-from airflow_bottledwater.pipeline.rules import about
+from airflow_bottledwater.pipeline.rules import about, limited
 from airflow_bottledwater.pipeline.section import Section
+
+_MASKS = "columns with null, constant:TEXT, first:N or last:N"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -45,6 +47,10 @@ class Table(Section):
     exclude: Annotated[
         tuple[str, ...], about("The columns that are left out, with * and ?, also if include names them.")
     ] = ()
+    mask: Annotated[
+        dict[str, Annotated[str, limited(_MASKS, pattern=r"^(null|constant:[^\0]*|(first|last):[0-9]{1,9})$(?!\n)")]],
+        about("What is published instead of columns' values, by the columns' names with * and ?.", allowed=_MASKS),
+    ] = field(default_factory=dict)
     new_columns: Annotated[
         Literal["auto", "publish", "leave_out", "error"],
         about("What happens to a column that neither include nor exclude names."),
@@ -53,6 +59,13 @@ class Table(Section):
         Literal["pipeline", "exit", "log"],
         about("What happens at a record of the table that cannot be published: as the pipeline's on_error, or not."),
     ] = "pipeline"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.mask, Mapping):
+            # in YAML, null is no text; without this it would say nothing
+            said = {name: "null" if mask is None else mask for name, mask in self.mask.items()}
+            object.__setattr__(self, "mask", said)
+        super().__post_init__()
 
     @classmethod
     def of_table(cls, rules: Mapping[str, Self], schema: str, name: str) -> Self:

@@ -8,10 +8,11 @@ read by compiled code (:mod:`airflow_bottledwater.stream.assembler`, :mod:`airfl
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.errors import ProtocolError
 
 RELATION, TRUNCATE = wire.MESSAGE_RELATION, wire.MESSAGE_TRUNCATE
@@ -164,6 +165,16 @@ class RowMessage:
         """The message without some of its columns, by number."""
         old, new = (
             None if row is None else [field for c, field in enumerate(row) if c not in columns]
+            for row in (self.old, self.new)
+        )
+        return replace(self, old=old, new=new)
+
+    def masked(self, masks: Sequence[Mask]) -> RowMessage:
+        """The message with masked values, by the masks of all its columns."""
+        old, new = (
+            None
+            if row is None
+            else [Field(*mask.masked(field.kind, field.data)) for mask, field in zip(masks, row, strict=True)]
             for row in (self.old, self.new)
         )
         return replace(self, old=old, new=new)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Table
@@ -52,13 +53,19 @@ class DeadLetter:
         again = self.content["again"]
         table = msgspec.convert(again["table"], Table)
         columns = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
-        if not columns:
+        whole = replace(table, columns=mapping.masked(table.schema, table.name, table.columns))
+        if not columns and whole == table:
             return self
-        message = pgoutput.row(base64.b64decode(again["message"])).without(columns).encode()
+        message = pgoutput.row(base64.b64decode(again["message"])).masked(
+            [
+                Mask() if now == before else Mask.of(now.mask)
+                for now, before in zip(whole.columns, table.columns, strict=True)
+            ]
+        )
         again = {
             **again,
-            "table": msgspec.to_builtins(table.without(columns)),
-            "message": base64.b64encode(message).decode(),
+            "table": msgspec.to_builtins(whole.without(columns)),
+            "message": base64.b64encode(message.without(columns).encode()).decode(),
         }
         return DeadLetter(self.key, {**self.content, "again": again})
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from psycopg import pq, sql
 
+from airflow_bottledwater.encoding import masks
 from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.postgres.connect import Connection
 
@@ -77,9 +78,10 @@ class RowQuery:
         )
 
     def _made(self, c: int) -> sql.Composed:
-        name = self.table.columns[c].name
-        text = sql.SQL("::text" if name in self.text else "")
-        return sql.SQL("t.{}{} AS {}").format(sql.Identifier(name), text, _value(c))
+        column = self.table.columns[c]
+        text = sql.SQL("::text" if column.name in self.text else "")
+        value = masks.selected(column, sql.Identifier("t", column.name))
+        return sql.SQL("{}{} AS {}").format(value, text, _value(c))
 
 
 def _value(column: int) -> sql.Identifier:

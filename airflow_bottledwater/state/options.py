@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 
-from airflow_bottledwater.encoding.mapping import TableMapping, matches
+from airflow_bottledwater.encoding import masks
+from airflow_bottledwater.encoding.mapping import TableMapping, mask_of, matches
 from airflow_bottledwater.errors import PreflightError
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import Column, Table
 from airflow_bottledwater.pipeline.patterns import specificity
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog
@@ -35,7 +36,22 @@ def problems(connection: Connection, pipeline: Pipeline, oids: Collection[int], 
             for name in table.key
             if name in left_out
         ]
+        found += [
+            f"The mask {said!r} of column {column.name!r} of {table.qualified} {why}"
+            for column in table.columns
+            if (said := mask_of(mapping.options(table.schema, table.name).mask, column.name))
+            and (why := _unfit(table, column, said))
+        ]
     return [*found, *unnamed(pipeline, whole).values()]
+
+
+def _unfit(table: Table, column: Column, said: str) -> str:
+    """Why a column cannot have a mask, and what can be done; empty if it can."""
+    if column.name in table.key:
+        return "cannot be: the column is in the key, by which the rows of the table are told apart. Take it out."
+    if not masks.fits(said, column.type):
+        return f"needs a text, and its type is {column.type.name}. Use null, or leave the column out."
+    return ""
 
 
 def unnamed(pipeline: Pipeline, whole: Iterable[Table]) -> dict[int, str]:
@@ -85,7 +101,7 @@ def _without_match(mapping: TableMapping, tables: Sequence[Table]) -> list[str]:
         found += [
             f"No column of {meant[0].qualified if len(meant) == 1 else f'the {len(meant)} tables of {pattern!r}'} "
             f"matches {each!r}, which {option} of table_options names{_nearest(each, columns)}."
-            for option in ("include", "exclude")
+            for option in ("include", "exclude", "mask")
             for each in getattr(rule, option)
             if not any(matches([each], column) for column in columns)
         ]

@@ -13,8 +13,11 @@ from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.encoding.kernels.fields import MESSAGE_HEADER, is_row
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u32
 from airflow_bottledwater.encoding.layout import int64s
+from airflow_bottledwater.encoding.masks import CONSTANT, FIRST, NULL
+from airflow_bottledwater.encoding.masks import LEFT_OUT as LEFT_OUT_COLUMN
 from airflow_bottledwater.encoding.wire import (
     EPOCH_MICROS,
+    FIELD_BINARY,
     FIELD_NULL,
     FIELD_UNCHANGED,
     FLAG_XID_SHIFT,
@@ -59,10 +62,18 @@ TABLE = int64s(
     "boundary",  # its boundary's number; -1: none
     "skipped_transactions",
     "last_skipped",  # the final LSN of the last skipped transaction
-    # the columns of its rows, and where the list of those that are kept has their first; without any that is left out,
-    # 0: the rows are copied as they are
+    # the columns of its rows, and where the table of shapes has their first; 0 where all are copied as they are
     "columns",
-    "kept",
+    "first",
+    "grows",  # by how many bytes a message may grow
+)
+
+#: what is done to a column of a table whose rows are not copied as they are
+SHAPE = int64s(
+    "kind",  # of a mask (encoding.masks), or whether the column is left out
+    "count",  # how many characters of a text are left
+    "text",  # where the constants have its own
+    "length",
 )
 
 #: in place of a version: the table is not one of the pipeline's, and its changes are left out
@@ -139,11 +150,42 @@ def _find(tables, oid):
 
 
 @compiled
-def _copy_kept(b, p, end, columns, first, kept, out, o):
-    """Copy a message with rows without the columns that are left out: of these, nobody sees a byte.
+def _part_of(b, p, n, shape):
+    """The part of a text that its mask leaves: where it begins, and its bytes. Characters are counted as left() and
+    right() of PostgreSQL do; a byte 10xxxxxx continues one in UTF-8."""
+    left = shape.count
+    if shape.kind == FIRST:
+        for i in range(n):
+            if b[p + i] & 0xC0 != 0x80:
+                if left == 0:
+                    return p, np.int64(i)
+                left -= 1
+        return p, np.int64(n)
+    for i in range(n - 1, -1, -1):
+        if left == 0:
+            return p + i + 1, np.int64(n - i - 1)
+        if b[p + i] & 0xC0 != 0x80:
+            left -= 1
+    return p, np.int64(n)
+
+
+@compiled
+def _write_field(kind, b, p, n, out, o):
+    """Write a field of a row with these bytes."""
+    out[o] = kind
+    for i in range(4):
+        out[o + 1 + i] = np.uint8((n >> (24 - 8 * i)) & 255)
+    memcpy(out.ctypes.data + o + 5, b.ctypes.data + p, n)
+    return o + 5 + n
+
+
+@compiled
+def _copy_shaped(b, p, end, columns, first, shapes, constants, out, o):
+    """Copy a message with rows without the columns that are left out, and with others masked: of what is not to be
+    published, nobody sees a byte.
 
     :param columns: how many columns its rows have.
-    :param kept: from ``first`` on, whether each column is kept.
+    :param shapes: from ``first`` on, rows of :data:`SHAPE`.
     :returns: how many bytes were copied; -1 if the message is malformed.
     """
     began = o
@@ -152,7 +194,7 @@ def _copy_kept(b, p, end, columns, first, kept, out, o):
     o += MESSAGE_HEADER
     remaining = 0
     for c in range(columns):
-        remaining += kept[first + c]
+        remaining += shapes[first + c].kind != LEFT_OUT_COLUMN
     while p < end:
         if end - p < 3 or i16(b, p + 1) != columns:
             return np.int64(-1)
@@ -172,7 +214,16 @@ def _copy_kept(b, p, end, columns, first, kept, out, o):
                 if n < 0 or n > end - p - 5:
                     return np.int64(-1)
                 n += 5
-            if kept[first + c]:
+            shape = shapes[first + c]
+            if shape.kind == NULL:
+                out[o] = FIELD_NULL
+                o += 1
+            elif shape.kind == CONSTANT and b[p] != FIELD_NULL:
+                o = _write_field(FIELD_BINARY, constants, shape.text, shape.length, out, o)
+            elif shape.kind >= FIRST and n > 1:
+                begin, length = _part_of(b, p + 5, n - 5, shape)
+                o = _write_field(b[p], b, begin, length, out, o)
+            elif shape.kind != LEFT_OUT_COLUMN:
                 memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
                 o += n
             p += n
@@ -180,7 +231,7 @@ def _copy_kept(b, p, end, columns, first, kept, out, o):
 
 
 @compiled
-def _take_row(b, p, n, state, tables, kept, boundaries, changes, out):
+def _take_row(b, p, n, state, tables, shapes, constants, boundaries, changes, out):
     """Copy a message with rows, unless it is at or before P, or its table's boundary contains it, or its table is left
     out; returns DONE, or why it stopped."""
     final = state.final_lsn
@@ -205,10 +256,10 @@ def _take_row(b, p, n, state, tables, kept, boundaries, changes, out):
     c = state.count
     if c > state.whole_count and state.bytes - state.whole_bytes + n > state.largest_transaction:
         return CUT
-    if c == changes.size or state.bytes + n > out.size:
+    if c == changes.size or state.bytes + n + table.grows > out.size:
         return ROOM
     if table.columns > 0:
-        n = _copy_kept(b, p, p + n, table.columns, table.kept, kept, out, state.bytes)
+        n = _copy_shaped(b, p, p + n, table.columns, table.first, shapes, constants, out, state.bytes)
         if n < 0:
             return MALFORMED
     else:
@@ -230,12 +281,13 @@ def _take_row(b, p, n, state, tables, kept, boundaries, changes, out):
 
 
 @compiled
-def assemble(b, offsets, state, tables, kept, boundaries, running, changes, out):
+def assemble(b, offsets, state, tables, shapes, constants, boundaries, running, changes, out):
     """Process the messages of a block, from ``state.next`` on, as far as possible; returns why it stopped.
 
     :param b: the block's bytes; ``offsets`` says where each message begins.
     :param tables: rows of :data:`TABLE`, sorted by oid.
-    :param kept: for each column of the tables that leave some out, whether it is kept.
+    :param shapes: rows of :data:`SHAPE`, of all columns of the tables whose rows are not copied as they are.
+    :param constants: the texts that are published instead of others.
     :param running: the transactions in progress of all boundaries' snapshots, one after the other.
     :param changes: receives the changes, and ``out`` their messages.
     """
@@ -255,7 +307,7 @@ def assemble(b, offsets, state, tables, kept, boundaries, running, changes, out)
         if is_row(kind):
             if end - p < _ROW_LENGTH:
                 return MALFORMED
-            why = _take_row(b, p, end - p, state, tables, kept, boundaries, changes, out)
+            why = _take_row(b, p, end - p, state, tables, shapes, constants, boundaries, changes, out)
             if why != DONE:
                 return why
         elif kind == MESSAGE_BEGIN:

@@ -14,9 +14,11 @@ import numpy.typing as npt
 
 from airflow_bottledwater import compiled
 from airflow_bottledwater.encoding.layout import CHANGE
+from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.errors import BottledWaterError, ProtocolError, Refused
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.receive import Block
@@ -30,6 +32,7 @@ from airflow_bottledwater.stream.assemble import (
     LEFT_OUT,
     RELATION,
     ROOM,
+    SHAPE,
     STATE,
     TABLE,
     TRUNCATE,
@@ -95,8 +98,9 @@ class TransactionAssembler:
         self._announced: tuple[pgoutput.RelationMessage | None, Position] = None, Position(0)
         self._block: Block | None = None
         self._tables: npt.NDArray[np.void] = np.zeros(0, dtype=TABLE)
-        # the first is no column's: an empty array has no address
-        self._kept: npt.NDArray[np.uint8] = np.zeros(1, dtype=np.uint8)
+        # the first are no column's: an empty array has no address
+        self._shapes: npt.NDArray[np.void] = np.zeros(1, dtype=SHAPE)
+        self._constants: npt.NDArray[np.uint8] = np.zeros(1, dtype=np.uint8)
         distinct = dict.fromkeys(boundary for boundary in self._boundaries.values() if boundary.filtered)
         self._boundary_numbers = {boundary: number for number, boundary in enumerate(distinct)}
         self._bounds, self._running = _boundary_table(list(distinct))
@@ -173,7 +177,7 @@ class TransactionAssembler:
         if at == len(self._tables) or self._tables[at]["oid"] != oid:
             boundary = self._boundaries.get(oid)
             number = -1 if boundary is None else self._boundary_numbers.get(boundary, -1)
-            self._tables = np.insert(self._tables, at, np.array([(oid, 0, number, 0, 0, 0, 0)], dtype=TABLE))
+            self._tables = np.insert(self._tables, at, np.array([(oid, 0, number, 0, 0, 0, 0, 0)], dtype=TABLE))
         if oid in self._left_out:
             # also if it could be published again: what was left out before is read again, for which the stream begins
             # anew
@@ -181,17 +185,23 @@ class TransactionAssembler:
         else:
             self._tables[at]["version"] = -1 if oid in self._refused else self._current.get(oid, -1)
             if self._tables[at]["version"] >= 0:
-                self._keep(at, self._versions[self._current[oid]])
+                self._shape(at, self._versions[self._current[oid]].table)
 
-    def _keep(self, at: int, version: Version) -> None:
-        """Enter which columns of a table's rows are kept, if some are left out."""
-        table = version.table
-        self._tables[at]["columns"] = self._tables[at]["kept"] = 0
-        if table.left_out:
-            kept = np.ones(len(table.columns) + len(table.left_out), dtype=np.uint8)
-            kept[list(table.left_out)] = 0
-            self._tables[at]["columns"], self._tables[at]["kept"] = len(kept), len(self._kept)
-            self._kept = np.concatenate([self._kept, kept])
+    def _shape(self, at: int, table: Table) -> None:
+        """Enter which columns of a table's rows are left out or masked, if some are."""
+        entry = self._tables[at]
+        entry["columns"] = entry["first"] = entry["grows"] = 0
+        if not table.left_out and not any(column.mask for column in table.columns):
+            return
+        shapes = np.zeros(len(table.columns) + len(table.left_out), dtype=SHAPE)
+        for place, column in zip(table.places, table.columns, strict=True):
+            mask = Mask.of(column.mask)
+            shapes[place] = (mask.kind, mask.count, len(self._constants), len(mask.text))
+            self._constants = np.concatenate([self._constants, np.frombuffer(mask.text, dtype=np.uint8)])
+            # in the old row and in the new one
+            entry["grows"] += 2 * len(mask.text) + 8
+        entry["columns"], entry["first"] = len(shapes), len(self._shapes)
+        self._shapes = np.concatenate([self._shapes, shapes])
 
     def add(self, block: Block) -> None:
         """Add the next block; before another one, call :meth:`cut` until it returns None."""
@@ -207,8 +217,8 @@ class TransactionAssembler:
         while self._block is not None:
             block = self._block
             why = assemble(
-                block.data, block.offsets, self._state, self._tables, self._kept, self._bounds, self._running,
-                self._changes, self._out
+                block.data, block.offsets, self._state, self._tables, self._shapes, self._constants, self._bounds,
+                self._running, self._changes, self._out
             )  # fmt: skip
             if why == DONE:
                 self._block = None

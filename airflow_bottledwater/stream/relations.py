@@ -93,7 +93,11 @@ class Resolver:
                 "its key, drop the slot and start again with a snapshot under another topic prefix.",
                 table.qualified, ", ".join(table.key),
             )  # fmt: skip
-        table = replace(pinned.check_key(table), left_out=left_out)
+        table = replace(
+            pinned.check_key(table),
+            columns=self._mapping.masked(message.schema, message.name, table.columns),
+            left_out=left_out,
+        )
         if (table.columns, table.name) == (known.columns, known.name):
             found = current or pinned.version
             return found if known.left_out == left_out else replace(found, table=table)

@@ -18,7 +18,7 @@ from typing import Any
 import fastavro
 from psycopg import sql
 
-from airflow_bottledwater.encoding import avro, names, types, wire
+from airflow_bottledwater.encoding import avro, masks, names, types, wire
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
 from airflow_bottledwater.verify.expected import json_native, native, parsed, without_logical
 from airflow_bottledwater.verify.nested import Unrepresentable
@@ -197,6 +197,8 @@ def select_list(table: Table) -> sql.Composed:
 def _selected(column: Column) -> sql.Composable:
     name = sql.Identifier(column.name)
     mapping = types.mapping(column.type)
+    if column.mask:
+        return masks.selected(column)
     if mapping.opcode == wire.OP_UINT32_TEXT:
         return sql.SQL("{}::pg_catalog.oid").format(name)
     if column.type.form == "geojson" and mapping.convert is not None:

@@ -12,6 +12,7 @@ from tests.benchmarks.common import servers
 
 NAMES = (
     "encode",
+    "shape",
     "first_use",
     "snapshot",
     "stream",

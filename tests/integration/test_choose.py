@@ -119,6 +119,47 @@ def test_what_is_left_out_is_nowhere(
     assert SECRET not in logged(caplog)
 
 
+@pytest.mark.parametrize("format", ["json", "avro"])
+def test_masked_values_are_nowhere(
+    make_flow: MakeFlow, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, format: str
+) -> None:
+    caplog.set_level("DEBUG")
+    registry: SchemaRegistry | None = request.getfixturevalue("registry") if format == "avro" else None
+    mask = {"email": "first:5", "n": None, "scan": "last:30", "note": "constant:hid'den"}
+    flow = make_flow(
+        registry,
+        on_error="log",
+        allow_unkeyed=True,
+        not_null="required",
+        tables=("people", "visits"),
+        topic_config={"max.message.bytes": "20000"},
+        table_options={"people": {"mask": mask}, "visits": {"mask": {"e*": "last:0"}}},
+    )
+    row = f"INSERT INTO people SELECT 'äöü€' || '{SECRET}', {{}}, 7654321, {_LARGE}, {{}}, '2026-01-01'"
+    flow.execute(row.format(1, f"'{SECRET}'"), row.format(2, "NULL"), f"INSERT INTO visits VALUES (1, '{SECRET}')")
+    flow.create()
+    flow.snapshot()
+    flow.execute(
+        row.format(3, f"repeat('{SECRET}', 10000)"),
+        "UPDATE people SET scan_at = '2027-01-01', n = 7654321",
+        "UPDATE people SET id = 33 WHERE id = 3",
+        f"UPDATE visits SET at = 2, email = '{SECRET}' || email",
+    )
+    asked = flow.ask("people")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
+    if registry is None:
+        found = {each.key["id"]: each.value for each in flow.read("people")}[33]
+        tail = flow.execute("SELECT right(scan, 30) FROM people WHERE id = 33")[0][0]
+        assert found == {
+            "email": "äöü€M", "id": 33, "n": None, "scan": tail, "note": "hid'den", "scan_at": "2027-01-01"
+        }  # fmt: skip
+    verified(flow)
+    found_bytes = everything(flow)
+    assert SECRET.encode() not in found_bytes and b"7654321" not in found_bytes
+    assert SECRET not in logged(caplog)
+
+
 def test_an_error_does_not_show_what_is_left_out(make_flow: MakeFlow) -> None:
     flow = make_flow(
         topic_config={"max.message.bytes": "20000"}, tables=("people",), table_options={"people": {"exclude": "email"}}
@@ -181,6 +222,9 @@ def test_tables_have_the_topics_of_their_options(make_flow: MakeFlow) -> None:
         ({"people": {"exclude": "id"}}, r"'id' is in the key of public.people"),
         ({"people": {"include": "email"}}, r"'id' is in the key of public.people"),
         ({"people": {"include": ["id", "n"], "exclude": "scan*", "new_columns": "error"}}, "'email'.*neither"),
+        ({"people": {"mask": {"n": "first:2"}}}, "'first:2' of column 'n' .* needs a text, and its type is integer"),
+        ({"people": {"mask": {"id": "null"}}}, "'null' of column 'id' .* is in the key"),
+        ({"people": {"mask": {"emails": "null"}}}, "'emails', which mask .*did you mean 'email'"),
         ({"people": {"topic": "one"}, "sales.*": {"topic": "one"}}, "both become topic"),
         ({"people": {"topic": "a.b"}, "sales.*": {"topic": "a_b"}}, "collides"),
         ({"people": {"topic": "_bottledwater_events"}}, "one of the pipeline's own topics"),
@@ -263,8 +307,10 @@ def test_what_is_left_out_at_the_next_start_is_not_redriven(make_flow: MakeFlow)
     for run in (flow.stream, lambda: redrive.redrive(flow.pipeline)):
         with pytest.raises(PreflightError, match="did you mean 'email'"):
             run()
-    flow.change(table_options={"people": {"exclude": "email"}})
+    flow.change(table_options={"people": {"exclude": "email", "mask": {"note": "first:3", "n": "null"}}})
     assert redrive.redrive(flow.pipeline).published == 1
-    assert [tuple(each.value) for each in flow.read("people")] == [("id", "n", "scan", "note", "scan_at")]
+    assert [each.value for each in flow.read("people")] == [
+        {"id": 1, "n": None, "scan": "", "note": "xxx", "scan_at": None}
+    ]
     verified(flow)
     assert SECRET not in json.dumps([each.value for each in flow.read("people")])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.encoding import masks
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Column, ColumnType, Table
@@ -67,6 +68,21 @@ def test_columns_of_which_nothing_is_said_are_errors_if_asked_for() -> None:
     rules = {"orders": {"include": "a", "exclude": "b", "new_columns": "error"}, "o*": {"exclude": "b"}}
     assert mapping(rules).unnamed("public", "orders", "abcd") == ["c", "d"]
     assert mapping(rules).unnamed("public", "others", "abcd") == []
+
+
+def test_columns_have_their_masks() -> None:
+    rules = {"sales.orders": {"mask": {"i*": "null", "name": "first:2", "n*": "last:2", "n": "constant:x"}}}
+    text = ColumnType(25, -1, 25, -1, "b", "text")
+    columns = [
+        Column("id", INT, required=True),
+        Column("name", text, required=True),
+        Column("n", INT),
+        Column("o", INT),
+    ]
+    found = mapping(rules).masked("sales", "orders", columns)
+    # what an integer cannot have is null: preflight says so, but a column may come later
+    assert [(c.mask, c.required) for c in found] == [("null", False), ("first:2", True), ("null", False), ("", False)]
+    assert [masks.fits(said, INT) for said in ("", "null", "first:2", "constant:x")] == [True, True, False, False]
 
 
 def test_a_topic_is_a_name_or_a_template_behind_the_prefix() -> None:

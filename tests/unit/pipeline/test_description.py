@@ -71,9 +71,17 @@ def test_options_of_tables_are_objects_or_mappings(tmp_path: Path) -> None:
     assert Pipeline.read(pipeline.write(tmp_path)) == pipeline == Pipeline.of(postgres="x", **pipeline.chosen())
 
 
+def test_null_is_a_mask(tmp_path: Path) -> None:
+    loaded = file.load(written(tmp_path, "source: {table_options: {a: {mask: {b: null, c: 'first:2'}}}}"), Description)
+    assert loaded.source.table_options["a"].mask == {"b": "null", "c": "first:2"}
+    assert Table(mask={"b": None}) == Table(mask={"b": "null"})  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ("{a: {mask: {b: first}}}", r"table_options\.a\.mask' cannot be"),
+        ("{a: {mask: {b: 'first:-1'}}}", r"table_options\.a\.mask' cannot be"),
         ("{a: {exclud: b}}", r"table_options\.a\.exclud' does not exist \(did you mean 'exclude'\?\)"),
         ("{a: {topic: 'a b'}}", r"table_options\.a\.topic' cannot be 'a b'"),
         ("{a: {topic: '{database}'}}", r"table_options\.a\.topic' cannot be"),

@@ -6,15 +6,17 @@ import itertools
 import re
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.errors import Outage, ProtocolError, Refused
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.relation import Column
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.batch import Batch
@@ -626,40 +628,34 @@ def test_a_message_of_an_unknown_kind_is_an_error_and_nothing_of_it_is_published
         assembler.cut()
 
 
-@given(
-    st.lists(st.booleans(), min_size=1, max_size=8).flatmap(
-        lambda kept: st.tuples(
-            st.just(kept),
-            st.lists(
-                st.tuples(
-                    st.sampled_from("IUD"), st.sampled_from(["", "K", "O"]),
-                    st.lists(
-                        st.builds(pgoutput.Field, st.sampled_from("bt"), st.binary(max_size=5)) | st.sampled_from(
-                            [pgoutput.Field("n"), pgoutput.Field("u")]
-                        ),
-                        min_size=2 * len(kept), max_size=2 * len(kept),
-                    ),
-                ),
-                max_size=5,
-            ),
-        )
-    )
-)  # fmt: skip
+def fields(count: int) -> st.SearchStrategy[list[pgoutput.Field]]:
+    sent = st.builds(pgoutput.Field, st.sampled_from("bt"), st.text("aé€😀", max_size=5).map(str.encode))
+    absent = st.sampled_from([pgoutput.Field("n"), pgoutput.Field("u")])
+    return st.lists(sent | absent, min_size=count, max_size=count)
+
+
+#: what is done to each column: None leaves it out
+SHAPES = st.lists(
+    st.sampled_from([None, "", "", "null", "constant:", "constant:***", "first:2", "last:2", "first:0", "last:0"]),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(st.data(), SHAPES)
 @settings(max_examples=examples(200), deadline=None)
-def test_columns_that_are_left_out_are_in_no_batch(
-    drawn: tuple[list[bool], list[tuple[str, str, list[pgoutput.Field]]]],
-) -> None:
-    """Rows of each kind, with old rows and without, lose these columns and nothing else."""
-    kept, rows = drawn
-    gone = [place for place, keep in enumerate(kept) if not keep]
-    columns = [(f"c{place}", w.plain(w.TEXT)) for place in range(len(kept))]
-    version = Version(w.table(*columns).without(gone), "topic")
+def test_columns_that_are_left_out_or_masked_are_so_in_batches(data: st.DataObject, said: list[str | None]) -> None:
+    """Rows of each kind, with old rows and without, lose these columns and values, and nothing else."""
+    gone = [place for place, mask in enumerate(said) if mask is None]
+    masks = [Mask.of(mask or "") for mask in said]
+    columns = [Column(f"c{place}", w.plain(w.TEXT), mask=mask or "") for place, mask in enumerate(said)]
+    version = Version(replace(w.table(), columns=tuple(columns)).without(gone), "topic")
     messages = []
-    for kind, tag, values in rows:
-        old, new = values[: len(kept)], values[len(kept) :]
-        tag = tag or "K" if kind == "D" else "" if kind == "I" else tag
-        messages.append(pgoutput.RowMessage(kind, OIDS[0], tag, old if tag else None, None if kind == "D" else new))
-    sent = [w.begin(9, 1), w.relation(OIDS[0], [(True, name, w.TEXT, -1) for name, _ in columns])]
+    for kind, tag in data.draw(st.lists(st.sampled_from([("I", ""), ("U", ""), ("U", "K"), ("U", "O"), ("D", "K")]))):
+        old = data.draw(fields(len(said))) if tag else None
+        new = None if kind == "D" else data.draw(fields(len(said)))
+        messages.append(pgoutput.RowMessage(kind, OIDS[0], tag, old, new))
+    sent = [w.begin(9, 1), w.relation(OIDS[0], [(True, c.name, w.TEXT, -1) for c in columns])]
     block = w.block([w.xlog(each) for each in (*sent, *(m.encode() for m in messages), w.commit(9, 10))])
     assembler = TransactionAssembler(
         Position(0, 0), {}, lambda *_: version, batch_bytes=10**6, largest_transaction=10**6
@@ -670,7 +666,7 @@ def test_columns_that_are_left_out_are_in_no_batch(
     assert batch is not None
     ends = (batch.changes["offset"] + batch.changes["length"]).tolist()
     found = [bytes(batch.data[a:b]) for a, b in zip(batch.changes["offset"].tolist(), ends, strict=True)]
-    assert found == [message.without(gone).encode() for message in messages]
+    assert found == [message.masked(masks).without(gone).encode() for message in messages]
     assert len(batch.data) == sum(map(len, found))
 
 

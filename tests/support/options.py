@@ -1,0 +1,36 @@
+"""Options of single tables, drawn at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def drawn(dice: random.Random, tables: Iterable[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Options for some of the tables: as rules for one table, and one for all.
+
+    :param columns: those that may be left out.
+    """
+    texts = ("null", "constant:hidden", "first:3", "last:3")
+    masks = {column: texts if column in ("name", "large") else ("null",) for column in columns}
+    found: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        some = dice.sample(columns, dice.randint(0, len(columns)))
+        rule: dict[str, Any] = {}
+        if some and dice.random() < 0.7:
+            rule["exclude"] = some
+        elif some:
+            kept = [column for column in columns if column not in some]
+            rule |= {"include": ["id", "version", *kept], "new_columns": dice.choice(("auto", "leave_out", "publish"))}
+        if dice.random() < 0.5:
+            rule["mask"] = {column: dice.choice(masks[column]) for column in dice.sample(columns, 1)}
+        if dice.random() < 0.5:
+            rule["topic"] = dice.choice(("{table}-{schema}", f"topic.of.{table}"))
+        if dice.random() < 0.3:
+            rule["partitions"] = dice.choice((1, 4))
+        if rule:
+            found[table] = rule
+    if dice.random() < 0.3:
+        found["*"] = {"exclude": dice.sample(columns, 1), "on_error": "log"}
+    return found

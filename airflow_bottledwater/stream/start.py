@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import Refused, StateError
+from airflow_bottledwater.errors import Refused, StateError, StopRequested, TakenOver
 from airflow_bottledwater.jobs import snapshots
+from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import slot
-from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.state import coverage, options, saved, schemas
 from airflow_bottledwater.state.claim import Claim
@@ -54,34 +56,54 @@ def begin(pipeline: Pipeline) -> Start:
         cluster = identify(connection)
         claimed = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout))
         try:
-            known = claimed.state
-            record = known.slot
-            if record is None:
-                raise StateError(
-                    f"The state topic {claimed.topic!r} does not know slot {pipeline.slot!r}.",
-                    "Create it first; if its records were lost, drop the slot and start again with a snapshot.",
-                )
-            if not known.complete:
-                raise StateError(
-                    f"The snapshot of slot {pipeline.slot!r} is not complete.",
-                    "Run the snapshot (it resumes), then the stream.",
-                )
-            position = known.position or Position(record.consistent_point)
-            check_slot(slot.state(connection, record.name), record, cluster, position, end_of_wal(connection))
-            _check_fingerprint(known, cluster)
-            if more := coverage.followed(connection, known):
-                claimed.write(more)
-            check_topics(pipeline, known)
-            options.check(connection, pipeline, known)
-            saved.remember(pipeline, claimed)
-            settled = schemas.settle(pipeline, connection, claimed)
-            claimed.record_ids([stream_id(claimed.prefix)])
-            if again := snapshots.owed(known):
-                claimed.write({live_key(each): progress for each, progress in again.items()})
-            snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), claimed.state)
-            return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, settled)
+            return _check(pipeline, connection, cluster, claimed)
+        except (StopRequested, TakenOver):
+            raise
+        except Exception as error:
+            if claimed.state.slot is not None:
+                _report(pipeline, cluster, claimed, error)
+            raise
         finally:
             claimed.close()
+
+
+def _check(pipeline: Pipeline, connection: Connection, cluster: Cluster, claimed: Claim) -> Start:
+    """Compare the state with the slot, the publications, the topics and the registry, and write what has changed."""
+    known = claimed.state
+    record = known.slot
+    if record is None:
+        raise StateError(
+            f"The state topic {claimed.topic!r} does not know slot {pipeline.slot!r}.",
+            "Create it first; if its records were lost, drop the slot and start again with a snapshot.",
+        )
+    if not known.complete:
+        raise StateError(
+            f"The snapshot of slot {pipeline.slot!r} is not complete.",
+            "Run the snapshot (it resumes), then the stream.",
+        )
+    position = known.position or Position(record.consistent_point)
+    check_slot(slot.state(connection, record.name), record, cluster, position, end_of_wal(connection))
+    _check_fingerprint(known, cluster)
+    if more := coverage.followed(connection, known):
+        claimed.write(more)
+    check_topics(pipeline, known)
+    options.check(connection, pipeline, known)
+    saved.remember(pipeline, claimed)
+    settled = schemas.settle(pipeline, connection, claimed)
+    claimed.record_ids([stream_id(claimed.prefix)])
+    if again := snapshots.owed(known):
+        claimed.write({live_key(each): progress for each, progress in again.items()})
+    snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), claimed.state)
+    return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, settled)
+
+
+def _report(pipeline: Pipeline, cluster: Cluster, claimed: Claim, error: Exception) -> None:
+    """Write the last status of a job that fails before it streams: that of the job before it, which may have been
+    stopped on request, says nothing of a pipeline that is meant to run."""
+    controller = Controller(pipeline, cluster, claimed.job)
+    if (position := claimed.state.position) is not None:
+        controller.status.position = str(position)
+    controller.finish("failed", error, permanent=not transient(error))
 
 
 def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:

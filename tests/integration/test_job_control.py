@@ -14,8 +14,10 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.errors import SlotError
 from airflow_bottledwater.jobs import requests, status
 from airflow_bottledwater.jobs.control import Controller
+from airflow_bottledwater.jobs.pipelines import Limits, wrong
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.publish.session import PublishSession
@@ -206,3 +208,18 @@ def test_heartbeats_reconnects_and_reports_leave_nothing_behind(flow: Flow, cycl
     assert after[0] <= threads + 6
     assert after[1] <= descriptors + 12
     assert after[2] <= memory + 64 * 1024
+
+
+def test_a_start_that_is_refused_is_told_even_if_the_job_before_it_was_stopped_on_request(flow: Flow) -> None:
+    name = flow.cluster.pipeline(flow.pipeline.slot)
+    with flow.streaming() as errors:
+        until(lambda: flow.state == "streaming", "the stream runs", failed=errors)
+        requests.stop_pipeline(flow.pipeline, flow.cluster)
+        until(lambda: flow.state == "stopped", "the stream stops", failed=errors)
+    flow.execute(f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')")
+    with pytest.raises(SlotError, match="does not exist"):
+        begin(flow.pipeline)
+    last = status.read_status(flow.pipeline, name)
+    assert last is not None and last.wanted and (last.state, last.permanent) == ("failed", True)
+    assert "does not exist" in last.error and last.position
+    assert wrong(name, last, {}, Limits(), alive=False)

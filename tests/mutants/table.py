@@ -247,7 +247,7 @@ MUTANTS = (
     ),
     Mutant(
         "no stream before the snapshot is complete",
-        "start.begin",
+        "start._check",
         never("not known.complete"),
         f"{_PIPELINE}::test_a_snapshot_is_resumed_after_deletes_key_changes_and_moved_rows",
     ),
@@ -2100,7 +2100,7 @@ MUTANTS = (
     ),
     Mutant(
         "a table that was taken in is read, whatever dies in between",
-        "start.begin",
+        "start._check",
         drop("snapshots.ask_for_recorded(...)"),
         "tests/integration/test_new_tables.py::test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for",
     ),
@@ -2286,6 +2286,12 @@ MUTANTS = (
         "ChangeSource._behind_publications",
         swap("self._set_aside(...)", "pass"),
         "tests/integration/test_coverage.py::test_a_publication_that_is_dropped_while_the_stream_runs_is_made_again",
+    ),
+    Mutant(
+        "a job that fails before it streams is told",
+        "start.begin",
+        swap("_report(pipeline, cluster, claimed, error)", "pass"),
+        "tests/integration/test_job_control.py::test_a_start_that_is_refused_is_told_even_if_the_job_before_it_was_stopped_on_request",
     ),
     Mutant(
         "attributes that get other names are noticed",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -181,18 +182,33 @@ def create(
     :param waiting: called with these transactions, as text, about every second.
     :raises SlotError: the creation waited too long, the slot exists already, or no slot is free.
     """
+    connection, row = _create(dsn, watcher, name, "LOGICAL", timeout, waiting)
+    connection.close()
+    return parse_lsn(row[1])
+
+
+def _create(
+    dsn: str,
+    watcher: Connection,
+    name: str,
+    kind: str,
+    timeout: float,
+    waiting: Callable[[list[str]], None] | None = None,
+) -> tuple[Connection, tuple[str, str, str, str]]:
+    """Create a slot; returns the session that has created it, and the server's answer: the slot's name, its consistent
+    point, the name of its exported snapshot, and the plugin."""
     connection = connect(dsn, replication=True, application="bottledwater create slot")
-    result: list[int | psycopg.Error | Outage] = []
+    result: list[tuple[str, str, str, str] | psycopg.Error | Outage] = []
 
     def work() -> None:
         try:
             row = connection.execute(
-                sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL {} EXPORT_SNAPSHOT").format(
-                    sql.Identifier(name), sql.Identifier(PLUGIN)
+                sql.SQL("CREATE_REPLICATION_SLOT {} {} {} EXPORT_SNAPSHOT").format(
+                    sql.Identifier(name), sql.SQL(kind), sql.Identifier(PLUGIN)
                 )
             ).fetchone()
             assert row is not None
-            result.append(parse_lsn(row[1]))
+            result.append((row[0], row[1], row[2], row[3]))
         except (psycopg.Error, Outage) as error:
             result.append(error)
 
@@ -200,20 +216,57 @@ def create(
     thread.start()
     try:
         _wait_for(thread, watcher, name, timeout, waiting)
-    finally:
-        if thread.is_alive():
-            # if the creation is cancelled, the server removes the slot; if only the connection ended, it might still
-            # complete it
-            with contextlib.suppress(psycopg.Error):
-                connection.cancel_safe(timeout=2)
-            thread.join(2)
+    except BaseException:
+        # if the creation is cancelled, the server removes the slot; if only the connection ended, it might still
+        # complete it
+        with contextlib.suppress(psycopg.Error):
+            connection.cancel_safe(timeout=2)
+        thread.join(2)
         connection.close()
+        raise
     outcome = result[0]
-    if isinstance(outcome, int):
-        return outcome
+    if isinstance(outcome, tuple):
+        return connection, outcome
+    connection.close()
     if isinstance(outcome, Outage):
         raise outcome
     raise _not_created(name, outcome) from outcome
+
+
+class TemporarySlot:
+    """A slot that disappears with its session, made to read tables under its exported snapshot: that shows what was
+    committed before its consistent point, and the slot has everything that was committed later.
+
+    :param watcher: see :func:`create`.
+    :raises SlotError: see :func:`create`.
+    :ivar consistent_point: the LSN of the first commit that the snapshot does not show, at least.
+    :ivar exported: the name of the snapshot, which can be imported until :meth:`changes` is called.
+    """
+
+    def __init__(self, dsn: str, watcher: Connection, *, timeout: float) -> None:
+        self._name = f"bottledwater_{uuid.uuid4().hex[:16]}"
+        self._connection, row = _create(dsn, watcher, self._name, "TEMPORARY LOGICAL", timeout)
+        self.consistent_point, self.exported = parse_lsn(row[1]), row[2]
+
+    def changes(self, publications: Sequence[str], end: int) -> Iterator[tuple[int, bytes]]:
+        """The messages of the transactions whose commits end at ``end`` or before, and perhaps of one more, with their
+        LSNs. They are those that the stream gets from its slot, so that changes have the same positions. It can be
+        called several times.
+
+        :raises psycopg.Error: the session is gone.
+        """
+        names = sql.SQL(",").join(map(sql.Identifier, publications)).as_string(self._connection)
+        # as an ordinary statement of a replication session, which may have no parameters
+        query = sql.SQL(
+            "SELECT lsn::text, data FROM pg_logical_slot_peek_binary_changes({}, {}, NULL, 'proto_version', '1',"
+            " 'publication_names', {}, 'binary', 'true')"
+        ).format(sql.Literal(self._name), sql.Literal(format_lsn(end)), sql.Literal(names))
+        for lsn, data in self._connection.execute(query):
+            yield parse_lsn(lsn), data
+
+    def close(self) -> None:
+        """End the session, and with it the slot."""
+        self._connection.close()
 
 
 def _wait_for(

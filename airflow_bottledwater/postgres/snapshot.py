@@ -285,13 +285,8 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
     :raises Refused: the imported snapshot is not B.
     """
     named = {table.oid: (table.schema, table.name)}
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    limit = sql.Literal(f"{max(1, int(lock_timeout * 1000))}ms")
-    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
     try:
-        _lock(connection, named)
-        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(held.exported)))
-        row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+        snapshot = begin_under(connection, named, held.exported, lock_timeout=lock_timeout)
     except locks.BUSY as error:
         connection.execute("ROLLBACK")
         who = "; ".join(locks.holders(connection, [table.oid], locks.SHARE)) or "nobody any more"
@@ -309,17 +304,36 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
         raise Outage(
             "The session that holds the snapshot has ended.", "Run the snapshot again: finished ranges are kept."
         ) from error
-    assert row is not None
     _check_names(connection, named)
     filenode = connection.execute("SELECT pg_relation_filenode(%s::oid)", (table.oid,)).fetchone()
     # a partitioned table has no file of its own
     if filenode is not None and (filenode[0] or 0) != table.filenode:
         raise Outage(f"{table.qualified} was rewritten since its snapshot was planned.", "Run the snapshot again.")
-    if row[0] != str(held.snapshot):
+    if snapshot != held.snapshot:
         raise Refused(
-            f"The imported snapshot is {row[0]}, not {held.snapshot}, which was exported.",
+            f"The imported snapshot is {snapshot}, not {held.snapshot}, which was exported.",
             "Connect to the primary itself, not through a connection pooler.",
         )
+
+
+def begin_under(
+    connection: Connection, named: Mapping[int, tuple[str, str]], exported: str, *, lock_timeout: float
+) -> Snapshot:
+    """Begin a transaction that reads tables under an exported snapshot, which is returned: they are locked first, see
+    :func:`begin_task`.
+
+    :param named: schema and name of each table, by oid.
+    :param lock_timeout: seconds to wait for the locks.
+    :raises psycopg.Error: the locks are not granted in time, or the snapshot is gone.
+    """
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    limit = sql.Literal(f"{max(1, int(lock_timeout * 1000))}ms")
+    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
+    _lock(connection, named)
+    connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(exported)))
+    row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    assert row is not None
+    return Snapshot.parse(row[0])
 
 
 def blocks(first: int, last: int) -> sql.Composed:

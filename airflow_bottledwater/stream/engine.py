@@ -8,12 +8,16 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+
+import psycopg
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import (
     CredentialsRefused,
+    RecordError,
+    Refused,
     SchemasLost,
     StopRequested,
     TakenOver,
@@ -28,21 +32,26 @@ from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.postgres.connect import session, stoppable
+from airflow_bottledwater.postgres.connect import outage, session, stoppable
 from airflow_bottledwater.state import letters
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Gap, StateRecord, gap_key
+from airflow_bottledwater.state.records import Gap, StateRecord, gap_key, table_key
 from airflow_bottledwater.state.schemas import SchemaWatch
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.relations import TypeAltered
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import Start
 from airflow_bottledwater.tables import writer
+from airflow_bottledwater.tables.new_rows import NewRows
 from airflow_bottledwater.tables.watch import TableWatch
+from airflow_bottledwater.tables.writer import Prepared
 
 log = logging.getLogger(__name__)
+
+#: makes the records of the state with which something is carried out
+MakeRecords = Callable[[PipelineState], Mapping[str, StateRecord | None]]
 
 #: seconds to wait for changes: while nothing else is to be done, and beside a live snapshot
 _IDLE, _BESIDE = 0.2, 0.01
@@ -283,11 +292,40 @@ class _Follower:
         prepared = self._watch.due(publisher.position)
         if prepared is None:
             return False
-        publisher.write(functools.partial(writer.records, self._pipeline, prepared))
-        self._watch.carried_out(prepared, publisher.state)
+        make = functools.partial(writer.records, self._pipeline, prepared)
+        if prepared.rows is None:
+            publisher.write(make)
+            known = publisher.state
+        elif (taken := self._take_in(prepared, prepared.rows, make, publisher.state)) is not None:
+            known = taken
+        else:
+            return True
+        self._watch.carried_out(prepared, known)
         name = self._start.cluster.pipeline(self._pipeline.slot)
-        snapshots.ask_for_recorded(self._pipeline, name, publisher.state)
+        snapshots.ask_for_recorded(self._pipeline, name, known)
         return prepared.changes_topics
+
+    def _take_in(
+        self, prepared: Prepared, rows: NewRows, make: MakeRecords, known: PipelineState
+    ) -> PipelineState | None:
+        """Publish the rows of new tables without a key, by a publisher that knows their topics, too; returns the state
+        behind them, or None if they cannot be published. The stream has to begin anew in any case."""
+        with_new = PipelineState(dict(known.raw))
+        with_new.apply({table_key(oid): prepared.pinned[oid] for oid in rows.blocks})
+        with (
+            contextlib.closing(rows),
+            contextlib.closing(
+                StreamPublisher(self._pipeline, self._start, with_new, self._backoff, self._meter)
+            ) as publisher,
+        ):
+            try:
+                publisher.take_in(rows, make)
+            except (RecordError, Refused, psycopg.Error) as error:
+                what = outage(error, "Reading new rows") if isinstance(error, psycopg.Error) else error
+                log.error("The rows of new tables cannot be published: %s", what)
+                self._watch.refused(prepared, what)
+                return None
+            return publisher.state
 
     def _is_done(self, publisher: StreamPublisher) -> bool:
         """Whether a bounded run has done everything: it is at its target, and no live snapshot is asked for."""

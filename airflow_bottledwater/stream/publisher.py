@@ -14,14 +14,15 @@ from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.program import Programs
-from airflow_bottledwater.errors import StaleBatch
-from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.errors import Refused, StaleBatch
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.publisher import Records, single
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.metrics import batch as counting
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.provision.kafka_checks import expiry_problem
@@ -31,16 +32,19 @@ from airflow_bottledwater.publish.dead_letter import DeadLetter, counted
 from airflow_bottledwater.publish.encode import EncodedBatch, encode_changes
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
+from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import Completed
 from airflow_bottledwater.publish.warm import warm_up
-from airflow_bottledwater.state.pinned import pins
+from airflow_bottledwater.state.pinned import PinnedTable, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import BY_STREAM, POSITION, Reached, StateRecord, stream_id
+from airflow_bottledwater.state.records import BY_LIVE, BY_STREAM, POSITION, Reached, StateRecord, stream_id, table_key
+from airflow_bottledwater.stream.behind import passed
 from airflow_bottledwater.stream.events import truncate_events
 from airflow_bottledwater.stream.relations import check_definitions
 from airflow_bottledwater.stream.start import Start, fingerprint
 from airflow_bottledwater.stream.stops import position_of, rejection_stop, truncate_stop
+from airflow_bottledwater.tables.new_rows import NewRows
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +133,61 @@ class StreamPublisher:
                 self._session.transact([], values)
 
         self._session.run(once)
+
+    def take_in(self, rows: NewRows, make: Callable[[PipelineState], Mapping[str, StateRecord | None]]) -> None:
+        """Publish the rows of new tables without a key, what was committed behind them until P, and the records with
+        which the stream goes on with these tables, in one Kafka transaction.
+
+        :param make: see :meth:`write`.
+        :raises RecordError: one of the rows cannot be published; nothing is.
+        :raises Refused: Kafka does not take them in one transaction; nothing is published.
+        :raises TakenOver: another job has claimed the slot.
+        """
+        encoder = RowEncoder(self._session, wire.HEADERS if self._pipeline.snapshot_headers else 0, BY_LIVE)
+
+        def once() -> None:
+            known = self._session.state
+            if rows.blocks.keys() <= known.tables.keys():
+                return  # the outcome of an earlier attempt was unknown
+            values = dict(make(known))
+            tables = {oid: pin for oid in rows.blocks if isinstance(pin := values[table_key(oid)], PinnedTable)}
+            letters: list[Table] = []
+            try:
+                self._session.transact(self._first(rows, tables, encoder, letters, values), values, divisible=False)
+            except (TooSlow, RecordRefused) as error:
+                raise Refused(f"Kafka does not take its rows in one transaction: {error}") from error
+
+        self._session.run(once)
+
+    def _first(
+        self,
+        rows: NewRows,
+        tables: Mapping[int, PinnedTable],
+        encoder: RowEncoder,
+        letters: list[Table],
+        values: dict[str, StateRecord | None],
+    ) -> Iterator[Records]:
+        """The records of new tables' rows, and of what was committed behind them."""
+        for oid, pinned in tables.items():
+            programs = self._session.programs([pinned.version], copied=True)
+            for block in rows.blocks[oid]:
+                for encoded, rejections in encoder.encode(pinned.version, block, programs):
+                    yield without(encoded.records, rejections)
+                    for rejection in rejections:
+                        letters.append(pinned.table)
+                        yield encoder.dead_letter(pinned.version, block, rejection, rows.boundary.insert_lsn)
+        for batch in passed(self._pipeline, rows, tables, self.position):
+            programs = self._session.programs(batch.versions, copied=False)
+            changes = self._encode(batch, programs)
+            stop = truncate_stop(self._pipeline, batch) or rejection_stop(self._pipeline, changes, programs)
+            if stop is not None:
+                raise stop
+            yield without(changes.records, changes.rejections)
+            yield from truncate_events(batch, self._session.events)
+            for rejection in changes.rejections:
+                letters.append(batch.versions[int(changes.change(rejection)["relation"])].table)
+                yield self._dead_letter(changes, rejection)
+        values |= counted(self._session.state, BY_LIVE, letters)
 
     def reached(self) -> Position:
         """P, read after an initialisation, so that no open transaction of an earlier attempt can move it any more; it

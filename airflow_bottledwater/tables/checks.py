@@ -18,6 +18,7 @@ from airflow_bottledwater.provision.publication_checks import check_publications
 from airflow_bottledwater.provision.source_checks import check_tables
 from airflow_bottledwater.state.identity import shared, via_root
 from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.tables import new_rows
 from airflow_bottledwater.tables.plan import PINNING, Step, Unfit
 
 #: what checks tables by their topics; returns what is wrong
@@ -86,12 +87,15 @@ def _in_source(
     connection: Connection, pipeline: Pipeline, cluster: Cluster, known: PipelineState, table: Table
 ) -> list[str]:
     if not table.keyed and table.oid not in known.tables:
-        unkeyed = (
-            "without a key, its rows can only be read while the stream does not run. Give it a primary key; or stop "
-            "the stream, then run create_slot and the snapshot again (or start the command again)."
-        )
-        keyed = f"{table.key_problem or 'it has no key'}. Give it a primary key, or leave it out."
-        return [unkeyed if pipeline.allow_unkeyed else keyed]
+        if not pipeline.allow_unkeyed:
+            return [f"{table.key_problem or 'it has no key'}. Give it a primary key, or leave it out."]
+        if table.partitioned or new_rows.too_large(connection, [table]):
+            what = "partitioned" if table.partitioned else f"larger than {new_rows.LARGEST >> 20} MiB"
+            return [
+                f"it is {what}, and without a key its rows can only be read while the stream does not run. Give it a "
+                "primary key; or stop the stream, then run create_slot and the snapshot again (or start the command "
+                "again)."
+            ]
     found = Findings(cluster, adding=frozenset({table.oid}), state=known)
     found.via_root = via_root(pipeline, known)
     problems = check_tables(connection, pipeline, found)

@@ -65,6 +65,8 @@ class TableWatch:
         self._generation, self._lock, self._looking = 0, threading.Lock(), threading.Lock()
         self._error: Exception | None = None
         self._new: list[str] = []
+        #: new tables whose rows could not be published
+        self._refused: dict[int, Unfit] = {}
         self.unfollowed: list[str] = []
         self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
 
@@ -76,6 +78,8 @@ class TableWatch:
         """Ask the thread to end, without waiting for it: if it waits for a server that does not answer, it ends after
         that."""
         self._ended.set()
+        with self._lock:
+            self._give_up()
 
     # ------------------------------------------------------------------ for the stream
     def give(self, known: PipelineState) -> None:
@@ -95,7 +99,8 @@ class TableWatch:
         """
         with self._lock:
             self._generation += 1
-            self._known, self._prepared = PipelineState(dict(known.raw)), None
+            self._known = PipelineState(dict(known.raw))
+            self._give_up()
         self._again = 0.0
 
     def due(self, reached: Position) -> Prepared | None:
@@ -113,14 +118,26 @@ class TableWatch:
                 "Run create_slot and the snapshot again (or start the command again), which take them in with all "
                 "their rows; or set new_tables to add or ignore.",
             )
-        prepared = self._prepared
-        if prepared is None or reached.ordinal or reached.lsn < prepared.lsn:
-            return None
-        return prepared
+        with self._lock:
+            prepared = self._prepared
+            if prepared is None or reached.ordinal or reached.lsn < prepared.lsn:
+                return None
+            self._prepared = None  # whoever has it closes it
+            return prepared
 
     def waits(self) -> int:
         """Where the stream has to be before what is prepared can be carried out; 0 if nothing is."""
         return self._prepared.lsn if self._prepared is not None else 0
+
+    def refused(self, prepared: Prepared, error: BottledWaterError) -> None:
+        """Leave the new tables out whose rows cannot be published, until the next start of the stream: that of the
+        topic which the error names, or else all that were read together."""
+        if prepared.rows is not None:
+            new = list(prepared.rows.blocks)
+            named = [oid for oid in new if prepared.pinned[oid].topic == getattr(error, "topic", "")]
+            why = f"cannot be followed: {error.what.rstrip('.')}"
+            remedy = f"{error.remedy} It is tried again when the stream starts again.".strip()
+            self._refused |= dict.fromkeys(named or new, Unfit(why, remedy))
 
     def carried_out(self, prepared: Prepared, known: PipelineState) -> None:
         """Go on with the state behind what was prepared."""
@@ -185,13 +202,22 @@ class TableWatch:
         steps, prepared = self._prepare(connection, known, seen)
         self._tell(known, seen, steps)
         with self._lock:
-            if generation == self._generation:
+            if generation == self._generation and not self._ended.is_set():
+                self._give_up()
                 self._prepared = prepared
+            elif prepared is not None:
+                prepared.close()
+
+    def _give_up(self) -> None:
+        """Let go of what is prepared."""
+        if self._prepared is not None:
+            self._prepared.close()
+        self._prepared = None
 
     def _prepare(self, connection: Connection, known: PipelineState, seen: Seen) -> tuple[list[Step], Prepared | None]:
         """The plan, and what of it is due. What turns out to be unfit may change what is meant for others, which are
         planned anew."""
-        unfit: dict[int, Unfit] = {}
+        unfit = dict(self._refused)
         came_up: set[tuple[int, Do, str]] = set()
         while True:
             steps = plan(self._pipeline, known, seen, unfit)
@@ -209,6 +235,7 @@ class TableWatch:
             prepared = writer.prepare(connection, self._pipeline, self._cluster, known, seen, due)
             if not prepared.unfit:
                 return steps, replace(prepared, lsn=lsn, retry=retry)
+            prepared.close()
             unfit |= prepared.unfit
 
     def _due(self, steps: Sequence[Step], known: PipelineState, seen: Seen) -> tuple[list[Step], int]:

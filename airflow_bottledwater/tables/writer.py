@@ -17,8 +17,10 @@ from dataclasses import dataclass, field, replace
 
 import psycopg
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import BottledWaterError, Refused, StopRequested, TakenOver
 from airflow_bottledwater.jobs import snapshots
+from airflow_bottledwater.kafka.topic_reader import blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.below import Below
 from airflow_bottledwater.model.relation import Table
@@ -53,11 +55,17 @@ from airflow_bottledwater.state.records import (
     table_key,
     types_key,
 )
-from airflow_bottledwater.tables import checks
+from airflow_bottledwater.tables import checks, new_rows
 from airflow_bottledwater.tables.look import Seen
+from airflow_bottledwater.tables.new_rows import NewRows
 from airflow_bottledwater.tables.plan import PINNING, Do, Step, Unfit, publication_of
 
 log = logging.getLogger(__name__)
+
+_FILLED = Unfit(
+    "has no key, and its topic has records already: they could not be told from its rows",
+    "Delete the topic, or rename the table: then it gets a topic of its own.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ class Prepared:
         before it.
     :param retry: whether live snapshots that have failed, and whose rows are owed, are tried again.
     :param types: what is recorded of columns' types, for tables that are not recorded anew.
+    :param rows: those of new tables without a key, which are published together with the records.
     :param unfit: the tables for which nothing could be made, and why.
     """
 
@@ -83,7 +92,13 @@ class Prepared:
     lsn: int = 0
     retry: bool = False
     types: dict[int, Types] = field(default_factory=dict)
+    rows: NewRows | None = None
     unfit: dict[int, Unfit] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Give up what was read, if it is not carried out."""
+        if self.rows is not None:
+            self.rows.close()
 
     @property
     def changes_topics(self) -> bool:
@@ -126,6 +141,45 @@ def prepare(
     :raises Outage: a server does not answer.
     """
     names = publication.names(pipeline.publication_name)
+    tables, unfit = _publish(connection, pipeline, known, seen, steps)
+    # taken after the tables were added: what wrote to them before is not sent
+    oldest_xid = slot.fresh_xid(connection) if tables else 0
+    topics = {step.topic: tables[step.oid] for step in steps if step.oid in tables}
+    pinned, refused = _pin(pipeline, cluster, topics, oldest_xid)
+    unfit |= refused
+    covered = coverage.read(connection, names, list(pinned))
+    # another table may have got its name in this moment, and was added in its place
+    unfit |= {oid: Unfit("has to wait: it is not published yet") for oid in pinned.keys() - covered.tables.keys()}
+    pinned = {oid: each for oid, each in pinned.items() if oid not in unfit}
+    left = tuple(step for step in steps if step.oid not in unfit)
+    found = list(pinned.values())
+    used = Topics(pipeline.kafka).all_ends({each.topic: each.partitions for each in found}) if found else {}
+    filled = [topic for topic, ends in used.items() if any(ends)]
+    alone = set(filled) - shared(pipeline, filled).keys()
+    new = [each for oid, each in pinned.items() if not each.table.keyed and oid not in known.tables]
+    # its end may be behind markers of transactions only, of a job that died
+    unfit |= {each.table.oid: _FILLED for each in new if each.topic in filled and _has_records(pipeline, used, each)}
+    rows = None
+    if new and not unfit:
+        rows, unfit = _read(connection, pipeline, [each.table for each in new], oldest_xid)
+    return Prepared(
+        left,
+        pinned,
+        partition_records(connection, [each.table for each in found]),
+        covered,
+        frozenset(oid for oid, each in pinned.items() if each.topic in alone),
+        types=seen.types,
+        rows=rows,
+        unfit=unfit,
+    )
+
+
+def _publish(
+    connection: Connection, pipeline: Pipeline, known: PipelineState, seen: Seen, steps: Sequence[Step]
+) -> tuple[dict[int, Table], dict[int, Unfit]]:
+    """Add the tables of steps to the pipeline's publications, unless others make these; returns those that may be
+    published, by oid, and why the others cannot be."""
+    names = publication.names(pipeline.publication_name)
     unfit: dict[int, Unfit] = {}
     tables: dict[int, Table] = {}
     if pipeline.create_publication and not seen.coverage.publications.keys() >= set(names):
@@ -148,29 +202,28 @@ def prepare(
                 unfit[step.oid] = checks.refused(what)
                 continue
         tables[step.oid] = table
-    # taken after the tables were added: what wrote to them before is not sent
-    oldest_xid = slot.fresh_xid(connection) if tables else 0
-    topics = {step.topic: tables[step.oid] for step in steps if step.oid in tables}
-    pinned, refused = _pin(pipeline, cluster, topics, oldest_xid)
-    unfit |= refused
-    covered = coverage.read(connection, names, list(pinned))
-    # another table may have got its name in this moment, and was added in its place
-    unfit |= {oid: Unfit("has to wait: it is not published yet") for oid in pinned.keys() - covered.tables.keys()}
-    pinned = {oid: each for oid, each in pinned.items() if oid not in unfit}
-    left = tuple(step for step in steps if step.oid not in unfit)
-    found = list(pinned.values())
-    used = Topics(pipeline.kafka).all_ends({each.topic: each.partitions for each in found}) if found else {}
-    filled = [topic for topic, ends in used.items() if any(ends)]
-    alone = set(filled) - shared(pipeline, filled).keys()
-    return Prepared(
-        left,
-        pinned,
-        partition_records(connection, [each.table for each in found]),
-        covered,
-        frozenset(oid for oid, each in pinned.items() if each.topic in alone),
-        types=seen.types,
-        unfit=unfit,
-    )
+    return tables, unfit
+
+
+def _has_records(pipeline: Pipeline, ends: dict[str, list[int]], table: PinnedTable) -> bool:
+    """Whether the topic of a table has committed records."""
+    backoff = Backoff(pipeline.outage_timeout)
+    return any(len(block) for block in blocks(pipeline.kafka, table.topic, ends[table.topic], backoff))
+
+
+def _read(
+    connection: Connection, pipeline: Pipeline, tables: Sequence[Table], oldest_xid: int
+) -> tuple[NewRows | None, dict[int, Unfit]]:
+    """The rows of new tables without a key, or why they cannot be read now."""
+    # one that waits makes room for the others: it is read at the next look
+    left = new_rows.too_large(connection, tables)
+    if left:
+        return None, dict.fromkeys(left, Unfit("has to wait: others are read first", ""))
+    try:
+        return new_rows.read(connection, pipeline, tables, oldest_xid), {}
+    except (BottledWaterError, psycopg.Error) as error:
+        what = outage(error, "Reading its rows") if isinstance(error, psycopg.Error) else error
+        return None, {table.oid: checks.refused(what) for table in tables}
 
 
 def _as_known(known: PipelineState, table: Table) -> Table:
@@ -225,6 +278,8 @@ def records(pipeline: Pipeline, prepared: Prepared, known: PipelineState) -> dic
             done.add(step.oid)
             if pinned.table.keyed:  # of an unkeyed one, only its definition is another
                 lives.read(step.oid, sweep=step.oid in prepared.swept)
+            elif prepared.rows is not None and step.oid in prepared.rows.blocks:
+                values[boundary_key(step.oid)] = prepared.rows.boundary
         elif step.do is Do.STOP:
             values |= dict.fromkeys([table_key(step.oid), boundary_key(step.oid), *_obsolete(known, step.oid)])
             done.discard(step.oid)

@@ -24,7 +24,7 @@ from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.records import LiveProgress, live_key
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import begin
-from airflow_bottledwater.tables import writer
+from airflow_bottledwater.tables import new_rows, writer
 from airflow_bottledwater.verify import driver as verification
 from tests.support.tables import dies_before_it_reads, look_often
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, read
@@ -179,13 +179,16 @@ def test_what_is_still_being_read_is_not_said_to_differ(flow: Flow, monkeypatch:
         assert verification.run(pipeline, verification.in_threads(pipeline)).as_json()["equal"]
 
 
-def test_one_without_a_key_is_named_and_the_stream_goes_on(flow: Flow, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_without_a_key_that_cannot_be_read_is_named_and_the_stream_goes_on(
+    flow: Flow, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(new_rows, "LARGEST", 0)
     flow.change(allow_unkeyed=True)
-    flow.execute("CREATE TABLE keyless (id int)", "INSERT INTO first VALUES (2, 'two')")
+    flow.execute("CREATE TABLE keyless AS SELECT 1 AS id", "INSERT INTO first VALUES (2, 'two')")
     flow.stream()
     assert _tables(flow) == {"first"}
-    assert "public.keyless: It cannot be followed: without a key" in caplog.text
+    assert "public.keyless: It cannot be followed: it is larger than 0 MiB, and without a key" in caplog.text
     assert len(flow.read("first")) == 2
     flow.execute("UPDATE keyless SET id = 1", "DELETE FROM keyless")  # it is not harmed
 

@@ -3,16 +3,23 @@ itself, and what is not is told with its reason."""
 
 from __future__ import annotations
 
+import random
+import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.stream.publisher import StreamPublisher
 from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
@@ -287,3 +294,108 @@ def test_names_inside_of_types_that_change_are_published_again(make_flow: MakeFl
         count = len(flow.read("t"))
         flow.published("UPDATE t SET d = 'f' WHERE id = 1")
     assert errors == [] and not problems(flow) and len(flow.read("t")) == count + 1
+
+
+class _Writers:
+    """Insert into tables without a key, each in transactions of its own, some of which take longer than a table takes
+    to be published."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow, self._stop = flow, threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.written: dict[str, int] = {}
+
+    def start(self, table: str) -> None:
+        self._flow.execute(f"CREATE TABLE {table} AS SELECT -g AS n, 'y' AS t FROM generate_series(1, 500) g")
+        self.written[table] = 0
+        self._threads.append(threading.Thread(target=self._run, args=(table,), daemon=True))
+        self._threads[-1].start()
+
+    def _run(self, table: str) -> None:
+        with connect(self._flow.pipeline.postgres, application=table) as connection:
+            while not self._stop.is_set():
+                with connection.transaction():
+                    for _ in range(random.randint(1, 3)):
+                        self.written[table] += 1
+                        connection.execute(f"INSERT INTO public.{table} VALUES ({self.written[table]}, 'x')")
+                        time.sleep(random.choice([0, 0, 0.01, 0.3]))
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def check(self) -> None:
+        """Each row is in its topic once."""
+        for table, count in self.written.items():
+            found = sorted(message.value["n"] for message in self._flow.read(table))
+            assert found == [*range(-500, 0), *range(1, count + 1)], table
+
+
+def test_new_tables_without_a_key_have_each_row_once(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, "first", tables="*", allow_unkeyed=True)
+    writers, names = _Writers(flow), [f"log_{n}" for n in range(4)]
+    with flow.streaming() as errors:
+        until(lambda: flow.state == "streaming", "the stream runs", failed=errors)
+        for name in names:
+            writers.start(name)
+            time.sleep(random.uniform(0, 3))
+        until(lambda: set(names) <= set(_topics(flow)), "they are taken in", failed=errors)
+        time.sleep(2)
+        writers.end()
+        flow.published("INSERT INTO first VALUES (99)")
+    assert errors == [] and not problems(flow)
+    writers.check()
+
+
+def test_a_bounded_run_that_is_behind_takes_them_in(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, "first", tables="*", allow_unkeyed=True)
+    writers = _Writers(flow)
+    for name in ("log_1", "log_2"):
+        writers.start(name)
+    flow.execute("INSERT INTO first SELECT g FROM generate_series(100, 20000) g")
+    flow.stream()
+    assert {"log_1", "log_2"} <= set(_topics(flow))
+    writers.end()
+    flow.stream()
+    writers.check()
+
+
+def test_a_job_that_dies_while_it_publishes_them_leaves_nothing_of_them(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = _make(make_flow, "first", tables="*", allow_unkeyed=True)
+    records = StreamPublisher._first
+
+    def dies(*given: Any) -> Iterator[Records]:
+        yield from records(*given)
+        raise RuntimeError("the end")
+
+    writers = _Writers(flow)
+    writers.start("log")
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="the end"):
+        patched.setattr(StreamPublisher, "_first", dies)
+        flow.stream()
+    assert not flow.read("log")
+    flow.stream()
+    writers.end()
+    flow.stream()
+    writers.check()
+    assert not problems(flow)
+    # another table without a key never gets a topic that has records
+    flow.execute("DROP TABLE log", "CREATE TABLE log AS SELECT 1 AS n")
+    flow.stream()
+    assert set(problems(flow)) == {"public.log"} and len(flow.read("log")) == 500 + writers.written["log"]
+
+
+def test_a_row_of_a_new_table_that_cannot_be_published_stops_no_other_table(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, "first", tables="*", allow_unkeyed=True)
+    with flow.streaming() as errors:
+        flow.execute("CREATE TABLE large AS SELECT repeat('x', 3000000) AS t", "CREATE TABLE log AS SELECT 1 AS n")
+        until(lambda: problems(flow), "it is told", failed=errors)
+        flow.published("INSERT INTO first VALUES (99)")
+        flow.execute("CREATE TABLE later AS SELECT 2 AS n")
+        until(lambda: {"log", "later"} <= set(_topics(flow)), "others are taken in", failed=errors)
+        assert {each.rpartition(".")[2] for each in problems(flow)} == {"large"}
+    assert errors == [] and not flow.read("large")
+    assert [[m.value["n"] for m in flow.read(name)] for name in ("log", "later")] == [[1], [2]]

@@ -511,7 +511,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lane locks before it imports the snapshot",
-        "begin_task",
+        "begin_under",
         drop("_lock(...)"),
         f"{_HANDOVER}::test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_table",
     ),
@@ -2117,10 +2117,10 @@ MUTANTS = (
         "tests/integration/test_new_tables.py::test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up",
     ),
     Mutant(
-        "a new table without a key is not taken in",
+        "a large new table without a key is not taken in",
         "checks._in_source",
-        never("not table.keyed"),
-        "tests/integration/test_new_tables.py::test_one_without_a_key_is_named_and_the_stream_goes_on",
+        never("table.partitioned or new_rows.too_large(connection, [table])"),
+        "tests/integration/test_new_tables.py::test_one_without_a_key_that_cannot_be_read_is_named_and_the_stream_goes_on",
     ),
     Mutant(
         "changes of a table that is not followed are left out",
@@ -2292,6 +2292,24 @@ MUTANTS = (
         "start.begin",
         swap("_report(pipeline, cluster, claimed, error)", "pass"),
         "tests/integration/test_job_control.py::test_a_start_that_is_refused_is_told_even_if_the_job_before_it_was_stopped_on_request",
+    ),
+    Mutant(
+        "what is committed behind the rows of a new table without a key is published",
+        "behind.passed",
+        always("reached.lsn <= begin"),
+        "tests/integration/test_tables.py::test_new_tables_without_a_key_have_each_row_once",
+    ),
+    Mutant(
+        "what the rows of a new table without a key have is left out of the stream",
+        "writer.records",
+        swap("values[boundary_key(step.oid)] = prepared.rows.boundary", "pass"),
+        "tests/integration/test_tables.py::test_a_bounded_run_that_is_behind_takes_them_in",
+    ),
+    Mutant(
+        "a row of a new table that cannot be published ends nothing",
+        "_Follower._take_in",
+        swap("return None", "raise"),
+        "tests/integration/test_tables.py::test_a_row_of_a_new_table_that_cannot_be_published_stops_no_other_table",
     ),
     Mutant(
         "attributes that get other names are noticed",

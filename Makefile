@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down check docs lint lint-code warm test test-unit test-integration test-system test-clusters test-long test-faults test-security test-mutants fuzz bench lock clean
+.PHONY: help setup demo up down check docs lint lint-code page page-test warm test test-unit test-integration test-system test-clusters test-long test-faults test-security test-mutants fuzz bench lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -57,6 +57,16 @@ lint-code: setup
 	@$(BIN)/codespell
 	@$(BIN)/lint-imports > .local/lint-imports.log || { cat .local/lint-imports.log; exit 1; }
 	@$(BIN)/mypy -p airflow_bottledwater -p tests.benchmarks  # those are run too seldom to show that they do not fit any more
+
+# only who changes the page needs npm: what is built of it is part of the sources, and of wheel and sdist
+PAGE := airflow_bottledwater/plugin/www
+page: setup ## build the page in Airflow from its sources, with npm and the versions of its lock file
+	@cd $(PAGE) && npm ci --silent --ignore-scripts && npm run --silent build
+	@$(BIN)/python -m tests.support.page
+
+page-test: page ## the page's own tests, and a browser in a real Airflow (Debian's chromium); IMAGES=1: its pictures for the docs
+	@cd $(PAGE) && npm test
+	@BOTTLEDWATER_IMAGES=$(if $(IMAGES),docs/images,.local/page) $(PYTEST) tests/system/test_page.py -q -m long
 
 warm: setup
 	@$(BIN)/python -m airflow_bottledwater.warm  # once, not in each of many processes at the same time

@@ -8,10 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk import DAG, CronDataIntervalTimetable, Param, task
 
 from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
+from airflow_bottledwater.operators.control import ACTIONS, PipelineControlOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 from airflow_bottledwater.pipeline import file
@@ -40,6 +41,11 @@ def dag_of(dag_id: str, description: str, **dag: Any) -> DAG:
             **dag,
         }
     )
+
+
+def _is_start(params: dict[str, Any] | None = None) -> bool:
+    """Whether a pipeline's DAG is to be triggered."""
+    return (params or {}).get("action") == "start"
 
 
 class _NotLoaded(DAG):
@@ -191,9 +197,62 @@ class Pipeline(Description):
             VerifyTopicsOperator(task_id="verify", pipeline=self, verify_tables=tables, sample=sample)
         return made
 
+    def control_dag(self, starts: str = "", conf: Any = None, **dag: Any) -> DAG:
+        """The DAG whose runs stop, retire or start the pipeline, read tables again, or settle dead letters: the page's
+        buttons trigger it, and whoever may trigger it may do all of that. It has no schedule, and is not paused.
+
+        :param starts: the id of the DAG that ``start`` triggers; empty: the pipeline's name. (templated)
+        :param conf: with what that DAG is triggered. (templated)
+        """
+        from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+
+        params = {
+            "action": Param(
+                "stop",
+                type="string",
+                enum=list(ACTIONS),
+                title="Action",
+                description=". ".join(f"{name}: {what}" for name, what in ACTIONS.items()) + ".",
+            ),
+            "tables": Param(
+                [],
+                type=["array", "null"],
+                items={"type": "string"},
+                title="Tables",
+                description="Of snapshot and dismiss: [schema.]table, one a line, with * and ?.",
+            ),
+            "where": Param(
+                "", type=["string", "null"], title="Where", description="Of snapshot: only these rows, as SQL."
+            ),
+            "snapshot_id": Param(
+                "", type=["string", "null"], title="Live snapshot", description="Its id: of pause, resume and cancel."
+            ),
+        }
+        more = {
+            "max_active_runs": 16,  # of several pipelines at a time, or of a stop while another action waits
+            "is_paused_upon_creation": False,
+            "default_args": {"retries": 3, "retry_delay": timedelta(seconds=30)},
+            **dag,
+            "params": {**dag.get("params", {}), **params},
+        }
+        with self._made(
+            "control", "Stop, retire or start a pipeline, read tables again, settle dead letters", more
+        ) as made:
+            control = PipelineControlOperator(
+                task_id="control",
+                pipeline=self,
+                action="{{ params.action }}",
+                tables="{{ params.tables }}",
+                where="{{ params.where or '' }}",
+                snapshot_id="{{ params.snapshot_id or '' }}",
+            )
+            start = TriggerDagRunOperator(task_id="start", trigger_dag_id=starts or self.name, conf=conf or {})
+            control >> task.short_circuit(_is_start)() >> start
+        return made
+
     def dags(self, **dag: Any) -> list[DAG]:
         """All DAGs that the pipeline's section ``schedules`` asks for: the one that streams, or the two that publish in
-        bounded runs, and those that verify and that publish rows again.
+        bounded runs, those that verify and that publish rows again, and the one that the page's buttons trigger.
 
         :param dag: arguments of all of them.
         """
@@ -205,7 +264,7 @@ class Pipeline(Description):
             made.append(self.verify_dag(schedules.verify, **dag))
         if schedules.backfill_by:
             made.append(self.backfill_dag(schedules.backfill_by, **dag))
-        return made
+        return [*made, self.control_dag(**dag)]
 
     def _made(self, what: str, description: str, dag: dict[str, Any]) -> DAG:
         """A DAG of the pipeline."""

@@ -6,6 +6,29 @@ from typing import Any
 
 _NAME = "Bottled Water"
 
+#: the section of Airflow's configuration, all of it optional (docs/page.md)
+_CONFIG: dict[str, Any] = {
+    "bottledwater": {
+        "description": "The page Bottled Water.",
+        "options": {
+            "kafka_conn_ids": {
+                "description": "Further connections to Kafkas, comma-separated: those of a secrets backend.",
+                "version_added": None,
+                "type": "string",
+                "example": "kafka_orders,kafka_billing",
+                "default": "",
+            },
+            "topic_url": {
+                "description": "The address of a topic in a console, with {topic} for its name.",
+                "version_added": None,
+                "type": "string",
+                "example": "https://console.example.com/topics/{topic}",
+                "default": "",
+            },
+        },
+    }
+}
+
 
 def _modules(*names: str, room: str) -> list[dict[str, Any]]:
     return [{"integration-name": _NAME, "python-modules": [f"airflow_bottledwater.{room}.{name}" for name in names]}]
@@ -41,6 +64,7 @@ def get_provider_info() -> dict[str, Any]:
             "backfill", "job", "pipeline", "slot_lag", "stored", "stream_error", "watching", room="triggers"
         ),
         "hooks": _modules("backfill", "pipeline", "schema_registry", "source", room="hooks"),
+        "config": _CONFIG,
         "connection-types": [
             {
                 "connection-type": "schema_registry",

@@ -1,4 +1,5 @@
-"""Stop, retire or start a pipeline: trigger it with the form.
+"""Stop, retire or start a pipeline, read tables again, settle dead letters: trigger it with the form, or by the buttons
+of the page *Bottled Water*.
 
 *stop* lets the pipeline's job end in order, wherever it runs, and keeps its slot; the task that runs it succeeds.
 *retire* does the same for good: the DAG's teardown then drops the slot. After either, ``bottledwater_health`` does not
@@ -7,34 +8,22 @@ expect the pipeline to run. *start* says that it is meant to run again, and trig
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
-from airflow.sdk import Param, task
+from airflow.sdk import Param
 
 from airflow_bottledwater import form
-from airflow_bottledwater.dag import dag_of
-from airflow_bottledwater.operators.control import PipelineControlOperator
 
-PIPELINE = ("name", "source.conn_id", "kafka.conn_id")
+PIPELINE = ("name", "source.conn_id", "kafka.conn_id", "kafka.registry")
 
-with dag_of(
-    "bottledwater_control",
-    "Stop, retire or start a pipeline",
+dag = form.pipeline(PIPELINE).control_dag(
+    starts="{{ params.dag_id }}",
+    conf=(
+        "{{ dict(params.conf or {}, slot=params.slot, postgres_conn_id=params.postgres_conn_id, "
+        "kafka_conn_id=params.kafka_conn_id) }}"
+    ),
+    dag_id="bottledwater_control",
     doc_md=__doc__,
-    # of several pipelines at a time
-    max_active_runs=16,
-    default_args={"retries": 3, "retry_delay": timedelta(seconds=30)},
     params={
         **form.fields(PIPELINE),
-        "action": Param(
-            "stop",
-            type="string",
-            enum=["stop", "retire", "start"],
-            title="Action",
-            description="stop: end its job, keep the slot. retire: for good, so that the slot may be dropped. "
-            "start: run it again.",
-        ),
         "dag_id": Param(
             "bottledwater",
             type="string",
@@ -51,24 +40,4 @@ with dag_of(
             "connections are given to it.",
         ),
     },
-) as dag:
-    control = PipelineControlOperator(
-        task_id="control",
-        pipeline=form.pipeline(PIPELINE),
-        action="{{ params.action }}",
-    )
-
-    @task.short_circuit
-    def is_start(params: dict[str, object] | None = None) -> bool:
-        """Whether the pipeline's DAG is to be triggered."""
-        return (params or {}).get("action") == "start"
-
-    start = TriggerDagRunOperator(
-        task_id="start",
-        trigger_dag_id="{{ params.dag_id }}",
-        conf=(  # type: ignore[arg-type]
-            "{{ dict(params.conf or {}, slot=params.slot, postgres_conn_id=params.postgres_conn_id, "
-            "kafka_conn_id=params.kafka_conn_id) }}"
-        ),
-    )
-    control >> is_start() >> start
+)

@@ -13,8 +13,7 @@ from airflow_bottledwater.state.control_topic import ControlTopic
 
 if TYPE_CHECKING:
     from airflow_bottledwater.jobs.identity import Identity
-    from airflow_bottledwater.model.job import Job
-    from airflow_bottledwater.state.control_records import Owner
+    from airflow_bottledwater.model.job import Job, Owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Holder:
     identity: Identity | None = None
 
     def __str__(self) -> str:
-        whose = "" if self.job.by else f" {self.owner}" if self.owner is not None else " of a command"
+        whose = "" if self.job.owner else f" {self.owner}" if self.owner is not None else " of a command"
         return f"{self.job}{whose}"
 
 

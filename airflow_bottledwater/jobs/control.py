@@ -46,7 +46,7 @@ class Controller(Reporter):
     def __init__(self, pipeline: Pipeline, cluster: Cluster, job: Job) -> None:
         self.name = cluster.pipeline(pipeline.slot)
         super().__init__(pipeline, "status", {request_key(self.name), status_key(self.name)}.__contains__)
-        self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error, owner=submitted.owner())
+        self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error)
         self.status.heartbeat = pipeline.heartbeat_interval
         self.stopped = threading.Event()
         self.problems = Problems()

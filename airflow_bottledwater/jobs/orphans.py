@@ -9,9 +9,9 @@ from collections.abc import Callable
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import stop
 from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import control_topic
-from airflow_bottledwater.state.control_records import Owner
 
 log = logging.getLogger(__name__)
 

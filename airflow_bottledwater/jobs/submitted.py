@@ -20,7 +20,7 @@ from typing import Any
 
 from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY
-from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import control_topic
@@ -30,7 +30,6 @@ from airflow_bottledwater.state.control_records import (
     STOPS,
     TASK,
     JobRecord,
-    Owner,
     StoppedBy,
     StopRequest,
     decode,
@@ -105,9 +104,9 @@ class JobReporter(Reporter):
         super().start()
 
     @property
-    def by(self) -> str:
-        """Who has submitted the job, as part of a sentence; empty if no task has."""
-        return "" if self.record.owner is None else str(self.record.owner)
+    def owner(self) -> Owner | None:
+        """The task that has submitted the job; None if none has."""
+        return self.record.owner
 
     @property
     def last_claim(self) -> str:
@@ -178,12 +177,6 @@ def stopped_by() -> StoppedBy:
     before it is heard."""
     job = working_for()
     return (job.stopped_by if isinstance(job, JobReporter) else "") or TASK
-
-
-def owner() -> Owner | None:
-    """The task of Airflow that has submitted this process, if it is a job that a task has submitted."""
-    job = working_for()
-    return job.record.owner if isinstance(job, JobReporter) else None
 
 
 def application() -> str:

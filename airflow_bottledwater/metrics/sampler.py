@@ -180,7 +180,8 @@ class Sampler:
         """Make the topic, unless there is one, and the producer."""
         self._tried = time.monotonic()
         if self._pipeline.create_topics:
-            Topics(self._pipeline.kafka).make(new_topic(self._pipeline))
+            topics = Topics(self._pipeline.kafka)
+            topics.make(new_topic(self._pipeline, min(self._pipeline.replication_factor, topics.brokers())))
         self._producer = Producer(
             {
                 **self._pipeline.kafka,
@@ -204,11 +205,11 @@ def _largest(of: list[Labelled]) -> list[Labelled]:
     return [*of[:_TABLES], Labelled(rest, (OTHERS, *of[0].labels[1:]))]
 
 
-def new_topic(pipeline: Pipeline) -> NewTopic:
+def new_topic(pipeline: Pipeline, replication: int) -> NewTopic:
     """The topic of the samples: old ones are deleted by age and by size. Some managed Kafkas allow fewer properties."""
     kept = {
         "cleanup.policy": "delete",
         "retention.ms": str(int(pipeline.metrics_retention_days * 86_400_000)),
         "retention.bytes": str(pipeline.metrics_retention_bytes),
     }
-    return NewTopic(METRICS_TOPIC, 1, pipeline.replication_factor, (*small_segments(kept), kept))
+    return NewTopic(METRICS_TOPIC, 1, replication, (*small_segments(kept), kept))

@@ -10,6 +10,29 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """The task of Airflow that has submitted a job, so that others can find and stop the job when that task has ended.
+
+    :param map_index: of a mapped task; -1 for any other.
+    :param host: the host that it was submitted on.
+    :param folder: its run directory there; empty if there is none.
+    :param master: Spark's master.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    host: str
+    folder: str
+    master: str
+
+    def __str__(self) -> str:
+        mapped = f"[{self.map_index}]" if self.map_index >= 0 else ""
+        return f"of the task {self.task_id + mapped!r} in the run {self.run_id!r} of the DAG {self.dag_id!r}"
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """The identity of a job that works on a slot: written as the claim, and compared with it at every initialisation of
     a producer.
@@ -17,7 +40,7 @@ class Job:
     :param epoch: one more than that of the claim before; together with ``id`` it is unique even if two jobs read the
         same claim.
     :param started: seconds since 1970, by the clock of the job's host.
-    :param by: who has submitted it, as part of a sentence; empty if that is not known, as of a command.
+    :param owner: the task that has submitted it; None if none has, as of a command.
     """
 
     epoch: int
@@ -26,14 +49,14 @@ class Job:
     host: str
     pid: int
     started: float
-    by: str = ""
+    owner: Owner | None = None
 
     @classmethod
-    def next(cls, previous: Job | None, kind: str, by: str = "") -> Job:
+    def next(cls, previous: Job | None, kind: str, owner: Owner | None = None) -> Job:
         """A new job of this process, with the epoch after that of ``previous``, the last claim in the state."""
         epoch = (previous.epoch if previous else 0) + 1
-        return cls(epoch, uuid.uuid4().hex, kind, socket.gethostname(), os.getpid(), time.time(), by)
+        return cls(epoch, uuid.uuid4().hex, kind, socket.gethostname(), os.getpid(), time.time(), owner)
 
     def __str__(self) -> str:
-        by = f", {self.by}" if self.by else ""
+        by = f", {self.owner}" if self.owner is not None else ""
         return f"{self.kind} job {self.id[:8]} (epoch {self.epoch}, process {self.pid} on {self.host}{by})"

@@ -1,4 +1,4 @@
-"""The operator that stops, retires and starts a pipeline."""
+"""The operator that asks something of a pipeline: what the command's subcommands do, as a task."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from airflow_bottledwater.operators.base import (
     PipelineArgument,
     PipelineMixin,
     failing,
+    listed,
     number,
 )
 
@@ -23,21 +24,40 @@ if TYPE_CHECKING:
     from airflow_bottledwater.pipeline.settings import Pipeline
 
 
+#: what can be asked of a pipeline, and what it does, for people
+ACTIONS = {
+    "stop": "end its job, keep the slot",
+    "retire": "stop for good, so that the slot may be dropped",
+    "start": "run it again",
+    "snapshot": "read tables again while the stream runs",
+    "pause": "let a live snapshot wait",
+    "resume": "let a paused one go on",
+    "cancel": "end a live snapshot; what it has published stays",
+    "redrive": "publish the dead letters whose cause was mended, while the stream is stopped",
+    "dismiss": "give up dead letters, while the stream is stopped",
+}
+#: what a live snapshot is asked to do
+_CHANGES = {"pause": "wait", "resume": "go on", "cancel": "end"}
+
+
 class PipelineControlOperator(PipelineMixin, BaseOperator):
-    """Stop a pipeline, wherever its job runs; or say that it is meant to run again.
+    """Ask something of a pipeline, wherever its job runs: to stop, to read tables again, to settle its dead letters.
 
     A stop that is asked for is no failure: the task that runs the job succeeds, and
     :class:`~airflow_bottledwater.operators.health.PipelineHealthOperator` does not expect the pipeline to run.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
-    :param action: ``stop``: its job ends in order, the slot is kept; ``retire``: the same, and ``drop_slot`` may drop
-        the slot; ``start``: the pipeline is meant to run again, which its DAG has to do. (templated)
-    :param timeout: seconds in which the job may end by itself; then it is fenced, its slot is released and its
-        processes are killed. (templated)
+    :param action: one of :data:`ACTIONS`. (templated)
+    :param tables: ``[schema.]table`` patterns, a list or comma-separated: which ``snapshot`` reads again, and whose
+        dead letters ``dismiss`` gives up (empty: all). (templated)
+    :param where: which rows ``snapshot`` reads: SQL over the tables' own columns; empty for all. (templated)
+    :param snapshot_id: of the live snapshot that ``pause``, ``resume`` and ``cancel`` are about. (templated)
+    :param timeout: seconds in which a job that is stopped may end by itself; then it is fenced, its slot is released
+        and its processes are killed. (templated)
     """
 
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "action", "timeout")
-    template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "action", "tables", "where", "snapshot_id", "timeout")
+    template_fields_renderers: ClassVar[dict[str, str]] = {**PIPELINE_RENDERERS, "where": "sql"}
     ui_color = "#f8d7da"
 
     def __init__(
@@ -45,31 +65,47 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         *,
         pipeline: PipelineArgument,
         action: str = "stop",
+        tables: Sequence[str] | str | None = None,
+        where: str = "",
+        snapshot_id: str = "",
         timeout: float | str = 60.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._set_pipeline(pipeline)
         self.action = action
+        self.tables = tables
+        self.where = where
+        self.snapshot_id = snapshot_id
         self.timeout = timeout
 
     def execute(self, context: Context) -> None:
-        """Do what is asked for; it does no harm to do it again.
+        """Do what is asked for; except for ``snapshot``, it does no harm to do it again.
 
-        :raises AirflowFailException: no job has ever reported for the slot, or a setting is not allowed.
+        :raises AirflowFailException: no job has ever reported for the slot, a setting is not allowed, or what is asked
+            for cannot be done now; the message says why.
         :raises Outage: a server does not answer.
         """
+        with failing():
+            if self.action not in ACTIONS:
+                raise SettingError("action", self.action, " or ".join(ACTIONS))
+            pipeline = self.pipeline_hook.pipeline()
+            if self.action in ("stop", "retire"):
+                self._stop(pipeline)
+            elif self.action == "start":
+                self._start(pipeline)
+            elif self.action == "snapshot":
+                self._snapshot(pipeline)
+            elif self.action in _CHANGES:
+                self._change(pipeline)
+            else:
+                self._settle(pipeline)
+
+    def _stop(self, pipeline: Pipeline) -> None:
         from airflow_bottledwater.jobs import stop
 
-        with failing():
-            if self.action not in ("stop", "retire", "start"):
-                raise SettingError("action", self.action, "stop, retire or start")
-            pipeline = self.pipeline_hook.pipeline()
-            if self.action == "start":
-                self._start(pipeline)
-                return
-            retire, timeout = self.action == "retire", number("timeout", self.timeout) or 0.0
-            stop.stop_pipeline(pipeline, retire=retire, timeout=timeout, say=lambda line: self.log.info("%s", line))
+        retire, timeout = self.action == "retire", number("timeout", self.timeout) or 0.0
+        stop.stop_pipeline(pipeline, retire=retire, timeout=timeout, say=lambda line: self.log.info("%s", line))
 
     def _start(self, pipeline: Pipeline) -> None:
         from airflow_bottledwater.jobs import requests
@@ -83,3 +119,41 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
             self.log.info("The pipeline is meant to run, and its job is %s.", status.state)
         else:
             self.log.info("The pipeline is meant to run. Its DAG starts it.")
+
+    def _snapshot(self, pipeline: Pipeline) -> None:
+        from airflow_bottledwater.provision import live
+        from airflow_bottledwater.state.control_records import SnapshotRequest
+
+        name, request_id = live.ask(pipeline, SnapshotRequest(tuple(listed(self.tables)), self.where))
+        self.log.info("Live snapshot %s is asked for. %s", request_id, live.publishes(pipeline, name))
+
+    def _change(self, pipeline: Pipeline) -> None:
+        from airflow_bottledwater.jobs import snapshots
+        from airflow_bottledwater.provision import live
+
+        name = live.name_of(pipeline)
+        if self.action == "cancel":
+            live.cancel(pipeline, name, self.snapshot_id)
+        else:
+            snapshots.change(pipeline, name, self.snapshot_id, paused=self.action == "pause")
+        self.log.info("Live snapshot %s is asked to %s.", self.snapshot_id, _CHANGES[self.action])
+
+    def _settle(self, pipeline: Pipeline) -> None:
+        from airflow_bottledwater import extras
+
+        extras.require("spark")  # dead letters are encoded anew, as a job does
+        from airflow_bottledwater.provision import redrive
+
+        if self.action == "redrive":
+            found = redrive.redrive(pipeline)
+        else:
+            found = redrive.dismiss(pipeline, listed(self.tables))
+        self.log.info(
+            "%d dead letters published, %d overtaken by newer records and dropped, %d dismissed, %d still refused, "
+            "%d too large to hold their row.",
+            found.published,
+            found.overtaken,
+            found.dismissed,
+            found.failed,
+            found.incomplete,
+        )

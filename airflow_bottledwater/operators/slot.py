@@ -23,8 +23,8 @@ from airflow_bottledwater.operators.base import (
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_bottledwater.model.job import Owner
     from airflow_bottledwater.pipeline.settings import Pipeline
-    from airflow_bottledwater.state.control_records import Owner
 
 
 class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):

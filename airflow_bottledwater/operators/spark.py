@@ -127,8 +127,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         """Submit a job. Its identity is stored and announced before it starts, so that no job can run that nobody knows
         of."""
         from airflow_bottledwater.jobs import submitted
+        from airflow_bottledwater.model.job import Owner
         from airflow_bottledwater.provision import live
-        from airflow_bottledwater.state.control_records import Owner
 
         store: Any = context["task_state_store"]
         ti: Any = context["ti"]

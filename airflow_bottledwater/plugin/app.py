@@ -6,13 +6,15 @@ from __future__ import annotations
 import mimetypes
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.configuration import conf
 from fastapi import FastAPI, HTTPException, Query
 from fastapi.staticfiles import StaticFiles
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.plugin import kafkas, overview, rights
+from airflow_bottledwater.plugin import actions, kafkas, overview, rights
 from airflow_bottledwater.plugin.detail import detail
 from airflow_bottledwater.plugin.past import PERIODS, past
 from airflow_bottledwater.plugin.rights import Rights
@@ -71,7 +73,12 @@ def pipeline(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
             "registry": described.kafka.registry,
             "spark": described.spark.conn_id,
         }
-    return {**shown, "connections": connections, "away": seen.away}
+    buttons, reason = actions.offered(shown, described, allowed)
+    console = conf.get("bottledwater", "topic_url", fallback="")
+    for table in shown["tables"]:
+        if console and "topic" in table:
+            table["topic_url"] = console.replace("{topic}", quote(table["topic"], safe=""))
+    return {**shown, "connections": connections, "actions": buttons, "no_actions": reason, "away": seen.away}
 
 
 def history(user: GetUserDep, kafka: str, name: str, period: int = Query(900)) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def _allowed(allowed: Rights, kafka: str, name: str, seen: Seen) -> str:
         raise HTTPException(503, seen.away)
     if status is None:
         raise HTTPException(404, f"No pipeline {name!r} has ever reported.")
-    if not allowed.may_see(kafka, None if status.owner is None else status.owner.dag_id):
+    if not allowed.may_see(kafka, None if status.job.owner is None else status.job.owner.dag_id):
         raise HTTPException(403, "You may not read the DAG of this pipeline.")
     return name
 

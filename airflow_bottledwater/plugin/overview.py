@@ -42,7 +42,7 @@ def row(kafka: str, name: str, status: StatusRecord, seen: Seen) -> dict[str, An
     samples = seen.samples.get(name, ())
     last = present(samples, now)
     verified = decode(VerifiedRecord, seen.records.get(verified_key(name)))
-    owner = status.owner
+    owner = status.job.owner
     return {
         "kafka": kafka,
         "name": name,

@@ -100,7 +100,7 @@ class Past:
             consumer.close()
 
     def _begin(self, consumer: Consumer) -> int:
-        """Find out where the period begins, unless this is known; returns the topic's end, 0 if there is none."""
+        """Find out where the period begins, unless this is known; returns the topic's end, -1 if there is none."""
         partition = TopicPartition(METRICS_TOPIC, 0, int((time.time() - self._period) * 1000))
         try:
             first, end = consumer.get_watermark_offsets(partition, timeout=_ANSWER)
@@ -110,7 +110,7 @@ class Past:
         except KafkaException as error:
             if error.args[0].code() not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
                 raise
-            return 0  # nothing was ever measured
+            return -1  # nothing was ever measured
         self._offset = max(self._offset, first)  # old ones were deleted
         return int(end)
 

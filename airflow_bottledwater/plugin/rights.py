@@ -10,7 +10,9 @@ from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
 from airflow.models.renderedtifields import RenderedTaskInstanceFields
+from airflow.models.serialized_dag import SerializedDagModel
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
@@ -74,6 +76,27 @@ def dags(ids: Iterable[str]) -> dict[str, bool]:
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(list(ids)), ~DagModel.is_stale)
         )
         return {dag_id: bool(paused) for dag_id, paused in found}
+
+
+def is_of(dag_id: str, task_id: str, described: Description) -> bool:
+    """Whether a task of a DAG is about this pipeline: its name may be that of one with another source, too."""
+    found = SerializedDagModel.get_dag(dag_id)
+    task = None if found is None else found.task_dict.get(task_id)
+    try:
+        values = Description.of(getattr(task, "pipeline", None) or {})
+    except SettingError:
+        return False
+    own = (values.name, values.source.conn_id, values.kafka.conn_id)
+    return own == (described.name, described.source.conn_id, described.kafka.conn_id)
+
+
+def conf_of(task: Mapping[str, Any]) -> dict[str, Any]:
+    """With what the run of a task was triggered; empty if Airflow does not know it any more."""
+    with create_session() as session:
+        found = session.scalar(
+            select(DagRun.conf).where(DagRun.dag_id == task["dag_id"], DagRun.run_id == task["run_id"])
+        )
+    return dict(found or {})
 
 
 def described(task: Mapping[str, Any] | None) -> Description | None:

@@ -21,7 +21,7 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.producer import Message, TransactionalProducer
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
@@ -123,8 +123,8 @@ class ClaimingJob(Protocol):
     def last_claim(self) -> str: ...
 
     @property
-    def by(self) -> str:
-        """Who has submitted the job, as part of a sentence; empty if no task has."""
+    def owner(self) -> Owner | None:
+        """The task that has submitted it; None if none has."""
 
     def may_claim(self, name: str) -> bool:
         """Whether neither the job nor the pipeline of this name was asked to stop. It waits until what was requested
@@ -219,7 +219,7 @@ class Claim:
                 raise TakenOver(f"The slot was taken over by {before.claim}; this job does not claim it again.")
             if kind in _PUBLISHING:
                 check_settings(self.pipeline, before)
-            self.job = Job.next(before.claim, kind, _job.by if _job is not None else "")
+            self.job = Job.next(before.claim, kind, _job.owner if _job is not None else None)
             try:
                 self._send({CLAIM: self.job, IDS: _ids(before.ids, state_writer_id(self.prefix))})
                 return before

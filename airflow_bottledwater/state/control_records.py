@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.problem import Problem
 
@@ -101,7 +101,6 @@ class StatusRecord:
     :param stopped_by: who has stopped the job: :data:`REQUEST`, the pipeline was asked to stop, and is not to run;
         :data:`TASK`, its task in Airflow was ended; :data:`REPLACEMENT`, another job is about to take its place. Empty
         if nobody has.
-    :param owner: the task of Airflow that has submitted the job; None if none has.
     :param began: the position at the job's start.
     :param repeats: how many stream jobs before this one have failed in a row without publishing anything.
     :param problems: what is not as it is meant although the job runs; see :class:`Problem`.
@@ -121,7 +120,6 @@ class StatusRecord:
     permanent: bool = False
     retired: bool = False
     stopped_by: StoppedBy = ""
-    owner: Owner | None = None
     began: str = ""
     repeats: int = 0
     at: float = 0.0
@@ -161,29 +159,6 @@ class StatusRecord:
         if self.stopped_by == REPLACEMENT:
             return False
         return self.ended_in_order or (self.failed and self.permanent)
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The task of Airflow that has submitted a job, so that others can find and stop the job when that task has ended.
-
-    :param map_index: of a mapped task; -1 for any other.
-    :param host: the host that it was submitted on.
-    :param folder: its run directory there; empty if there is none.
-    :param master: Spark's master.
-    """
-
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int
-    host: str
-    folder: str
-    master: str
-
-    def __str__(self) -> str:
-        mapped = f"[{self.map_index}]" if self.map_index >= 0 else ""
-        return f"of the task {self.task_id + mapped!r} in the run {self.run_id!r} of the DAG {self.dag_id!r}"
 
 
 @dataclass(slots=True)

@@ -14,13 +14,13 @@ from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.jobs.alive import longest_silence, silence
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.state import letters, problems
 from airflow_bottledwater.state.control_records import (
     REPLACEMENT,
     TASK,
-    Owner,
     StatusRecord,
     decode,
     status_key,

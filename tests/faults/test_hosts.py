@@ -14,7 +14,7 @@ import pytest
 from airflow_bottledwater.jobs import alive, stop, submitted
 from airflow_bottledwater.jobs.watch import Ended, JobWatch
 from airflow_bottledwater.local.process import plain_environment
-from airflow_bottledwater.state.control_records import Owner
+from airflow_bottledwater.model.job import Owner
 from tests.support import process_job
 from tests.support.clusters.hosts import Host, Network, available
 from tests.support.clusters.pipelines import ROWS, live, make_flow

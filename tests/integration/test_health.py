@@ -19,14 +19,14 @@ from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.jobs.pipelines import Limits
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.local.kafka import KafkaBroker
-from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import control_topic
-from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key, stop_key
+from airflow_bottledwater.state.control_records import JobRecord, encode, job_key, stop_key
 from tests.support.topics import Flow
 from tests.support.waiting import until
 

@@ -37,8 +37,9 @@ from airflow_bottledwater.jobs.fence import asked_meanwhile, fence
 from airflow_bottledwater.jobs.run_directory import Submission
 from airflow_bottledwater.jobs.watch import Ended, JobWatch
 from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.state import control_records, control_topic
-from airflow_bottledwater.state.control_records import JobRecord, Owner, decode, job_key
+from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 from tests.support import process_job
 from tests.support.topics import Flow
 from tests.support.waiting import until

@@ -127,7 +127,7 @@ def test_none_is_taken_in_inside_a_transaction_in_which_the_job_before_has_stopp
 def test_a_job_does_not_take_its_slot_back(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = begin(flow.pipeline).job
     successor = begin(flow.pipeline).job
-    claimed = SimpleNamespace(last_claim=mine.id, by="", may_claim=lambda name: True, claimed=lambda job: None)
+    claimed = SimpleNamespace(last_claim=mine.id, owner=None, may_claim=lambda name: True, claimed=lambda job: None)
     monkeypatch.setattr(claim, "_job", claimed)
     with pytest.raises(TakenOver, match="taken over"):
         begin(flow.pipeline)

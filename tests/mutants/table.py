@@ -3094,4 +3094,22 @@ MUTANTS = (
         never("told == self._told and now - self._said < _AGAIN"),
         "tests/unit/metrics/test_line.py::test_a_line_comes_when_something_has_changed_and_every_ten_minutes",
     ),
+    Mutant(
+        "the page lists only pipelines that the user may see",
+        "app.pipelines",
+        drop("allowed.may_see(conn_id, _dag_of(each))"),
+        "tests/unit/plugin/test_app.py::test_who_may_not_read_the_dag_does_not_see_its_pipeline",
+    ),
+    Mutant(
+        "a pipeline of a DAG is not shown to who may only read the connection",
+        "Rights.may_see",
+        never("dag_id is not None and dag_id in self._known"),
+        "tests/unit/plugin/test_app.py::test_who_may_not_read_the_dag_does_not_see_its_pipeline",
+    ),
+    Mutant(
+        "a button of who may not trigger its DAG cannot be pressed",
+        "actions._dag",
+        never("not allowed.may_trigger(dag_id)"),
+        "tests/unit/plugin/test_app.py::test_who_may_not_trigger_the_dag_sees_why_and_no_conf",
+    ),
 )

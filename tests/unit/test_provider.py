@@ -145,7 +145,7 @@ def test_every_field_of_a_form_is_named_and_described(name: str) -> None:
         assert {"kafka_conn_id", "postgres_conn_ids", "pipelines"} <= set(fields)
         return
     assert {"postgres_conn_id", "kafka_conn_id"} <= set(fields)
-    assert "schema_registry_conn_id" in fields or name == "bottledwater_control"
+    assert "schema_registry_conn_id" in fields
     assert fields["slot"]["default"] == demo_stack.SLOT
 
 
@@ -192,8 +192,9 @@ def test_a_folder_of_files_makes_the_dags_of_each(tmp_path: Path, monkeypatch: p
         (folder / f"p{number}.yaml").write_text(YAML.format(name=f"p{number}"))
     file = str(ROOT / "dags" / "bottledwater_files.py")
     found = [name for name, each in runpy.run_path(file).items() if isinstance(each, DAG)]
-    assert sorted(name for name in found if name.startswith("p7")) == ["p7", "p7_backfill", "p7_bounded", "p7_verify"]
-    assert len(found) == 200
+    own = ["p7", "p7_backfill", "p7_bounded", "p7_control", "p7_verify"]
+    assert sorted(name for name in found if name.startswith("p7")) == own
+    assert len(found) == 250
     (folder / "p0.yaml").write_text("name: p0\nkafka: {formt: json}\n")
     bagged, errors = json.loads(python(BAGGED, tmp_path, str(ROOT / "dags")).splitlines()[-1])
     assert bagged == sorted(name for name in found if not re.fullmatch("p0(_.*)?", name))
@@ -219,4 +220,6 @@ def test_the_dags_of_a_pipeline_have_its_name_and_take_arguments_of_a_dag() -> N
     assert backfill.where.startswith("created_at >= '{{ data_interval_start")
     assert shop.verify_dag(sample=0.1).get_task("verify").own_settings() == {"verify_sample": 0.1}
     assert shop.bounded_dag().get_task("stream").bounded is True
-    assert [each.dag_id for each in shop.dags()] == ["shop"]
+    assert [each.dag_id for each in shop.dags()] == ["shop", "shop_control"]
+    control = shop.control_dag()
+    assert control.get_task("start").trigger_dag_id == "shop" and control.is_paused_upon_creation is False

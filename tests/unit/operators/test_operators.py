@@ -23,8 +23,9 @@ import airflow_bottledwater.provision.create as creation
 import airflow_bottledwater.provision.drop as dropping
 from airflow_bottledwater import errors
 from airflow_bottledwater.hooks import spark_job, tasks
-from airflow_bottledwater.jobs import orphans, stop, watch
+from airflow_bottledwater.jobs import orphans, snapshots, stop, watch
 from airflow_bottledwater.jobs.watch import Ended
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import PipelineMixin, failing, is_first_try
 from airflow_bottledwater.operators.control import PipelineControlOperator
@@ -35,12 +36,12 @@ from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark
 from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.provision import live, preflight
+from airflow_bottledwater.provision import live, preflight, redrive
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
 from airflow_bottledwater.state import control_topic, saved
-from airflow_bottledwater.state.control_records import JobRecord, Owner, encode, job_key
+from airflow_bottledwater.state.control_records import JobRecord, encode, job_key
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 OPERATORS: list[Any] = [
@@ -765,8 +766,29 @@ def test_preflight_names_the_problems_of_spark_when_a_server_is_away(
 
 @pytest.mark.usefixtures("connections")
 def test_control_says_what_it_can_do() -> None:
-    with pytest.raises(AirflowFailException, match="stop, retire or start"):
-        PipelineControlOperator(task_id="t", pipeline=ORDERS, action="pause").execute(CONTEXT)
+    with pytest.raises(AirflowFailException, match="stop or retire or start or snapshot"):
+        PipelineControlOperator(task_id="t", pipeline=ORDERS, action="halt").execute(CONTEXT)
+
+
+@pytest.mark.usefixtures("connections")
+def test_control_asks_for_live_snapshots_and_settles_dead_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(live, "ask", lambda _, request: asked.append(request) or ("7/shop/orders", "id1"))
+    monkeypatch.setattr(live, "publishes", lambda *_: "")
+    monkeypatch.setattr(live, "name_of", lambda _: "7/shop/orders")
+    monkeypatch.setattr(live, "cancel", lambda _, name, each: asked.append((name, each, "cancel")))
+    monkeypatch.setattr(snapshots, "change", lambda _, name, each, **changes: asked.append((name, each, changes)))
+    monkeypatch.setattr(redrive, "redrive", lambda _: asked.append("redrive") or redrive.Result())
+    monkeypatch.setattr(redrive, "dismiss", lambda _, tables: asked.append(tables) or redrive.Result())
+    for action in ("snapshot", "pause", "resume", "cancel", "redrive", "dismiss"):
+        PipelineControlOperator(
+            task_id="t", pipeline=ORDERS, action=action, tables="a, b", where="id < 9", snapshot_id="id1"
+        ).execute(CONTEXT)
+    assert (asked[0].tables, asked[0].where) == (("a", "b"), "id < 9")
+    assert asked[1:] == [
+        ("7/shop/orders", "id1", {"paused": True}), ("7/shop/orders", "id1", {"paused": False}),
+        ("7/shop/orders", "id1", "cancel"), "redrive", ["a", "b"],
+    ]  # fmt: skip
 
 
 def test_each_task_of_the_group_says_what_it_is_for() -> None:

@@ -22,13 +22,12 @@ from airflow_bottledwater.jobs import fence as provision_stop
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import restarts, stop, submitted, watch
 from airflow_bottledwater.jobs.watch import Ended
-from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators import stream as stream_operator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.provision import live
-from airflow_bottledwater.state.control_records import Owner
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 
 OLD = {"id": "old", "folder": "/tmp/nowhere/old", "host": "elsewhere", "application": "", "master": "yarn"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -14,17 +15,20 @@ from fastapi.testclient import TestClient
 
 from airflow_bottledwater.metrics.registry import SECONDS
 from airflow_bottledwater.metrics.sample import Distribution, Labelled, Sample
-from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.plugin import detail, kafkas
+from airflow_bottledwater.pipeline.description import Description, Kafka, Source
+from airflow_bottledwater.plugin import PREFIX, BottledWaterPlugin, detail, kafkas, rights
 from airflow_bottledwater.plugin.app import make
 from airflow_bottledwater.plugin.watch import Seen, Watch
-from airflow_bottledwater.state.control_records import Owner, StatusRecord, VerifiedRecord, encode, verified_key
+from airflow_bottledwater.state.control_records import StatusRecord, VerifiedRecord, encode, verified_key
+from tests.support import page
 
 pytestmark = pytest.mark.slow
 
 NAME = "7/shop/orders"
 Client = Callable[[str], TestClient]
+Pressed = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +95,8 @@ def sample(name: str, ago: float, rows: int) -> Sample:
 
 def status(slot: str = "orders", dag_id: str = "orders", **more: Any) -> StatusRecord:
     owner = Owner(dag_id, "run", "stream", -1, "worker", "/secret/folder", "local[*]") if dag_id else None
-    job = Job(1, "j", "stream", "h", 5, time.time() - 900)
-    return StatusRecord(more.pop("state", "streaming"), job, slot, at=time.time(), owner=owner, **more)
+    job = Job(1, "j", "stream", "h", 5, time.time() - 900, owner)
+    return StatusRecord(more.pop("state", "streaming"), job, slot, at=time.time(), **more)
 
 
 @pytest.fixture
@@ -208,3 +212,88 @@ def test_the_plugin_imports_nothing_heavy() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(ended.stdout.replace("'", '"')) in ([], ["fastapi.staticfiles"])
+
+
+def test_the_page_is_in_four_places_of_airflow() -> None:
+    assert [each["destination"] for each in BottledWaterPlugin.react_apps] == [
+        "nav", "dag", "task_instance", "dashboard",
+    ]  # fmt: skip
+    assert len({each["url_route"] for each in BottledWaterPlugin.react_apps}) == 4
+    assert all(each["bundle_url"].startswith(PREFIX) for each in BottledWaterPlugin.react_apps)
+    for each in BottledWaterPlugin.react_apps:
+        for name in ("bundle_url", "icon", "icon_dark_mode"):
+            assert (page.FOLDER / "built" / each[name].rpartition("/")[2]).exists(), each[name]
+
+
+def test_the_built_page_is_that_of_the_sources() -> None:
+    assert page.RECORD.read_text().strip() == page.sources(), "run make page"
+    built = (page.FOLDER / "built" / "main.umd.cjs").read_text()
+    assert len(built) < 120_000 and "AirflowPlugin" in built
+    # nothing is loaded from elsewhere
+    assert set(re.findall(r"https?://([\w.-]+)", built)) <= {"www.w3.org"}
+
+
+def test_a_user_without_a_token_gets_the_page_but_no_data(client: Client) -> None:
+    assert client("").get("/static/main.umd.cjs").headers["content-type"].startswith("application/javascript")
+
+
+# ------------------------------------------------------------------ buttons
+@pytest.fixture
+def pressed(
+    client: Client, seen: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, Any]]:
+    """The buttons of a pipeline by their ids, with DAGs that there are (and whether each is paused)."""
+
+    def buttons(role: str, *, dags: dict[str, bool] | None = None, **more: Any) -> dict[str, Any]:
+        found = {"bottledwater_control": False, "bottledwater_verify": False} if dags is None else dags
+        described = Description("orders", source=Source("shop_postgres"), kafka=Kafka("shop_kafka"))
+        monkeypatch.setattr(rights, "described", lambda task: described if task else None)
+        monkeypatch.setattr(rights, "dags", lambda ids: {each: found[each] for each in ids if each in found})
+        monkeypatch.setattr(rights, "conf_of", lambda task: {"tables": ["orders"]})
+        seen(status(**more))
+        answer = client(role).get(f"/api/pipelines/kafka_default/{NAME}").json()
+        return {"": answer["no_actions"], **{each["id"]: each for each in answer["actions"]}}
+
+    return buttons
+
+
+def test_a_button_says_what_it_does_and_triggers_a_dag(pressed: Pressed) -> None:
+    found = pressed("USER")
+    assert set(found) == {"", "stop", "retire", "start", "snapshot", "verify"} and not found[""]
+    stop = found["stop"]
+    assert stop["dag_id"] == "bottledwater_control" and "PostgreSQL keeps its WAL (now 2.0 GB)" in stop["says"]
+    assert stop["conf"] == {
+        "action": "stop", "snapshot_id": "", "slot": "orders", "postgres_conn_id": "shop_postgres",
+        "kafka_conn_id": "shop_kafka", "schema_registry_conn_id": "schema_registry_default",
+    }  # fmt: skip
+    assert found["start"]["impossible"] == "It runs." and not stop["impossible"]
+    assert found["verify"]["conf"]["spark_conn_id"] == "spark_default"
+
+
+def test_what_was_stopped_is_started_as_it_was(pressed: Pressed) -> None:
+    found = pressed("USER", state="stopped", stopped_by="request", counters={"open_dead_letters": 3})
+    assert "stop" not in found and not found["start"]["impossible"] and not found["redrive"]["impossible"]
+    assert found["start"]["conf"]["dag_id"] == "orders" and found["start"]["conf"]["conf"] == {"tables": ["orders"]}
+    assert pressed("USER", counters={"open_dead_letters": 3})["redrive"]["impossible"]
+
+
+def test_who_may_not_trigger_the_dag_sees_why_and_no_conf(pressed: Pressed) -> None:
+    found = pressed("VIEWER")
+    assert found["stop"]["impossible"] == found[""] == "You may not trigger the DAG bottledwater_control."
+    assert found["stop"]["conf"] == {} and found["verify"]["conf"] == {}
+
+
+def test_without_a_dag_that_can_do_it_there_is_no_button(pressed: Pressed) -> None:
+    assert "copy it to your DAGs" in pressed("USER", dags={})[""]
+    assert "is paused" in pressed("USER", dags={"bottledwater_control": True})["stop"]["impossible"]
+    assert "the command bottledwater" in pressed("OP", dag_id="")[""]
+
+
+def test_the_control_dag_of_another_pipeline_of_this_name_is_left_alone(
+    pressed: Pressed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {"orders_control": False, "bottledwater_control": False}
+    monkeypatch.setattr(rights, "is_of", lambda *_: True)
+    assert pressed("USER", dags=both)["stop"]["dag_id"] == "orders_control"
+    monkeypatch.setattr(rights, "is_of", lambda *_: False)
+    assert pressed("USER", dags=both)["stop"]["dag_id"] == "bottledwater_control"

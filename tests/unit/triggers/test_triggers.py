@@ -16,10 +16,11 @@ from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import leftovers, orphans, stop
 from airflow_bottledwater.jobs.watch import Ended
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
-from airflow_bottledwater.state.control_records import Owner, StatusRecord, encode, status_key
+from airflow_bottledwater.state.control_records import StatusRecord, encode, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.triggers import job, slot_lag, stream_error
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger

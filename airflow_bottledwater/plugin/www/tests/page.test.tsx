@@ -1,0 +1,105 @@
+import { ChakraProvider, defaultSystem } from "@chakra-ui/react";
+import { cleanup, fireEvent, render, screen, waitFor } from "@testing-library/react";
+import { MemoryRouter, Route, Routes } from "react-router-dom";
+import { afterEach, expect, it, vi } from "vitest";
+
+import type { Overview, Row } from "../src/api";
+import BottledWater from "../src/main";
+
+const row = (slot: string, more: Partial<Row> = {}): Row => ({
+  kafka: "kafka_default", name: `7/shop/${slot}`, system: "7", database: "shop", slot, state: "streaming", wanted: true,
+  retired: false, kind: "stream", reported: 0, rate: 1234, delay: 0.05, lag_bytes: 10, lag_seconds: 0, wal_kept: 2e9,
+  wal_limit: 1e10, wal_safe: 8e9, memory: 1, dead_letters: 0, verified: null, snapshot: null, wrong: [],
+  task: { dag_id: "orders", run_id: "r", task_id: "stream", map_index: -1 }, ...more,
+});
+
+const answers: Record<string, unknown> = {};
+const asked: [string, RequestInit | undefined][] = [];
+
+const shown = (path: string, props: { dagId?: string } = {}) => {
+  vi.stubGlobal("fetch", async (url: string, init?: RequestInit) => {
+    asked.push([url, init]);
+    const [, found] = Object.entries(answers).find(([part]) => url.includes(part)) ?? [];
+    return found === undefined ? new Response('{"detail": "Not Found"}', { status: 404 }) : new Response(JSON.stringify(found));
+  });
+  return render(
+    <ChakraProvider value={defaultSystem}>
+      <MemoryRouter initialEntries={[path]}>
+        <Routes>
+          <Route element={<BottledWater {...props} />} path="*" />
+        </Routes>
+      </MemoryRouter>
+    </ChakraProvider>,
+  );
+};
+
+const overview = (...pipelines: Row[]): Overview => ({
+  pipelines, wrong: pipelines.filter((each) => each.wrong.length > 0).length, away: {}, kafkas: 1,
+});
+
+afterEach(() => {
+  cleanup();
+  vi.unstubAllGlobals();
+  for (const key of Object.keys(answers)) delete answers[key];
+  asked.length = 0;
+});
+
+it("lists the pipelines, with what is wrong", async () => {
+  answers["api/pipelines"] = overview(row("bad", { wrong: ["The slot is lost."] }), row("good"));
+  shown("/plugin/bottledwater");
+  expect(await screen.findByText("The slot is lost.")).toBeTruthy();
+  expect(screen.getByText("1 of 2 need you.")).toBeTruthy();
+  expect(screen.getAllByText("2.0 GB of 10.0 GB")).toHaveLength(2);
+  expect(screen.getAllByText("caught up")).toHaveLength(2);
+});
+
+it("says what to do first where there is nothing", async () => {
+  answers["api/pipelines"] = { ...overview(), kafkas: 0 };
+  shown("/plugin/bottledwater");
+  expect(await screen.findByText("Admin › Connections")).toBeTruthy();
+});
+
+it("says that Kafka is away, above what was known last", async () => {
+  answers["api/pipelines"] = { ...overview(row("good")), away: { kafka_default: "Kafka has not answered for 9 s." } };
+  shown("/plugin/bottledwater");
+  expect(await screen.findByText("Kafka has not answered for 9 s.")).toBeTruthy();
+  expect(screen.getByText("good")).toBeTruthy();
+});
+
+it("is a card on the dashboard", async () => {
+  answers["api/pipelines"] = overview(row("bad", { wrong: ["x"] }), row("good"));
+  shown("/");
+  expect(await screen.findByText("1 of 2 need you: bad")).toBeTruthy();
+});
+
+it("asks for the pipelines of a DAG on its tab", async () => {
+  answers["api/pipelines"] = overview();
+  shown("/dags/orders", { dagId: "orders" });
+  expect(await screen.findByText("No pipeline of this DAG has reported.")).toBeTruthy();
+  expect(asked[0]?.[0]).toContain("dag_id=orders");
+});
+
+it("says what a button will do before it triggers the DAG", async () => {
+  const action = {
+    id: "stop", label: "Stop", dag_id: "orders_control", conf: { action: "stop", slot: "good" }, says: "The slot is kept.",
+    impossible: "", danger: true, tables: false,
+  };
+  answers["api/pipelines"] = {
+    ...row("good"), job: { id: "j", host: "h", pid: 1, epoch: 1, started: 0, repeats: 0 }, error: "", permanent: false,
+    position: "", counters: {}, problems: [], verification: null, live: [], tables: [], open_letters: {}, settings: {},
+    connections: {}, actions: [action, { ...action, id: "start", label: "Start again", impossible: "It runs." }],
+    no_actions: "", unknown: "", away: "",
+  };
+  answers["api/history"] = { at: [], step: 10, complete: true, series: {} };
+  answers["api/v2/dags/orders_control/dagRuns"] = { dag_run_id: "run 1" };
+  shown("/plugin/bottledwater?kafka=kafka_default&name=7/shop/good");
+  fireEvent.click(await screen.findByRole("button", { name: "Stop" }));
+  expect(await screen.findByText("The slot is kept.")).toBeTruthy();
+  expect((screen.getByText("Start again") as HTMLButtonElement).disabled).toBe(true);
+  expect(asked.some(([, init]) => init?.method === "POST")).toBe(false);
+  const buttons = screen.getAllByText("Stop");
+  fireEvent.click(buttons[buttons.length - 1] as HTMLElement);
+  await waitFor(() => expect(screen.getByText("See the run")).toBeTruthy());
+  const [, sent] = asked.find(([, init]) => init?.method === "POST") ?? [];
+  expect(JSON.parse(String(sent?.body))).toEqual({ logical_date: null, conf: { action: "stop", slot: "good" } });
+});

@@ -91,6 +91,15 @@ class TableMapping:
             return []
         return [column for column in columns if not matches((*options.include, *options.exclude), column)]
 
+    def exposes(self, before: Table, schema: str, name: str) -> bool:
+        """Whether a table that has got another name would be published without the rules for its columns: it has some
+        by the name that it had, and none by the one that it has.
+
+        :param before: the table with the name that it had; it has ``schema`` and ``name`` now.
+        """
+        had, has = self.options(before.schema, before.name), self.options(schema, name)
+        return bool(had.include or had.exclude or had.mask) and not (has.include or has.exclude or has.mask)
+
     def stops(self, table: Table) -> bool:
         """Whether a record of a table that cannot be published ends the job; otherwise it becomes a dead letter."""
         asked = self.options(table.schema, table.name).on_error

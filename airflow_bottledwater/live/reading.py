@@ -16,7 +16,7 @@ from psycopg import pq, sql
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.errors import CredentialsRefused, Outage, RecordError, StopRequested
+from airflow_bottledwater.errors import CredentialsRefused, Outage, RecordError, Refused, StopRequested
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
@@ -40,6 +40,7 @@ from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begi
 from airflow_bottledwater.postgres.snapshot import blocks as block_range
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.options import exposed_table
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import LiveProgress, Partitions
 from airflow_bottledwater.state.schemas import register_value, wait_for
@@ -327,9 +328,11 @@ class Reading(threading.Thread):
         """The relation version of the rows. A changed table has a new schema, which is registered here.
 
         :raises Outage: the registry has lost the table's schemas.
-        :raises Refused: the table's key changed.
+        :raises Refused: the table's key changed; or it has another name, by which it has no options.
         """
         pinned = self._tables[found.table.oid]
+        if TableMapping.of(self._pipeline).exposes(pinned.table, found.table.schema, found.table.name):
+            raise Refused(exposed_table(pinned.table, found.table.qualified))
         if found.table.oid not in self._versions and self._pipeline.record_format.uses_registry:
             wait_for(self._pipeline, pinned)
         table = pinned.check_key(found.table)

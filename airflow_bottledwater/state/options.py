@@ -74,6 +74,31 @@ def unnamed_column(table: str, columns: Sequence[str]) -> str:
     )
 
 
+def exposed(pipeline: Pipeline, known: PipelineState, today: Iterable[Table]) -> dict[int, str]:
+    """The tables whose columns would not be left out or masked any more, since they have got other names; by oid.
+
+    :param today: tables that are followed.
+    """
+    mapping = TableMapping.of(pipeline)
+    return {
+        table.oid: exposed_table(before, table.qualified)
+        for table in today
+        if mapping.exposes(before := known.tables[table.oid].table, table.schema, table.name)
+    }
+
+
+def exposed_table(before: Table, qualified: str) -> str:
+    """What is said of a table that has got another name.
+
+    :param before: the table as it was called.
+    :param qualified: its name now.
+    """
+    return (
+        f"{qualified} was {before.qualified}, for which table_options leave out or mask columns, and they say nothing "
+        "of its new name. Put its options under the new name, and start again."
+    )
+
+
 def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> None:
     """Check the options of a pipeline that exists, if they are others than at its last start: a rule that means no
     column leaves nothing out.

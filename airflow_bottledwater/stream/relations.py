@@ -23,7 +23,7 @@ from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import catalog, partitions, pgoutput
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, session
-from airflow_bottledwater.state.options import unnamed_column
+from airflow_bottledwater.state.options import exposed_table, unnamed_column
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.schemas import lost, pinned_schemas, register_value
 
@@ -79,6 +79,8 @@ class Resolver:
                 self._check_partition(message)
             return None
         self._identities[message.oid] = message.identity
+        if self._mapping.exposes(pinned.table, message.schema, message.name):
+            raise Refused(exposed_table(pinned.table, f"{message.schema}.{message.name}"))
         left_out = self._left_out(message)
         message = replace(message, columns=tuple(c for place, c in enumerate(message.columns) if place not in left_out))
         known = current.table if current else pinned.table

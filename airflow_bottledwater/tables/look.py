@@ -111,6 +111,7 @@ def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Se
             compared.unread(compared.attached(connection, pipeline, known), known) if changed else {},
             unreadable(connection, followed)
             | compared.mismatches(connection, followed)
+            | options.exposed(pipeline, known, followed)
             | options.unnamed(pipeline, catalog.load(connection, [t.oid for t in followed], whole)),
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
             *altered(known, {table.oid: table for table in followed}),

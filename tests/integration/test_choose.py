@@ -279,6 +279,28 @@ def test_columns_that_come_and_go(make_flow: MakeFlow) -> None:
     assert SECRET.encode() not in everything(flow)
 
 
+def test_a_new_name_does_not_show_what_is_left_out_by_the_old_one(make_flow: MakeFlow) -> None:
+    options = {"people": {"exclude": ["email", "scan*", "note"]}}
+    flow = make_flow(tables="*", table_options=options, allow_unkeyed=True)
+    flow.create()
+    flow.snapshot()
+    row = f"INSERT INTO {{}} VALUES ('{SECRET}', {{}}, 1, '{SECRET}', '{SECRET}', NULL)"
+    flow.execute(row.format("people", 1), "ALTER TABLE people RENAME TO staff", row.format("staff", 2))
+    with flow.streaming() as errors:
+        until(lambda: "staff" in str(_problems(flow)), "the table is red", failed=errors)
+        flow.execute(row.format("staff", 3))
+        flow.streams()
+    flow.stream()
+    assert not errors and "of its new name" in str(_problems(flow))
+    assert SECRET.encode() not in everything(flow)
+    flow.change(table_options={"staff": options["people"]})
+    flow.stream()
+    flow.stream()
+    assert not _problems(flow)
+    verified(flow)
+    assert SECRET.encode() not in everything(flow)
+
+
 def test_a_large_value_is_found_beside_columns_that_are_left_out(make_flow: MakeFlow) -> None:
     """They move the others, whose catalog rows are compared where they were written since."""
     flow = make_flow(tables=("people",), table_options={"people": {"exclude": ["email", "n"]}})

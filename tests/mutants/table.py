@@ -89,6 +89,12 @@ MUTANTS = (
         "tests/unit/pipeline/test_description.py::test_null_is_a_mask",
     ),
     Mutant(
+        "a table that is renamed does not show what is left out by its old name",
+        "TableMapping.exposes",
+        swap("bool(had.include or had.exclude or had.mask)", "False"),
+        f"{_CHOOSE}::test_a_new_name_does_not_show_what_is_left_out_by_the_old_one",
+    ),
+    Mutant(
         "a dead letter is published with the masks of today",
         "DeadLetter.as_published",
         always("now == before"),

@@ -44,6 +44,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     class Topics:
         def __init__(self, kafka: dict[str, str]) -> None: ...
 
+        def brokers(self) -> int:
+            return 1
+
         def make(self, topic: Any) -> None:
             if world.fails:
                 raise world.fails

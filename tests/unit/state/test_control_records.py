@@ -22,7 +22,7 @@ from airflow_bottledwater.state.control_records import (
     status_key,
 )
 
-JOB = {"epoch": 3, "id": "5f1c", "kind": "stream", "host": "h", "pid": 17, "started": 1700000000.5, "by": ""}
+JOB = {"epoch": 3, "id": "5f1c", "kind": "stream", "host": "h", "pid": 17, "started": 1700000000.5, "owner": None}
 
 #: each record as it is written
 STATUS = {

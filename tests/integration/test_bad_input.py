@@ -327,7 +327,10 @@ TABLES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
     "that shares a topic": (
         ['CREATE TABLE "a b" (id int PRIMARY KEY)', "CREATE TABLE a_20_b (id int PRIMARY KEY)"],
         {"tables": ("a*",)},
-        ["Tables public.a b and public.a_20_b both become topic", "Rename one, or leave it out"],
+        [
+            "Tables public.a b and public.a_20_b both become topic",
+            "Rename one, leave it out, or give it another topic in table_options",
+        ],
     ),
     "whose topic differs in a dot only": (
         [

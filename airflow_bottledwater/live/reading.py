@@ -31,7 +31,7 @@ from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import catalog, copy, large_rows, partitions, slot
-from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause, stoppable
+from airflow_bottledwater.postgres.connect import Connection, connect, own, pause, stoppable
 from airflow_bottledwater.postgres.large_rows import LargeRow
 from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.postgres.receive import Block
@@ -119,7 +119,7 @@ class Reading(threading.Thread):
                     except StopRequested:
                         return
                     except Exception as error:
-                        found = outage(error, "Reading rows") if isinstance(error, psycopg.Error) else error
+                        found = own(error, "Reading rows")
                         self._disconnect()
                         if act(found) is not ErrorAction.WAIT and not isinstance(found, CredentialsRefused):
                             raise found from error
@@ -331,11 +331,12 @@ class Reading(threading.Thread):
         :raises Refused: the table's key changed; or it has another name, by which it has no options.
         """
         pinned = self._tables[found.table.oid]
-        if TableMapping.of(self._pipeline).exposes(pinned.table, found.table.schema, found.table.name):
-            raise Refused(exposed_table(pinned.table, found.table.qualified))
+        mapping, table = TableMapping.of(self._pipeline), found.table
+        if exposed := exposed_table(mapping, pinned.table, table.schema, table.name):
+            raise Refused(exposed)
         if found.table.oid not in self._versions and self._pipeline.record_format.uses_registry:
             wait_for(self._pipeline, pinned)
-        table = pinned.check_key(found.table)
+        table = pinned.check_key(table)
         known = self._versions.get(table.oid, pinned.version)
         if catalog.definition(table) == catalog.definition(known.table):
             version = replace(known, table=table)

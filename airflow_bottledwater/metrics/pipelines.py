@@ -9,6 +9,7 @@ from typing import Any
 from airflow_bottledwater.metrics.history import History
 from airflow_bottledwater.metrics.points import Point, points
 from airflow_bottledwater.metrics.sample import Sample
+from airflow_bottledwater.state.control_records import status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 #: seconds of samples that are read at first: a rate needs two, and an interval of some minutes is allowed
@@ -30,6 +31,13 @@ class Pipelines:
         with self._lock:
             self._history.read(0.2)
             return self._records.all()
+
+    def changed(self, name: str) -> float:
+        """When a pipeline's status last changed, see :meth:`ControlTopic.get`.
+
+        :raises Outage: Kafka does not answer.
+        """
+        return self._records.get(status_key(name))[1]
 
     def look(self) -> Iterable[Point]:
         """The present values of all metrics.

@@ -43,7 +43,8 @@ def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
     allowed = Rights(user)
     found: list[dict[str, Any]] = []
     away = {}
-    for conn_id, watch in kafkas.watches().items():
+    watches = kafkas.watches()
+    for conn_id, watch in watches.items():
         seen = watch.look()
         if seen.away:
             away[conn_id] = seen.away
@@ -53,7 +54,7 @@ def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
         "pipelines": overview.worst_first(found),
         "wrong": sum(bool(each["wrong"]) for each in found),
         "away": away,
-        "kafkas": len(kafkas.watches()),
+        "kafkas": len(watches),
     }
 
 

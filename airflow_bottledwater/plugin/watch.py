@@ -60,7 +60,6 @@ class Watch:
         self._asked = self._began = time.monotonic()
         self._error = ""
         self._seen = Seen()
-        self._moved: dict[str, tuple[float, float]] = {}
         self._read = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"bottledwater {conn_id}", daemon=True)
 
@@ -108,16 +107,11 @@ class Watch:
     def _look(self, found: Pipelines) -> Seen:
         records, now = found.read(), time.monotonic()
         known = statuses(records)
-        for name, status in known.items():
-            before = self._moved.get(name)
-            if before is None or before[0] != status.at:
-                # one that was there before this has looked first may be old
-                self._moved[name] = (status.at, now if before is not None else -1e9)
         quiet = frozenset(
             name
             for name, status in known.items()
             # by the clock of the job's host, which may be wrong, and by this one's
-            if suspect(status, time.time()) and now - self._moved[name][1] > longest_silence(status.heartbeat)
+            if suspect(status, time.time()) and now - found.changed(name) > longest_silence(status.heartbeat)
         )
         samples = {name: found.samples(name) for name in known}
         return Seen(records, known, samples, quiet, now)

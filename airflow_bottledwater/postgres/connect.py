@@ -53,6 +53,7 @@ SILENCE = 30.0
 _UNCONFIRMED = 60_000
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 #: the event that is set when the work of this thread is asked to stop
 _stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
@@ -358,6 +359,11 @@ class MessageTooLarge(Refused):
 
 class ObjectMissing(Refused):
     """Something does not exist that a statement, or a walsender, needs."""
+
+
+def own(error: psycopg.Error | E, what: str) -> E | BottledWaterError:
+    """The error of this package for one of psycopg, see :func:`outage`; any other as it is."""
+    return outage(error, what) if isinstance(error, psycopg.Error) else error
 
 
 def outage(error: psycopg.Error, what: str) -> BottledWaterError:

@@ -26,6 +26,12 @@ def names(publication: str) -> tuple[str, str]:
     return publication, f"{publication}_unkeyed"
 
 
+def as_option(publications: Sequence[str], connection: Connection) -> str:
+    """Publications as pgoutput's option ``publication_names`` has them
+    (https://www.postgresql.org/docs/current/protocol-logical-replication.html)."""
+    return sql.SQL(",").join(map(sql.Identifier, publications)).as_string(connection)
+
+
 #: the tables that a publication sends, with the columns and the filter that apply, as pg_get_publication_tables would
 #: return them (src/backend/catalog/pg_publication.c). That function is not used, because it locks each table, and so
 #: may have to wait. FirstNormalObjectId is 16384 (src/include/access/transam.h)

@@ -23,6 +23,7 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, ProtocolError
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.postgres.connect import command, connect, outage, stoppable
 from airflow_bottledwater.postgres.dsn import describe
+from airflow_bottledwater.postgres.publication import as_option
 from airflow_bottledwater.postgres.receive import Block, CopyReader
 
 #: XLogData: 'w', start LSN, end LSN, send time (8 bytes each), then the payload
@@ -126,7 +127,7 @@ class ReplicationStream:
         self._thread.start()
 
     def _start(self, publications: Sequence[str], start: int) -> None:
-        names = sql.SQL(",").join(map(sql.Identifier, publications)).as_string(self._connection)
+        names = as_option(publications, self._connection)
         start_replication = sql.SQL(
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, binary 'true')"
         ).format(sql.Identifier(self._slot), sql.SQL(format_lsn(start)), _replication_string(names))

@@ -16,6 +16,7 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, SlotError, Sl
 from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.postgres.connect import Connection, check_stopped, connect, outage, pause
+from airflow_bottledwater.postgres.publication import as_option
 
 PLUGIN = "pgoutput"
 
@@ -255,7 +256,7 @@ class TemporarySlot:
 
         :raises psycopg.Error: the session is gone.
         """
-        names = sql.SQL(",").join(map(sql.Identifier, publications)).as_string(self._connection)
+        names = as_option(publications, self._connection)
         # as an ordinary statement of a replication session, which may have no parameters
         query = sql.SQL(
             "SELECT lsn::text, data FROM pg_logical_slot_peek_binary_changes({}, {}, NULL, 'proto_version', '1',"

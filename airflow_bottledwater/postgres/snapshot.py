@@ -51,6 +51,14 @@ def _lock(connection: Connection, named: _Named) -> None:
         connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
 
 
+def _begin(connection: Connection, named: _Named, lock_timeout: float) -> None:
+    """Begin a transaction that reads under one snapshot, and lock its tables before it has one."""
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    limit = sql.Literal(f"{max(1, int(lock_timeout * 1000))}ms")
+    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
+    _lock(connection, named)
+
+
 def _check_names(connection: Connection, named: _Named) -> None:
     """Check that the tables that were locked by name are those whose names were read.
 
@@ -231,11 +239,8 @@ def begin_reading(connection: Connection, oid: int, mapping: TableMapping, *, lo
     if named is None:
         raise Refused("The table does not exist any more.", "Ask for a live snapshot of the others.")
     everything = {oid: named, **partitions.names(connection, [oid])}
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    limit = sql.Literal(f"{max(1, int(lock_timeout * 1000))}ms")
-    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
     try:
-        _lock(connection, everything)
+        _begin(connection, everything, lock_timeout)
     except locks.BUSY as error:
         connection.execute("ROLLBACK")
         who = "; ".join(locks.holders(connection, list(everything), locks.SHARE)) or "nobody any more"
@@ -316,9 +321,7 @@ def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, 
         )
 
 
-def begin_under(
-    connection: Connection, named: Mapping[int, tuple[str, str]], exported: str, *, lock_timeout: float
-) -> Snapshot:
+def begin_under(connection: Connection, named: _Named, exported: str, *, lock_timeout: float) -> Snapshot:
     """Begin a transaction that reads tables under an exported snapshot, which is returned: they are locked first, see
     :func:`begin_task`.
 
@@ -326,10 +329,7 @@ def begin_under(
     :param lock_timeout: seconds to wait for the locks.
     :raises psycopg.Error: the locks are not granted in time, or the snapshot is gone.
     """
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    limit = sql.Literal(f"{max(1, int(lock_timeout * 1000))}ms")
-    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
-    _lock(connection, named)
+    _begin(connection, named, lock_timeout)
     connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(exported)))
     row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row is not None

@@ -42,7 +42,7 @@ def problems(connection: Connection, pipeline: Pipeline, oids: Collection[int], 
             if (said := mask_of(mapping.options(table.schema, table.name).mask, column.name))
             and (why := _unfit(table, column, said))
         ]
-    return [*found, *unnamed(pipeline, whole).values()]
+    return [*found, *_unnamed(mapping, whole).values()]
 
 
 def _unfit(table: Table, column: Column, said: str) -> str:
@@ -54,12 +54,19 @@ def _unfit(table: Table, column: Column, said: str) -> str:
     return ""
 
 
-def unnamed(pipeline: Pipeline, whole: Iterable[Table]) -> dict[int, str]:
-    """The tables with columns of which no option says whether they are published, where that is an error; by oid.
+def unnamed(connection: Connection, pipeline: Pipeline, tables: Iterable[Table]) -> dict[int, str]:
+    """The tables with columns of which no option says whether they are published, where that is an error; by oid."""
+    mapping = TableMapping.of(pipeline)
+    strict = [table.oid for table in tables if mapping.options(table.schema, table.name).new_columns == "error"]
+    return _unnamed(mapping, catalog.load(connection, strict, mapping.all_columns())) if strict else {}
+
+
+def _unnamed(mapping: TableMapping, whole: Iterable[Table]) -> dict[int, str]:
+    """See :func:`unnamed`.
 
     :param whole: the tables with all their columns.
     """
-    mapping, found = TableMapping.of(pipeline), {}
+    found = {}
     for table in whole:
         if columns := mapping.unnamed(table.schema, table.name, [column.name for column in table.columns]):
             found[table.oid] = unnamed_column(table.qualified, columns)
@@ -80,22 +87,23 @@ def exposed(pipeline: Pipeline, known: PipelineState, today: Iterable[Table]) ->
     :param today: tables that are followed.
     """
     mapping = TableMapping.of(pipeline)
-    return {
-        table.oid: exposed_table(before, table.qualified)
-        for table in today
-        if mapping.exposes(before := known.tables[table.oid].table, table.schema, table.name)
-    }
+    found = {}
+    for table in today:
+        if why := exposed_table(mapping, known.tables[table.oid].table, table.schema, table.name):
+            found[table.oid] = why
+    return found
 
 
-def exposed_table(before: Table, qualified: str) -> str:
-    """What is said of a table that has got another name.
+def exposed_table(mapping: TableMapping, before: Table, schema: str, name: str) -> str:
+    """What is said of a table whose columns would not be left out or masked any more; empty if all is well.
 
-    :param before: the table as it was called.
-    :param qualified: its name now.
+    :param before: the table as it was called; it has ``schema`` and ``name`` now.
     """
+    if not mapping.exposes(before, schema, name):
+        return ""
     return (
-        f"{qualified} was {before.qualified}, for which table_options leave out or mask columns, and they say nothing "
-        "of its new name. Put its options under the new name, and start again."
+        f"{schema}.{name} was {before.qualified}, for which table_options leave out or mask columns, and they say "
+        "nothing of its new name. Put its options under the new name, and start again."
     )
 
 

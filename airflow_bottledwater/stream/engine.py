@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import psycopg
@@ -32,14 +32,14 @@ from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.postgres.connect import outage, session, stoppable
+from airflow_bottledwater.postgres.connect import own, session, stoppable
 from airflow_bottledwater.state import letters
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Gap, StateRecord, gap_key, table_key
 from airflow_bottledwater.state.schemas import SchemaWatch
-from airflow_bottledwater.stream.publisher import StreamPublisher
+from airflow_bottledwater.stream.publisher import MakeRecords, StreamPublisher
 from airflow_bottledwater.stream.relations import TypeAltered
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import Start
@@ -49,9 +49,6 @@ from airflow_bottledwater.tables.watch import TableWatch
 from airflow_bottledwater.tables.writer import Prepared
 
 log = logging.getLogger(__name__)
-
-#: makes the records of the state with which something is carried out
-MakeRecords = Callable[[PipelineState], Mapping[str, StateRecord | None]]
 
 #: seconds to wait for changes: while nothing else is to be done, and beside a live snapshot
 _IDLE, _BESIDE = 0.2, 0.01
@@ -321,7 +318,7 @@ class _Follower:
             try:
                 publisher.take_in(rows, make)
             except (RecordError, Refused, psycopg.Error) as error:
-                what = outage(error, "Reading new rows") if isinstance(error, psycopg.Error) else error
+                what = own(error, "Reading new rows")
                 log.error("The rows of new tables cannot be published: %s", what)
                 self._watch.refused(prepared, what)
                 return None

@@ -48,6 +48,9 @@ from airflow_bottledwater.tables.new_rows import NewRows
 
 log = logging.getLogger(__name__)
 
+#: makes records of the state as it is then
+MakeRecords = Callable[[PipelineState], Mapping[str, StateRecord | None]]
+
 #: the operation of a change in a dead letter
 _OPS = {pgoutput.INSERT: "c", pgoutput.UPDATE: "u", pgoutput.DELETE: "d"}
 
@@ -121,7 +124,7 @@ class StreamPublisher:
         """The pipeline's state, as it was read last, with all that was published since."""
         return self._session.state
 
-    def write(self, make: Callable[[PipelineState], Mapping[str, StateRecord | None]]) -> None:
+    def write(self, make: MakeRecords) -> None:
         """Write records of the state in one transaction, between two batches.
 
         :param make: makes them of the state as it is then; if there are none, nothing is written.
@@ -134,7 +137,7 @@ class StreamPublisher:
 
         self._session.run(once)
 
-    def take_in(self, rows: NewRows, make: Callable[[PipelineState], Mapping[str, StateRecord | None]]) -> None:
+    def take_in(self, rows: NewRows, make: MakeRecords) -> None:
         """Publish the rows of new tables without a key, what was committed behind them until P, and the records with
         which the stream goes on with these tables, in one Kafka transaction.
 

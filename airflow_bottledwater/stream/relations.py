@@ -79,8 +79,8 @@ class Resolver:
                 self._check_partition(message)
             return None
         self._identities[message.oid] = message.identity
-        if self._mapping.exposes(pinned.table, message.schema, message.name):
-            raise Refused(exposed_table(pinned.table, f"{message.schema}.{message.name}"))
+        if exposed := exposed_table(self._mapping, pinned.table, message.schema, message.name):
+            raise Refused(exposed)
         left_out = self._left_out(message)
         message = replace(message, columns=tuple(c for place, c in enumerate(message.columns) if place not in left_out))
         known = current.table if current else pinned.table

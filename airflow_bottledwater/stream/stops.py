@@ -35,6 +35,8 @@ def truncate_stop(pipeline: Pipeline, batch: Batch) -> RecordError | None:
 
 def rejection_stop(pipeline: Pipeline, encoded: EncodedBatch, programs: Programs) -> RecordError | None:
     """The error for the first rejection, if ``on_error`` is exit; the one at ``skip_position`` passes."""
+    if not encoded.rejections:
+        return None
     mapping = TableMapping.of(pipeline)
     stopping = [
         r

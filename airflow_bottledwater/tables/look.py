@@ -99,7 +99,6 @@ def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Se
         members = frozenset(first.tables) if first is not None and not first.whole else frozenset[int]()
         loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
         followed = [table for table in loaded if table.oid in known.tables]
-        whole = TableMapping.of(pipeline).all_columns()
         changed = compared.unsent(connection, known)
         return Seen(
             frozenset(wanted),
@@ -112,7 +111,7 @@ def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Se
             unreadable(connection, followed)
             | compared.mismatches(connection, followed)
             | options.exposed(pipeline, known, followed)
-            | options.unnamed(pipeline, catalog.load(connection, [t.oid for t in followed], whole)),
+            | options.unnamed(connection, pipeline, followed),
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
             *altered(known, {table.oid: table for table in followed}),
             changed,

@@ -27,7 +27,7 @@ from airflow_bottledwater.model.relation import Table
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Pipeline
 from airflow_bottledwater.postgres import coverage, publication, slot
-from airflow_bottledwater.postgres.connect import Connection, outage
+from airflow_bottledwater.postgres.connect import Connection, own
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.provision.create import partition_records, pin
 from airflow_bottledwater.state.identity import shared, via_root
@@ -198,8 +198,7 @@ def _publish(
                     connection, pipeline.publication_name, [table], timeout=min(5.0, pipeline.create_slot_timeout)
                 )
             except (BottledWaterError, psycopg.Error) as error:
-                what = outage(error, "Publishing it") if isinstance(error, psycopg.Error) else error
-                unfit[step.oid] = checks.refused(what)
+                unfit[step.oid] = checks.refused(own(error, "Publishing it"))
                 continue
         tables[step.oid] = table
     return tables, unfit
@@ -222,8 +221,8 @@ def _read(
     try:
         return new_rows.read(connection, pipeline, tables, oldest_xid), {}
     except (BottledWaterError, psycopg.Error) as error:
-        what = outage(error, "Reading its rows") if isinstance(error, psycopg.Error) else error
-        return None, {table.oid: checks.refused(what) for table in tables}
+        why = checks.refused(own(error, "Reading its rows"))
+        return None, {table.oid: why for table in tables}
 
 
 def _as_known(known: PipelineState, table: Table) -> Table:

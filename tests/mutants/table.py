@@ -517,7 +517,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lane locks before it imports the snapshot",
-        "begin_under",
+        "snapshot._begin",
         drop("_lock(...)"),
         f"{_HANDOVER}::test_a_truncate_that_waited_behind_a_dying_holder_is_not_taken_for_an_empty_table",
     ),

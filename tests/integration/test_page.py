@@ -41,7 +41,8 @@ def test_a_running_pipeline_has_its_state_its_tables_and_its_history(shown: Flow
         seen = until(
             lambda: (s := plots.look())["complete"] and any(s["series"]["deletes"]) and s, "the history is read"
         )
-    assert sum(each or 0 for each in seen["series"]["inserts"]) > 10 and len(seen["at"]) == 91
+    # how many a second these 50 rows were depends on how many samples their ten seconds have
+    assert sum(each or 0 for each in seen["series"]["inserts"]) > 1 and len(seen["at"]) == 91
     assert any(seen["series"]["delay_p95"]) and all(len(each) == 91 for each in seen["series"].values())
 
 

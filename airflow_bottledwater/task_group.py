@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import TaskGroup
 
-from airflow_bottledwater.hooks.places import WHERE
+from airflow_bottledwater.hooks.spark_target import WHERE
 from airflow_bottledwater.operators.base import PipelineArgument
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator

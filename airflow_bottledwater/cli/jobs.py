@@ -29,7 +29,7 @@ from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobDied,
 from airflow_bottledwater.jobs.supervise import RUN_FOLDER
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.lsn import POSITION, Position
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _INTERVAL = 0.3
 
 
 def run(
-    pipeline: Pipeline, master: str, spark_conf: dict[str, str], bounded: bool, position: str | None, restart: bool
+    pipeline: Settings, master: str, spark_conf: dict[str, str], bounded: bool, position: str | None, restart: bool
 ) -> None:
     """Create what is missing, then run a job until the stream ends or a signal stops it.
 
@@ -61,7 +61,7 @@ def run(
     if position is not None and not POSITION.fullmatch(position):
         raise SettingError("position", position, "a header pos, such as 00000000016B3748/0000000C")
 
-    work = _Work(pipeline, master, spark_conf, bounded, position, stop_by_signal())
+    work = _JobRuns(pipeline, master, spark_conf, bounded, position, stop_by_signal())
     supervise.sweep(list(Path(tempfile.gettempdir()).glob(f"{RUN_FOLDER}*")))
     log.info("Writing messages to Kafka in %s format.", pipeline.record_format.title)
     try:
@@ -80,7 +80,7 @@ def run(
 
 
 @dataclass(slots=True)
-class _Work:
+class _JobRuns:
     """What the command does once, or, if it starts jobs again, several times; for the parameters see :func:`run`.
 
     :param stopped: set when the command is to end.
@@ -88,7 +88,7 @@ class _Work:
     :param begun: when the command began, in seconds since 1970.
     """
 
-    pipeline: Pipeline
+    pipeline: Settings
     master: str
     spark_conf: dict[str, str]
     bounded: bool
@@ -126,11 +126,11 @@ class _Work:
                 if self.stopped.is_set():
                     raise StopRequested("The command was asked to end.")
                 undo.pop_all()
-            run_directory.write(folder, run_directory.Prepared(snapshot))
+            run_directory.write(folder, run_directory.PreparedPipeline(snapshot))
             give_back()  # from now on this process only watches
             log.info("Spark job started%s.", ": snapshot, then stream" if snapshot else "")
             follow(folder, self.stopped)
-            progress = run_directory.read(folder, run_directory.Progress)
+            progress = run_directory.read(folder, run_directory.ProgressReport)
             self.published = progress is not None and progress.rows_per_second > 0
             check_outcome(folder, self.stopped)
 
@@ -153,19 +153,19 @@ class _Work:
         return not self.stopped.is_set() and not _snapshot_is_complete(self.pipeline)
 
 
-def _create(pipeline: Pipeline, stopped: threading.Event) -> None:
+def _create(pipeline: Settings, stopped: threading.Event) -> None:
     from airflow_bottledwater.provision.create import create
 
     create(pipeline, stopped=stopped)
 
 
-def _assume(pipeline: Pipeline, position: str) -> None:
+def _assume(pipeline: Settings, position: str) -> None:
     from airflow_bottledwater.provision.create import assume_complete
 
     assume_complete(pipeline, Position.parse(position))
 
 
-def _snapshot_is_complete(pipeline: Pipeline) -> bool:
+def _snapshot_is_complete(pipeline: Settings) -> bool:
     from airflow_bottledwater.jobs.status import snapshot_is_complete
 
     return snapshot_is_complete(pipeline)
@@ -212,7 +212,7 @@ def _show_progress(folder: Path, bar: Progress, task: TaskID) -> None:
     """Update the progress bar of a snapshot; it is visible only while the snapshot is in progress."""
     from airflow_bottledwater.jobs import run_directory
 
-    found = run_directory.read(folder, run_directory.Progress)
+    found = run_directory.read(folder, run_directory.ProgressReport)
     if found is not None:
         rows = f"{found.rows:,} rows ({found.rows_per_second:,.0f}/s)"
         under_way = found.bytes < found.total_bytes

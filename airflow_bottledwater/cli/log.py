@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from airflow_bottledwater.jobs.log import Line
+    from airflow_bottledwater.jobs.log import LogLine
 
 #: the only console, for all lines and progress bars: two would overwrite each other's output
 console = Console(stderr=True)
@@ -100,7 +100,7 @@ def name_slot(slot: str) -> None:
     _handler.slot = slot
 
 
-def show_line(log: logging.Logger, line: Line) -> None:
+def show_line(log: logging.Logger, line: LogLine) -> None:
     """Log a line of a job's log as one of our own: with the same format, and the time at which the job wrote it."""
     if not log.isEnabledFor(line.level):
         return

@@ -19,7 +19,7 @@ from airflow_bottledwater.pipeline.description import Description, Spark
 from airflow_bottledwater.pipeline.file import load
 from airflow_bottledwater.pipeline.formats import FORMATS as RECORDS
 from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTRY, SECRET_PROPERTIES, SERVERS
-from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[F], F]
@@ -171,7 +171,7 @@ def spark_options(function: F) -> F:
     return function
 
 
-def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Pipeline:
+def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Settings:
     """The pipeline that the options describe: defaults, then the file, then the command line.
 
     :param values: the values of all options that describe a pipeline.
@@ -202,7 +202,7 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Pipeline:
     merged = merge(defaults, described.settings() | described.connections(), given)
     if not merged.get("postgres"):
         raise click.UsageError("--postgres is required (or source.dsn in the file of --config)")
-    pipeline = Pipeline.of(**merged)
+    pipeline = Settings.of(**merged)
     name_slot(pipeline.slot)
     if later:
         from airflow_bottledwater.state import saved

@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark.job import EXIT_FAILED
 
 log = logging.getLogger("bottledwater")
 
 
-def answer(pipeline: Pipeline, limits: Mapping[str, Any], *, timeout: float) -> None:
+def answer(pipeline: Settings, limits: Mapping[str, Any], *, timeout: float) -> None:
     """Say whether the pipeline's job works: a line on standard output if it does; otherwise one in the log, and exit
     code 1.
 

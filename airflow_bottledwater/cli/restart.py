@@ -10,7 +10,7 @@ from typing import Protocol
 
 from airflow_bottledwater.errors import BottledWaterError, JobDied
 from airflow_bottledwater.jobs.restarts import RESTARTS, Restarts, reached
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import stoppable
 
@@ -32,7 +32,7 @@ class Work(Protocol):
         """Whether it is not to be done again, since somebody has asked for its end."""
 
 
-def keep_running(work: Work, pipeline: Pipeline, stopped: threading.Event) -> None:
+def keep_running(work: Work, pipeline: Settings, stopped: threading.Event) -> None:
     """Do the work until it ends without an error; after a transient failure again, with back-off, unless the pipeline
     was asked to stop.
 

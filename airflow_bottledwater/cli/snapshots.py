@@ -17,7 +17,7 @@ from rich.table import Column, Table
 
 from airflow_bottledwater.cli.options import options, pipeline_of
 from airflow_bottledwater.errors import JobFailed
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 
 if TYPE_CHECKING:
     from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
@@ -67,7 +67,7 @@ def snapshot(
         _follow(pipeline, name, request_id)
 
 
-def _follow(pipeline: Pipeline, name: str, request_id: str) -> None:
+def _follow(pipeline: Settings, name: str, request_id: str) -> None:
     """Show a live snapshot's progress until it ends.
 
     :raises JobFailed: it failed or was cancelled.

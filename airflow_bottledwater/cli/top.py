@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from airflow_bottledwater.jobs.alive import suspect
-from airflow_bottledwater.jobs.pipelines import Limits, statuses, wrong
+from airflow_bottledwater.jobs.pipelines import HealthLimits, statuses, wrong
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.pipelines import Pipelines
 from airflow_bottledwater.metrics.rates import quantile, rate
@@ -37,7 +37,7 @@ def screen(found: Pipelines, slot: str = "") -> RenderableType:
     for column in table.columns[2:]:
         column.justify = "right"
     trouble = {
-        name: wrong(name, status, records, Limits(), alive=not suspect(status, now), now=now)
+        name: wrong(name, status, records, HealthLimits(), alive=not suspect(status, now), now=now)
         for name, status in shown.items()
     }
     for name, status in sorted(shown.items(), key=lambda item: (not trouble[item[0]], item[0])):

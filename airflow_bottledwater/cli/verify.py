@@ -15,7 +15,7 @@ from rich.table import Table
 
 from airflow_bottledwater.cli import jobs
 from airflow_bottledwater.jobs.supervise import RUN_FOLDER
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark.job import EXIT_TRANSIENT
 from airflow_bottledwater.state.verification import TableResult, Verification
 
@@ -27,7 +27,7 @@ EXIT_DIFFERENT = 2
 EXIT_UNVERIFIED = 3
 
 
-def run(pipeline: Pipeline, master: str, spark_conf: dict[str, str], *, as_json: bool) -> None:
+def run(pipeline: Settings, master: str, spark_conf: dict[str, str], *, as_json: bool) -> None:
     """Verify, and return if all topics equal their tables; otherwise exit with another code than 0.
 
     :param master: Spark's master.

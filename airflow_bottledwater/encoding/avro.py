@@ -8,10 +8,10 @@ from typing import Any
 
 from airflow_bottledwater.encoding import names, types
 from airflow_bottledwater.errors import SchemaRefused
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 
 
-def _distinct(table: Table, fields: list[dict[str, Any]]) -> None:
+def _distinct(table: SourceTable, fields: list[dict[str, Any]]) -> None:
     seen: dict[str, str] = {}
     for field, column in zip(fields, table.columns, strict=True):
         other = seen.setdefault(field["name"], column.name)
@@ -23,7 +23,7 @@ def _distinct(table: Table, fields: list[dict[str, Any]]) -> None:
             )
 
 
-def _named_once(table: Table, schema: Any, seen: dict[str, Any]) -> Any:
+def _named_once(table: SourceTable, schema: Any, seen: dict[str, Any]) -> Any:
     """A schema that defines each of its records and enums where it first appears
     (https://avro.apache.org/docs/1.12.0/specification/#names)."""
     if isinstance(schema, list):
@@ -56,7 +56,7 @@ def _named_once(table: Table, schema: Any, seen: dict[str, Any]) -> Any:
     return found
 
 
-def value_schema(table: Table, record: names.Record | None = None) -> str:
+def value_schema(table: SourceTable, record: names.Record | None = None) -> str:
     """The schema of a row: a record in which every field is nullable with default null, so that a registry accepts
     added and dropped columns. Fields that the settings require are not nullable.
 
@@ -85,7 +85,7 @@ def value_schema(table: Table, record: names.Record | None = None) -> str:
     return json.dumps(_named_once(table, schema, {}), separators=(",", ":"), ensure_ascii=False)
 
 
-def key_schema(table: Table, record: names.Record | None = None) -> str:
+def key_schema(table: SourceTable, record: names.Record | None = None) -> str:
     """The schema of a key: a record of the key columns in index order, with nothing but names and types, so that the
     bytes of a key (and with them the row's partition) never change without need.
 
@@ -109,7 +109,7 @@ def key_schema(table: Table, record: names.Record | None = None) -> str:
     return json.dumps(_named_once(table, schema, {}), separators=(",", ":"), ensure_ascii=False)
 
 
-def subjects(topic: str, table: Table, record: names.Record) -> Iterator[tuple[str, str]]:
+def subjects(topic: str, table: SourceTable, record: names.Record) -> Iterator[tuple[str, str]]:
     """The subjects of a table's topic (TopicNameStrategy), each with its schema; a table without a key has no key
     subject.
 
@@ -121,5 +121,5 @@ def subjects(topic: str, table: Table, record: names.Record) -> Iterator[tuple[s
     yield f"{topic}-value", value_schema(table, record)
 
 
-def _by_name(table: Table) -> names.Record:
+def _by_name(table: SourceTable) -> names.Record:
     return names.Record(names.namespace(table.schema), names.mangle(table.name))

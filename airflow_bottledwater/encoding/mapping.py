@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from airflow_bottledwater.encoding import avro, masks, names
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.formats import AVRO, Format
-from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.pipeline.table import Table as Options
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.pipeline.table import Table
 
-_NO_OPTIONS = Options()
+_NO_OPTIONS = Table()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,11 @@ class TableMapping:
     format: Format = AVRO
     forms: TypeOptions = DEFAULT_TYPE_OPTIONS
     prefix: str = ""
-    rules: Mapping[str, Options] = field(default_factory=dict)
+    rules: Mapping[str, Table] = field(default_factory=dict)
     on_error: str = "exit"
 
     @classmethod
-    def of(cls, pipeline: Pipeline) -> TableMapping:
+    def of(cls, pipeline: Settings) -> TableMapping:
         """That of a pipeline."""
         return cls(
             format=pipeline.record_format,
@@ -50,9 +50,9 @@ class TableMapping:
         """The topics of the pipeline itself: of events, and of dead letters."""
         return names.service_topic("events", self.prefix), names.service_topic("dead_letters", self.prefix)
 
-    def options(self, schema: str, name: str) -> Options:
+    def options(self, schema: str, name: str) -> Table:
         """The options of a table, by its name of today."""
-        return Options.of_table(self.rules, schema, name) if self.rules else _NO_OPTIONS
+        return Table.of_table(self.rules, schema, name) if self.rules else _NO_OPTIONS
 
     def left_out(self, schema: str, name: str, columns: Sequence[str]) -> tuple[int, ...]:
         """The places of those columns that are not published.
@@ -91,7 +91,7 @@ class TableMapping:
             return []
         return [column for column in columns if not matches((*options.include, *options.exclude), column)]
 
-    def exposes(self, before: Table, schema: str, name: str) -> bool:
+    def exposes(self, before: SourceTable, schema: str, name: str) -> bool:
         """Whether a table that has got another name would be published without the rules for its columns: it has some
         by the name that it had, and none by the one that it has.
 
@@ -100,7 +100,7 @@ class TableMapping:
         had, has = self.options(before.schema, before.name), self.options(schema, name)
         return bool(had.include or had.exclude or had.mask) and not (has.include or has.exclude or has.mask)
 
-    def stops(self, table: Table) -> bool:
+    def stops(self, table: SourceTable) -> bool:
         """Whether a record of a table that cannot be published ends the job; otherwise it becomes a dead letter."""
         asked = self.options(table.schema, table.name).on_error
         return (self.on_error if asked == "pipeline" else asked) == "exit"
@@ -113,7 +113,7 @@ class TableMapping:
         """The same without options of single tables: as the tables are, to compare the options with them."""
         return replace(self, rules={})
 
-    def topic(self, table: Table) -> str:
+    def topic(self, table: SourceTable) -> str:
         """The topic of a table by its name of today. A table that was renamed keeps the one that it has, see
         :func:`airflow_bottledwater.state.identity.topic_of`."""
         if not (asked := self.options(table.schema, table.name).topic):
@@ -121,7 +121,7 @@ class TableMapping:
         named = asked.format(schema=names.mangle(table.schema, dots=True), table=names.mangle(table.name))
         return f"{self.prefix}.{named}" if self.prefix else named
 
-    def by_topic(self, tables: Iterable[Table]) -> dict[str, Table]:
+    def by_topic(self, tables: Iterable[SourceTable]) -> dict[str, SourceTable]:
         """These tables by their topics, see :meth:`topic`."""
         return {self.topic(table): table for table in tables}
 
@@ -129,7 +129,7 @@ class TableMapping:
         """The name of the Avro records in a topic."""
         return names.record(topic, self.prefix)
 
-    def subjects(self, topic: str, table: Table) -> list[tuple[str, str]]:
+    def subjects(self, topic: str, table: SourceTable) -> list[tuple[str, str]]:
         """The registry's subjects of a table's topic, each with its schema; none if the format needs no registry.
 
         :raises SchemaRefused: see :func:`airflow_bottledwater.encoding.avro.value_schema`.

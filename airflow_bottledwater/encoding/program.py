@@ -8,7 +8,7 @@ import numpy as np
 from psycopg import sql
 
 from airflow_bottledwater.encoding import layout, masks, types, unheld, wire
-from airflow_bottledwater.model.relation import ColumnType, Table
+from airflow_bottledwater.model.relation import ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import Format
 
 
@@ -37,7 +37,7 @@ class Programs:
     """
 
     program: layout.Program
-    tables: tuple[Table, ...]
+    tables: tuple[SourceTable, ...]
     conversions: tuple[tuple[ColumnType, types.Sql | None], ...]
 
     @property
@@ -73,7 +73,7 @@ class _Builder:
         self.names = bytearray()
         self._made_of: list[tuple[int, tuple[types.Part, ...]]] = []
 
-    def add_table(self, table: Table, target: Target, *, copied: bool) -> None:
+    def add_table(self, table: SourceTable, target: Target, *, copied: bool) -> None:
         """Add a relation, its key and its columns."""
         positions = {column.name: c for c, column in enumerate(table.columns)}
         mappings = [types.mapping(column.type) for column in table.columns]
@@ -126,7 +126,7 @@ class _Builder:
                 self._add(part)
 
 
-def compile_programs(tables: list[tuple[Table, Target]], format: Format, *, copied: bool) -> Programs:
+def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *, copied: bool) -> Programs:
     """Compile tables to programs.
 
     :param copied: whether the rows come from a COPY, whose query itself converts values (:func:`select_list`).
@@ -149,7 +149,7 @@ def compile_programs(tables: list[tuple[Table, Target]], format: Format, *, copi
     )
 
 
-def select_list(table: Table) -> sql.Composed:
+def select_list(table: SourceTable) -> sql.Composed:
     """The columns of a COPY query; values that no kernel can encode are converted by the server."""
     parts: list[sql.Composable] = []
     for column in table.columns:

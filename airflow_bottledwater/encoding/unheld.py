@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from airflow_bottledwater.encoding import types, wire
-from airflow_bottledwater.model.relation import ColumnType, Table
+from airflow_bottledwater.model.relation import ColumnType, SourceTable
 
 
 class Unheld(NamedTuple):
@@ -62,7 +62,7 @@ def explain(column: ColumnType, *, json: bool) -> str:
     return f". It cannot hold {held}. To change that setting, see 'Values without a form' in docs/errors.md"
 
 
-def notes(tables: Sequence[Table], *, json: bool) -> list[str]:
+def notes(tables: Sequence[SourceTable], *, json: bool) -> list[str]:
     """A note for each setting: in which columns values may come that have no form."""
     columns: dict[tuple[str, str], list[str]] = {}
     for table in tables:

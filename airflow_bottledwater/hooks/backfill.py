@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import (
     TAKEN_NOW,
     SnapshotReport,
@@ -32,7 +32,7 @@ class BackfillWatch:
     :param write: called with lines for the task's log.
     """
 
-    def __init__(self, pipeline: Pipeline, name: str, request_id: str, write: Callable[[str], None]) -> None:
+    def __init__(self, pipeline: Settings, name: str, request_id: str, write: Callable[[str], None]) -> None:
         self._name, self._id, self._write = name, request_id, write
         self._shared = ControlTopic.of(pipeline.kafka)
         self._told, self._state = 0.0, ""
@@ -80,7 +80,7 @@ class BackfillWatch:
         return f"{report.state.capitalize()}: {report.rows:,} rows{pace}{left}{waits}."
 
 
-def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:
+def cancel(pipeline: Settings, name: str, request_id: str) -> None:
     """Cancel a live snapshot, unless it has ended.
 
     :raises Outage: Kafka does not answer.

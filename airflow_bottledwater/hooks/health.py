@@ -14,7 +14,7 @@ from airflow_bottledwater.hooks.tasks import Fate, known_fate
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 if TYPE_CHECKING:
-    from airflow_bottledwater.jobs.pipelines import Limits
+    from airflow_bottledwater.jobs.pipelines import HealthLimits
     from airflow_bottledwater.postgres.slot import SlotState
     from airflow_bottledwater.state.control_records import JobRecord
 
@@ -40,7 +40,7 @@ class Health:
 
 
 def look(
-    kafka: dict[str, str], *, pipelines: Sequence[str] = (), postgres_conn_ids: Sequence[str] = (), limits: Limits
+    kafka: dict[str, str], *, pipelines: Sequence[str] = (), postgres_conn_ids: Sequence[str] = (), limits: HealthLimits
 ) -> Health:
     """Look once, for at most some seconds more than the servers take.
 

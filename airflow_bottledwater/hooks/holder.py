@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs.alive import next_status
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
@@ -33,7 +33,7 @@ class Holder:
         return f"{self.job}{whose}"
 
 
-def living(pipeline: Pipeline, name: str) -> Holder | None:
+def living(pipeline: Settings, name: str) -> Holder | None:
     """The stream's job that works on a slot; None if there is none, or it does not report any more, by this host's
     clock. This takes a heartbeat if there is one, and some of them if it is dead.
 

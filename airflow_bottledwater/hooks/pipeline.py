@@ -1,7 +1,7 @@
 """Makes a pipeline from Airflow's connections and an operator's settings.
 
 The connections are of the types of the Postgres and Kafka providers, so that users can reuse theirs; their secrets are
-only passed to the :class:`~airflow_bottledwater.pipeline.settings.Pipeline`.
+only passed to the :class:`~airflow_bottledwater.pipeline.settings.Settings`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from airflow_bottledwater.hooks.schema_registry import texts
 from airflow_bottledwater.hooks.source import dsn_of
 from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.pipeline.groups import SECRET_PROPERTIES
-from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 
 
 def properties(found: Any) -> dict[str, str]:
@@ -49,7 +49,7 @@ class PipelineHook(BaseHook):
     :param postgres_conn_id: the connection to the source database.
     :param kafka_conn_id: the connection to Kafka.
     :param schema_registry_conn_id: the connection to the registry; not used with JSON.
-    :param settings: the settings of :class:`~airflow_bottledwater.pipeline.settings.Pipeline` except for postgres,
+    :param settings: the settings of :class:`~airflow_bottledwater.pipeline.settings.Settings` except for postgres,
         kafka and registry.
     """
 
@@ -78,7 +78,7 @@ class PipelineHook(BaseHook):
             },
         }
 
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> Settings:
         """The pipeline, with the connections as they are defined now; their passwords are masked in logs.
 
         :raises Outage: a connection is not found.
@@ -101,7 +101,7 @@ class PipelineHook(BaseHook):
         bare = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, None, {"slot": slot, "format": "json"})
         return {**saved.settings_of(bare.pipeline()), "slot": slot}
 
-    async def apipeline(self) -> Pipeline:
+    async def apipeline(self) -> Settings:
         """Like :meth:`pipeline`, for a trigger."""
         return self._build({name: await aconnection(name) for name in self._needed()})
 
@@ -118,7 +118,7 @@ class PipelineHook(BaseHook):
     def _avro(self) -> bool:
         return FORMATS[self.settings.get("format") or SETTINGS["format"].default].uses_registry
 
-    def _build(self, found: Mapping[str, Any]) -> Pipeline:
+    def _build(self, found: Mapping[str, Any]) -> Settings:
         values: dict[str, Any] = {
             "postgres": dsn_of(found[self.postgres_conn_id]),
             "kafka": properties(found[self.kafka_conn_id]),
@@ -132,4 +132,4 @@ class PipelineHook(BaseHook):
         for name, value in values["kafka"].items():
             if any(word in name for word in SECRET_PROPERTIES):
                 mask_secret(value)
-        return Pipeline.of(**values, **self.settings)
+        return Settings.of(**values, **self.settings)

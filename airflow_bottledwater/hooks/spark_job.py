@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.errors import JobDied, Refused
-from airflow_bottledwater.hooks.places import Place, connection_of, master_of
 from airflow_bottledwater.hooks.spark_submit import submission
+from airflow_bottledwater.hooks.spark_target import SparkTarget, connection_of, master_of
 from airflow_bottledwater.jobs import run_directory, submit, supervise
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.run_directory import Submission
-from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _home() -> Path:
     return home
 
 
-def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path]:
+def prepare(pipeline: Settings, kind: str, place: SparkTarget) -> tuple[Identity, Path]:
     """Make a run directory for one job, with a settings file that only this user can read; returns the job's identity
     and the path of the file.
 
@@ -115,9 +115,9 @@ def prepare(pipeline: Pipeline, kind: str, place: Place) -> tuple[Identity, Path
 
 
 def describe(
-    pipeline: Pipeline,
+    pipeline: Settings,
     kind: str,
-    place: Place,
+    place: SparkTarget,
     identity: Identity,
     given: Given,
     settings: Path,

@@ -13,7 +13,7 @@ _quiet.setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class SparkSubmit:
     """How a job is submitted.
 
     :param command: the whole command line; it contains no secrets.
@@ -26,7 +26,7 @@ class Submission:
     variables: dict[str, str]
 
 
-def submission(hook: Any, application: str) -> Submission:
+def submission(hook: Any, application: str) -> SparkSubmit:
     """What is needed to submit a job independently of the task, since the provider's own submission ends with the task.
 
     :param hook: a ``SparkSubmitHook``.
@@ -37,4 +37,4 @@ def submission(hook: Any, application: str) -> Submission:
     command = hook._build_spark_submit_command(application)
     # read after the command is made, which sets them
     variables = {str(name): str(value) for name, value in (hook._env or {}).items()}
-    return Submission(command, str(hook._connection["master"] or ""), variables)
+    return SparkSubmit(command, str(hook._connection["master"] or ""), variables)

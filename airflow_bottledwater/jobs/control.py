@@ -14,7 +14,7 @@ from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.model.stop import interruption
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import (
     REQUEST,
     SNAPSHOT,
@@ -43,7 +43,7 @@ class Controller(Reporter):
     :ivar problems: what is not as it is meant; the parts of the job tell it, and each heartbeat writes it.
     """
 
-    def __init__(self, pipeline: Pipeline, cluster: Cluster, job: Job) -> None:
+    def __init__(self, pipeline: Settings, cluster: Cluster, job: Job) -> None:
         self.name = cluster.pipeline(pipeline.slot)
         super().__init__(pipeline, "status", {request_key(self.name), status_key(self.name)}.__contains__)
         self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error)

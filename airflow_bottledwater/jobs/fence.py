@@ -15,7 +15,7 @@ from airflow_bottledwater.jobs import requests
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
@@ -33,7 +33,7 @@ _CLAIM_SECONDS = 10.0
 Why = Literal["stop", "end", "replace"]
 
 
-def holds(pipeline: Pipeline, claim: str) -> bool:
+def holds(pipeline: Settings, claim: str) -> bool:
     """Whether a job has the last claim on the slot: otherwise another one works on it, or none ever did.
 
     :param claim: the id of the job's claim; empty if it has made none.
@@ -42,7 +42,7 @@ def holds(pipeline: Pipeline, claim: str) -> bool:
     return bool(claim) and _claimed_by(pipeline, _identify(pipeline)) == claim
 
 
-def give_up(pipeline: Pipeline, claim: str, why: Why, end: Callable[[], None]) -> None:
+def give_up(pipeline: Settings, claim: str, why: Why, end: Callable[[], None]) -> None:
     """Take the slot from a job that does not answer. It is fenced, and its slot is freed, before it is ended: that may
     take a minute, or not be possible at all.
 
@@ -64,7 +64,7 @@ def give_up(pipeline: Pipeline, claim: str, why: Why, end: Callable[[], None]) -
         free(pipeline)
 
 
-def fence(pipeline: Pipeline, claim: str, why: Why) -> str:
+def fence(pipeline: Settings, claim: str, why: Why) -> str:
     """Claim a job's slot, so that nothing of the job can be published any more, and write the pipeline's status in its
     place; returns the id of this claim, or nothing if another job has claimed the slot since, which is left alone.
 
@@ -93,7 +93,7 @@ def fence(pipeline: Pipeline, claim: str, why: Why) -> str:
     return made.job.id
 
 
-def asked_meanwhile(pipeline: Pipeline, since: float) -> bool:
+def asked_meanwhile(pipeline: Settings, since: float) -> bool:
     """Whether the pipeline was asked to stop while no job ran, so that the next one is not to be started: the request
     is answered here, or the job that did not answer it was fenced. A job that was stopped with its task does not count.
     False if the servers do not answer: a job that is started hears a request, too.
@@ -112,7 +112,7 @@ def asked_meanwhile(pipeline: Pipeline, since: float) -> bool:
     return last is not None and last.kind == "stop" and last.started >= since
 
 
-def free(pipeline: Pipeline) -> None:
+def free(pipeline: Settings) -> None:
     """End the session that reads from the slot, which is kept.
 
     :raises SlotInUse: the slot did not become free.
@@ -123,18 +123,18 @@ def free(pipeline: Pipeline) -> None:
     log.info("The slot %r is free, and kept.", pipeline.slot)
 
 
-def _identify(pipeline: Pipeline) -> Cluster:
+def _identify(pipeline: Settings) -> Cluster:
     with session(pipeline.postgres, "Identifying the cluster") as connection:
         return identify(connection)
 
 
-def _claimed_by(pipeline: Pipeline, cluster: Cluster) -> str:
+def _claimed_by(pipeline: Settings, cluster: Cluster) -> str:
     """The id of the slot's last claim; empty if there is none."""
     found = _claim(pipeline, cluster)
     return "" if found is None else found.id
 
 
-def _claim(pipeline: Pipeline, cluster: Cluster) -> Job | None:
+def _claim(pipeline: Settings, cluster: Cluster) -> Job | None:
     """The slot's last claim. An open transaction of the job does not hide it, since uncommitted records are read."""
     topic = store.state_topic_name(cluster.database, pipeline.slot)
     return PipelineState(store.read_records(pipeline.kafka, topic, committed=False)).claim

@@ -12,7 +12,7 @@ from typing import Any
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.jobs.alive import longest_silence
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.dsn import describe
@@ -66,7 +66,7 @@ def problem(
     return problems.summary(each for each in status.problems if each.kind != letters.KIND)
 
 
-def look(pipeline: Pipeline, *, timeout: float) -> tuple[SlotState | None, StatusRecord | None]:
+def look(pipeline: Settings, *, timeout: float) -> tuple[SlotState | None, StatusRecord | None]:
     """The pipeline's slot, and the last status of its job; each None if there is none.
 
     :param timeout: seconds for both together, whatever the servers do.
@@ -82,7 +82,7 @@ def look(pipeline: Pipeline, *, timeout: float) -> tuple[SlotState | None, Statu
     return found, decode(StatusRecord, told.get(status_key(cluster.pipeline(pipeline.slot))))
 
 
-def _slot(pipeline: Pipeline) -> tuple[Cluster, SlotState | None]:
+def _slot(pipeline: Settings) -> tuple[Cluster, SlotState | None]:
     with session(pipeline.postgres, "Reading the slot") as connection:
         return identify(connection), slot.state(connection, pipeline.slot)
 

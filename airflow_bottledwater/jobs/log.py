@@ -24,7 +24,7 @@ _NOISE = re.compile(
 _LEVELS = {**logging.getLevelNamesMapping(), "TRACE": logging.DEBUG}
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """The first line of a log record.
 
     :param level: a level of :mod:`logging`.
@@ -38,13 +38,13 @@ class Line(NamedTuple):
     at: float = 0.0
 
 
-def parse(line: str) -> Line | None:
+def parse(line: str) -> LogLine | None:
     """A line of a job's log, parsed; None if it does not begin a record (a line of a traceback, for example)."""
     found = _RECORD.fullmatch(line.rstrip("\r\n"))
     if found is None or found["level"] not in _LEVELS:
         return None
     ours: str | None = found["ours"]
-    return Line(_LEVELS[found["level"]], found["message"], ours is not None, _seconds(ours) if ours else 0.0)
+    return LogLine(_LEVELS[found["level"]], found["message"], ours is not None, _seconds(ours) if ours else 0.0)
 
 
 def noise(line: str) -> bool:

@@ -10,13 +10,13 @@ from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import stop
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.model.job import Owner
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic
 
 log = logging.getLogger(__name__)
 
 
-def unfinished(pipeline: Pipeline, name: str) -> list[tuple[Owner, Identity]]:
+def unfinished(pipeline: Settings, name: str) -> list[tuple[Owner, Identity]]:
     """The jobs of a pipeline that have not reported their end, on any host, each with the task that has submitted it.
 
     :param name: the pipeline's; jobs that do not know theirs yet are told by their slot.
@@ -32,7 +32,7 @@ def unfinished(pipeline: Pipeline, name: str) -> list[tuple[Owner, Identity]]:
     ]
 
 
-def stop_all(pipeline: Pipeline, name: str, has_ended: Callable[[Owner], bool]) -> None:
+def stop_all(pipeline: Settings, name: str, has_ended: Callable[[Owner], bool]) -> None:
     """Stop the jobs of a pipeline whose tasks have ended, and remove what is left of them.
 
     :param name: the pipeline's.

@@ -32,7 +32,7 @@ REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HealthLimits:
     """From when on something is wrong; None: never.
 
     :param silence: seconds in which a job has to follow one that has ended, or has to begin to work: at most as long as
@@ -79,7 +79,7 @@ def wrong(
     name: str,
     status: StatusRecord,
     records: Mapping[str, Any],
-    limits: Limits,
+    limits: HealthLimits,
     *,
     alive: bool,
     now: float | None = None,
@@ -112,7 +112,7 @@ def _told(status: StatusRecord) -> list[Problem]:
     return [] if status.ended else problems.lasting(status.problems, status.at)
 
 
-def _ended(status: StatusRecord, now: float, limits: Limits) -> str:
+def _ended(status: StatusRecord, now: float, limits: HealthLimits) -> str:
     """Why it matters that no job runs; empty if it does not."""
     ago = now - status.at
     remedy = "Run its DAG again; or, if it is not to run, stop it: bottledwater stop, or the DAG bottledwater_control."
@@ -131,7 +131,7 @@ def _ended(status: StatusRecord, now: float, limits: Limits) -> str:
     return f"The {status.job.kind} job {how} {_ago(ago)}, and none has followed. {remedy}"
 
 
-def _works(status: StatusRecord, now: float, limits: Limits, alive: bool) -> str:
+def _works(status: StatusRecord, now: float, limits: HealthLimits, alive: bool) -> str:
     job = status.job
     if not alive:
         return (
@@ -146,7 +146,7 @@ def _works(status: StatusRecord, now: float, limits: Limits, alive: bool) -> str
     return ""
 
 
-def _verified(last: VerifiedRecord | None, status: StatusRecord, now: float, limits: Limits) -> str:
+def _verified(last: VerifiedRecord | None, status: StatusRecord, now: float, limits: HealthLimits) -> str:
     if last is not None and last.different:
         return f"The last verification, {_ago(now - last.at)}, found differences in {', '.join(last.different)}. Verify again when they are mended."
     if last is not None and last.unverified:
@@ -158,7 +158,7 @@ def _verified(last: VerifiedRecord | None, status: StatusRecord, now: float, lim
     return f"{when}, which is longer than {limits.unverified / 3600:g} hours: unpause the DAG bottledwater_verify, or run bottledwater verify."
 
 
-def wrong_slot(found: SlotState | None, status: StatusRecord, limits: Limits) -> list[str]:
+def wrong_slot(found: SlotState | None, status: StatusRecord, limits: HealthLimits) -> list[str]:
     """What is wrong with the slot of a pipeline that is meant to run.
 
     :param found: the slot; None if there is none.

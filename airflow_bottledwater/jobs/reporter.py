@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.store import RawRecords
 
@@ -25,7 +25,7 @@ class Reporter(ABC):
     :param wants: whether the record of a key is to be heard.
     """
 
-    def __init__(self, pipeline: Pipeline, what: str, wants: Callable[[str], bool]) -> None:
+    def __init__(self, pipeline: Settings, what: str, wants: Callable[[str], bool]) -> None:
         self._pipeline, self._what = pipeline, what
         self._topic = ControlTopic.of(pipeline.kafka)
         self._heard = self._topic.subscribe(wants)

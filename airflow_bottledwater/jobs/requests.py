@@ -29,7 +29,7 @@ from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import (
     REPLACEMENT,
@@ -67,7 +67,7 @@ def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: fl
     return status is not None and status.job.epoch >= request.epoch and not status.over
 
 
-def stop_pipeline(pipeline: Pipeline, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
+def stop_pipeline(pipeline: Settings, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
     """Ask the running job of a slot, or the one that continues it, to stop. If the last job is over, no request is
     written: no job runs, and none continues it. That the pipeline is not to run is recorded in any case.
 
@@ -100,7 +100,7 @@ def stop_job(kafka: Mapping[str, str], job_id: str, *, replaced: bool = False) -
     control_topic.write(kafka, {stop_key(job_id): encode(request)})
 
 
-def stop_starting(pipeline: Pipeline, name: str, claim: str) -> int:
+def stop_starting(pipeline: Settings, name: str, claim: str) -> int:
     """Ask the submitted jobs of a pipeline to stop that have not reported to it yet: those that are starting, or have
     just claimed the slot. Returns how many jobs on a slot of this name were asked; those of another pipeline do not
     obey.
@@ -120,7 +120,7 @@ def stop_starting(pipeline: Pipeline, name: str, claim: str) -> int:
     return len(others)
 
 
-def pass_on(pipeline: Pipeline, cluster: Cluster, job: Job, *, interrupted: int = 0, by: StoppedBy = TASK) -> None:
+def pass_on(pipeline: Settings, cluster: Cluster, job: Job, *, interrupted: int = 0, by: StoppedBy = TASK) -> None:
     """Ask one job to stop, whether or not it has reported yet; the request does not hold for the one that continues it.
 
     :param interrupted: the number of a signal from outside the pipeline that is passed on; 0 if a stop was requested.
@@ -134,7 +134,7 @@ def pass_on(pipeline: Pipeline, cluster: Cluster, job: Job, *, interrupted: int 
         control_topic.write(pipeline.kafka, {request_key(name): encode(request)})
 
 
-def want(pipeline: Pipeline, cluster: Cluster) -> StatusRecord | None:
+def want(pipeline: Settings, cluster: Cluster) -> StatusRecord | None:
     """Record that a pipeline is meant to run again, although it was asked to stop or retired; a request that no job has
     answered is removed. This starts nothing.
 
@@ -151,7 +151,7 @@ def want(pipeline: Pipeline, cluster: Cluster) -> StatusRecord | None:
     return status
 
 
-def answer(pipeline: Pipeline, cluster: Cluster, since: float) -> tuple[bool, StatusRecord | None]:
+def answer(pipeline: Settings, cluster: Cluster, since: float) -> tuple[bool, StatusRecord | None]:
     """Answer a request to stop between a job that has ended and the one that would continue it; returns whether there
     was one, and the pipeline's last status before that.
 
@@ -175,7 +175,7 @@ def answer(pipeline: Pipeline, cluster: Cluster, since: float) -> tuple[bool, St
     return True, status
 
 
-def wait_ended(pipeline: Pipeline, cluster: Cluster, job: Job, *, timeout: float) -> StatusRecord | None:
+def wait_ended(pipeline: Settings, cluster: Cluster, job: Job, *, timeout: float) -> StatusRecord | None:
     """Wait until a job, or the one that continues it, has written its last status.
 
     :param timeout: seconds.

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 
 from airflow_bottledwater.errors import BottledWaterError, Interrupted
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Restarts:
         return progress or published or kind == Interrupted.__name__
 
 
-def reached(pipeline: Pipeline) -> int | None:
+def reached(pipeline: Settings) -> int | None:
     """The LSN up to which the slot is confirmed, and so published; None if the source does not answer or has no such
     slot."""
     from airflow_bottledwater.postgres import slot

@@ -51,7 +51,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedPipeline:
     """Slot, topics and schemas are made: a job that was started meanwhile may begin.
 
     :param snapshot: whether there is one to take.
@@ -93,7 +93,7 @@ class Unreported:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressReport:
     """How far a snapshot is (:class:`airflow_bottledwater.snapshot.progress.SnapshotProgress`), for a progress bar.
 
     :param rows_per_second: of this attempt.
@@ -106,7 +106,9 @@ class Progress:
     rows_per_second: float
 
 
-RunRecord = Submission | Unreported | Supervisor | Driver | Prepared | StopAsked | Exit | Progress | Outcome
+RunRecord = (
+    Submission | Unreported | Supervisor | Driver | PreparedPipeline | StopAsked | Exit | ProgressReport | Outcome
+)
 
 R = TypeVar("R", bound=RunRecord)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError, StateError
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import (
     SnapshotReport,
@@ -39,7 +39,7 @@ class SnapshotRequests:
     :ivar complete: whether all requests from before were read; until then, some of these may be answered.
     """
 
-    def __init__(self, pipeline: Pipeline, name: str) -> None:
+    def __init__(self, pipeline: Settings, name: str) -> None:
         self._name = name
         self._topic = ControlTopic.of(pipeline.kafka)
         self._heard = self._topic.subscribe(lambda key: key.startswith(snapshots_prefix(name)))
@@ -111,7 +111,7 @@ class SnapshotRequests:
         self.open = dict(sorted(self.open.items(), key=lambda item: (item[1].at, item[0])))
 
 
-def ask(pipeline: Pipeline, name: str, request_id: str, request: SnapshotRequest) -> None:
+def ask(pipeline: Settings, name: str, request_id: str, request: SnapshotRequest) -> None:
     """Ask a pipeline's job, the one that runs or the next one, for a live snapshot.
 
     :param name: the pipeline's name, see :meth:`~airflow_bottledwater.model.slot.Cluster.pipeline`.
@@ -132,7 +132,7 @@ def owed(known: PipelineState) -> dict[str, LiveProgress]:
     return {each: replace(progress, ended="", error="") for each, progress in failed.items()}
 
 
-def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> None:
+def ask_for_recorded(pipeline: Settings, name: str, known: PipelineState) -> None:
     """Ask for the live snapshots that the state knows and nobody asks for: those that were recorded together with their
     tables, whose rows are owed.
 
@@ -150,7 +150,7 @@ def ask_for_recorded(pipeline: Pipeline, name: str, known: PipelineState) -> Non
         control_topic.write(pipeline.kafka, requests)
 
 
-def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> None:
+def change(pipeline: Settings, name: str, request_id: str, **changes: Any) -> None:
     """Change a request: pause it, go on with it, cancel it, or set other limits.
 
     :raises StateError: there is no such request, or it is answered already.
@@ -173,7 +173,7 @@ def change(pipeline: Pipeline, name: str, request_id: str, **changes: Any) -> No
         raise StateError(f"Live snapshot {request_id!r} has just ended.", "Its report is in 'bottledwater snapshots'.")
 
 
-def reports(pipeline: Pipeline, name: str) -> dict[str, tuple[SnapshotRequest | None, SnapshotReport | None]]:
+def reports(pipeline: Settings, name: str) -> dict[str, tuple[SnapshotRequest | None, SnapshotReport | None]]:
     """All live snapshots of a pipeline by their ids: the request, None if it is answered, and the last report, None if
     there is none.
 
@@ -188,7 +188,7 @@ def reports(pipeline: Pipeline, name: str) -> dict[str, tuple[SnapshotRequest | 
     }
 
 
-def forget(pipeline: Pipeline, name: str, request_id: str) -> None:
+def forget(pipeline: Settings, name: str, request_id: str) -> None:
     """Remove the report on a live snapshot that has ended.
 
     :raises Outage: Kafka does not take it.
@@ -196,7 +196,7 @@ def forget(pipeline: Pipeline, name: str, request_id: str) -> None:
     control_topic.write(pipeline.kafka, {reading_key(name, request_id): None})
 
 
-def forget_all(pipeline: Pipeline, name: str) -> None:
+def forget_all(pipeline: Settings, name: str) -> None:
     """Remove all requests for live snapshots of a pipeline, and the reports on them.
 
     :raises Outage: Kafka does not take it.

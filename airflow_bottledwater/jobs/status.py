@@ -9,7 +9,7 @@ import msgspec
 
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
@@ -22,12 +22,12 @@ from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
-def read_status(pipeline: Pipeline, name: str) -> StatusRecord | None:
+def read_status(pipeline: Settings, name: str) -> StatusRecord | None:
     """The last status of a pipeline, which is named by :meth:`Cluster.pipeline`; None if there is none."""
     return decode(StatusRecord, control_topic.read(pipeline.kafka).get(status_key(name)))
 
 
-def snapshot_is_complete(pipeline: Pipeline) -> bool:
+def snapshot_is_complete(pipeline: Settings) -> bool:
     """Whether the snapshot of every table in the slot's state is complete; False if there is no slot in the state.
 
     :raises StateError: the state is another cluster's.
@@ -37,7 +37,7 @@ def snapshot_is_complete(pipeline: Pipeline) -> bool:
     return known.slot is not None and known.complete
 
 
-def _known(pipeline: Pipeline, cluster: Cluster) -> PipelineState:
+def _known(pipeline: Settings, cluster: Cluster) -> PipelineState:
     topic = store.state_topic_name(cluster.database, pipeline.slot)
     known = read_state(pipeline, topic)
     check_cluster(known, cluster, topic)
@@ -99,7 +99,7 @@ class PipelineReport:
         return found
 
 
-def report(pipeline: Pipeline) -> PipelineReport:
+def report(pipeline: Settings) -> PipelineReport:
     """Read the report from PostgreSQL and Kafka.
 
     :raises StateError: the state is another cluster's.

@@ -17,7 +17,7 @@ from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.run_directory import Driver
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 LAST_CHANCE = 2.0
 
 
-def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final: bool = True) -> bool:
+def stop(pipeline: Settings, identity: Identity, *, timeout: float = 40.0, final: bool = True) -> bool:
     """Stop a job and free its slot, which is kept; a job that works on the slot since is left alone. Each step is
     logged.
 
@@ -62,7 +62,7 @@ def stop(pipeline: Pipeline, identity: Identity, *, timeout: float = 40.0, final
     return False
 
 
-def stop_and_forget(pipeline: Pipeline, identity: Identity, *, final: bool = True) -> None:
+def stop_and_forget(pipeline: Settings, identity: Identity, *, final: bool = True) -> None:
     """Stop a job, and remove what is left of it. The record of one that did not answer stays, with the request: should
     it wake up.
 
@@ -75,7 +75,7 @@ def stop_and_forget(pipeline: Pipeline, identity: Identity, *, final: bool = Tru
         identities.forget(identity)
 
 
-def clear_away(pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
+def clear_away(pipeline: Settings, identity: Identity, ended: Ended) -> None:
     """Remove what is left of a job that has ended. One that has only fallen silent is fenced and, where possible,
     ended. The request to stop stays, should it wake up, or should one begin that was given up before."""
     if ended.lost:
@@ -89,7 +89,7 @@ def clear_away(pipeline: Pipeline, identity: Identity, ended: Ended) -> None:
         watch.forget(pipeline, identity)
 
 
-def stop_pipeline(pipeline: Pipeline, *, retire: bool, timeout: float, say: Callable[[str], object]) -> None:
+def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Callable[[str], object]) -> None:
     """Stop the job that works on the slot, and those that are starting; the pipeline is not meant to run from then on.
 
     :param retire: whether the slot may be dropped then.
@@ -126,7 +126,7 @@ def stop_pipeline(pipeline: Pipeline, *, retire: bool, timeout: float, say: Call
         requests.stop_pipeline(pipeline, cluster, retire=True)
 
 
-def _give_up(pipeline: Pipeline, name: str, job: Job, say: Callable[[str], object]) -> None:
+def _give_up(pipeline: Settings, name: str, job: Job, say: Callable[[str], object]) -> None:
     from airflow_bottledwater.jobs import fence, requests, submitted
 
     def end() -> None:
@@ -144,7 +144,7 @@ def _give_up(pipeline: Pipeline, name: str, job: Job, say: Callable[[str], objec
 
 
 def _request(
-    pipeline: Pipeline, identity: Identity, folder: Path | None, timeout: float, final: bool
+    pipeline: Settings, identity: Identity, folder: Path | None, timeout: float, final: bool
 ) -> tuple[str, bool]:
     """Ask the job to stop, and wait for its end; returns the id of its claim on the slot (empty if it has none, or it
     is not known), and whether it has ended."""
@@ -186,7 +186,7 @@ def _over(folder: Path | None) -> bool:
     return folder is not None and not supervise.running(folder)
 
 
-def _report(pipeline: Pipeline, identity: Identity, final: bool) -> None:
+def _report(pipeline: Settings, identity: Identity, final: bool) -> None:
     """Report the end of a job that did not answer, so that nobody takes it for one that runs."""
     from airflow_bottledwater.jobs import submitted
 

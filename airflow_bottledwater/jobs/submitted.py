@@ -22,7 +22,7 @@ from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import work_for, working_for
 from airflow_bottledwater.state.control_records import (
@@ -84,7 +84,7 @@ class JobReporter(Reporter):
     :param stop: called when it is asked to stop.
     """
 
-    def __init__(self, pipeline: Pipeline, job_id: str, kind: str, tail: LogTail, stop: Callable[[], None]) -> None:
+    def __init__(self, pipeline: Settings, job_id: str, kind: str, tail: LogTail, stop: Callable[[], None]) -> None:
         self._id, self._tail, self._stop = job_id or uuid.uuid4().hex, tail, stop
         super().__init__(pipeline, "report", stop_key(self._id).__eq__)
         #: whether nobody watches it, so that nobody removes its record
@@ -193,7 +193,7 @@ def application() -> str:
     return socket.gethostname() if os.environ.get("SPARK_APPLICATION_ID") else ""
 
 
-def announce(pipeline: Pipeline, job_id: str, kind: str, owner: Owner, application: str, name: str) -> None:
+def announce(pipeline: Settings, job_id: str, kind: str, owner: Owner, application: str, name: str) -> None:
     """Write the record of a job that is going to be submitted, so that it can be found and stopped before it runs.
 
     :param application: see :class:`JobRecord`.
@@ -205,7 +205,7 @@ def announce(pipeline: Pipeline, job_id: str, kind: str, owner: Owner, applicati
 
 
 def report_end(
-    pipeline: Pipeline, job_id: str, kind: str, outcome: Outcome, lines: list[str], *, asked: bool = True
+    pipeline: Settings, job_id: str, kind: str, outcome: Outcome, lines: list[str], *, asked: bool = True
 ) -> None:
     """Report the end of a job that could not do it itself, unless it did.
 
@@ -222,7 +222,7 @@ def report_end(
         control_topic.write(pipeline.kafka, {job_key(job_id): encode(before)})
 
 
-def forget(pipeline: Pipeline, job_id: str) -> None:
+def forget(pipeline: Settings, job_id: str) -> None:
     """Remove a job's record and the request to it.
 
     :raises Outage: Kafka does not take it.
@@ -230,7 +230,7 @@ def forget(pipeline: Pipeline, job_id: str) -> None:
     control_topic.write(pipeline.kafka, {job_key(job_id): None, stop_key(job_id): None})
 
 
-def records(pipeline: Pipeline) -> RawRecords:
+def records(pipeline: Settings) -> RawRecords:
     """All records of the shared topic.
 
     :raises Outage: Kafka does not answer.
@@ -238,7 +238,7 @@ def records(pipeline: Pipeline) -> RawRecords:
     return control_topic.read(pipeline.kafka)
 
 
-def read(pipeline: Pipeline, job_id: str) -> JobRecord | None:
+def read(pipeline: Settings, job_id: str) -> JobRecord | None:
     """A job's record as it is now.
 
     :raises Outage: Kafka does not answer.

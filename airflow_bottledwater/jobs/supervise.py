@@ -373,12 +373,12 @@ def _report_end(folder: Path) -> None:
         # imported only now: a supervisor lives as long as its job, and shall be small
         from airflow_bottledwater.jobs import submitted
         from airflow_bottledwater.jobs.log import parse
-        from airflow_bottledwater.pipeline.settings import Pipeline
+        from airflow_bottledwater.pipeline.settings import Settings
 
         ours = [line for line in log_tail(folder).splitlines() if (record := parse(line)) is not None and record.ours]
         quoted = [line[:_WIDTH] for line in ours[-_QUOTED:]]
         end = outcome(folder) or replace(final_outcome(folder), error="\n".join([_without_word(folder), *quoted]))
-        submitted.report_end(Pipeline.read(settings), submission.id, submission.kind, end, ours)
+        submitted.report_end(Settings.read(settings), submission.id, submission.kind, end, ours)
     except Exception as error:
         print(f"The job's end could not be reported: {error}", file=sys.stderr)
 

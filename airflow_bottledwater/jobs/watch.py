@@ -20,7 +20,7 @@ from airflow_bottledwater.jobs.alive import longest_silence, silence
 from airflow_bottledwater.jobs.following import FileFollower, LogFollower, Write
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
@@ -72,7 +72,7 @@ class JobWatch:
     """
 
     def __init__(
-        self, pipeline: Pipeline, identity: Identity, *, start_timeout: float, write: Write, past: int | None = None
+        self, pipeline: Settings, identity: Identity, *, start_timeout: float, write: Write, past: int | None = None
     ) -> None:
         self._identity, self._start_timeout = identity, start_timeout
         self._folder = identities.folder_here(identity)
@@ -170,7 +170,7 @@ def _ended_here(folder: Path) -> Ended:
     return Ended(supervise.final_outcome(folder), log=supervise.log_tail(folder, _TAIL))
 
 
-def forget(pipeline: Pipeline, identity: Identity) -> None:
+def forget(pipeline: Settings, identity: Identity) -> None:
     """Remove what is left of an ended job: its folder, if it is on this host, and its record. A failure is only
     logged."""
     from airflow_bottledwater.jobs import submitted
@@ -182,7 +182,7 @@ def forget(pipeline: Pipeline, identity: Identity) -> None:
         log.info("The record of the job stays for a while: %s", error)
 
 
-def still_runs(pipeline: Pipeline, identity: Identity) -> Ended | None:
+def still_runs(pipeline: Settings, identity: Identity) -> Ended | None:
     """Find out whether the job of an earlier try lives; returns None if it does. This takes some heartbeats if it does
     not.
 

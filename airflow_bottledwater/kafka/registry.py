@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_bottledwater.errors import Refused, SchemaRefused
 from airflow_bottledwater.kafka.registry_errors import SCHEMA_NOT_THERE, translate
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 
 # the client takes a fifth of a second to import, and few jobs have a schema to register
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Registry:
         self._options = options
 
     @classmethod
-    def of(cls, pipeline: Pipeline) -> Registry | None:
+    def of(cls, pipeline: Settings) -> Registry | None:
         """That of a pipeline; None if its format needs none."""
         return cls(pipeline.registry) if pipeline.record_format.uses_registry else None
 

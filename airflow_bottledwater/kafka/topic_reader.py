@@ -63,11 +63,11 @@ def _read_nothing() -> None:
     addresses, messages = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=rd.MESSAGE)
     _copy_messages(addresses, 0, messages)
     _destroy(addresses, 0)
-    assert not len(Block(messages, addresses).hashes)
+    assert not len(RecordBlock(messages, addresses).hashes)
     KeySet(())
 
 
-class Block:
+class RecordBlock:
     """Some committed records of a topic, in order per partition. It is valid until the next one is asked for.
 
     :ivar messages: ``rd_kafka_message_t`` (:data:`~airflow_bottledwater.kafka.librdkafka.MESSAGE`) of each.
@@ -134,7 +134,7 @@ class KeySet:
 
 def blocks(
     config: Mapping[str, str], topic: str, ends: Sequence[int], backoff: Backoff, *, size: int = _BLOCK
-) -> Iterator[Block]:
+) -> Iterator[RecordBlock]:
     """The committed records of a topic below these offsets. A block is empty while none arrive, so that whoever reads
     can end.
 
@@ -163,7 +163,7 @@ def blocks(
                 _check(config, found)
                 read = found[(found["err"] == 0) | (found["err"] == _PARTITION_EOF)]
                 good = (found["err"] == 0) & (found["offset"] < limits[found["partition"]])
-                yield Block(found[good], addresses[:count][good])
+                yield RecordBlock(found[good], addresses[:count][good])
                 # the offset of a partition's end also counts what is no record: markers, aborted transactions
                 after = read["offset"] + (read["err"] == 0)
                 waited_for -= set(read["partition"][after >= limits[read["partition"]]].tolist())

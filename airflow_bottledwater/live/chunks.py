@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from psycopg import sql
 
 from airflow_bottledwater.model.boundary import Snapshot
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.large_rows import LargeRow
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.state.records import LiveProgress
 
 
@@ -20,7 +20,7 @@ class TooLarge(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class LiveChunk:
     """Rows of one table as a snapshot shows them; or keys that it does not show.
 
     :param insert_lsn: L: everything that the snapshot shows was committed below it.
@@ -35,7 +35,7 @@ class Chunk:
     version: Version
     snapshot: Snapshot
     insert_lsn: int
-    blocks: list[Block]
+    blocks: list[MessageBlock]
     after: LiveProgress
     stale: list[tuple[int, bytes]] = field(default_factory=list)
     partitions: partitions.Known | None = None
@@ -53,7 +53,7 @@ class Piece:
     :param after: the progress behind it, unless it is ``whole``: then nothing of the table is left to be read.
     """
 
-    source: Table | None
+    source: SourceTable | None
     first: int
     last: int
     places: sql.Composed | None

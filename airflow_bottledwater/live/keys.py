@@ -14,12 +14,12 @@ from psycopg import sql
 from airflow_bottledwater.encoding.program import Target, compile_programs, select_list
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.hashes import hash_records
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import Format
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.partitions import Partition
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.snapshot import OwnSnapshot, copy_query
 from airflow_bottledwater.publish.encode import BlockEncoder
 from airflow_bottledwater.publish.session import LARGEST
@@ -28,11 +28,11 @@ from airflow_bottledwater.publish.session import LARGEST
 Upto = dict[tuple[int, int], int]
 
 
-def _only_key(table: Table) -> Table:
+def _only_key(table: SourceTable) -> SourceTable:
     return replace(table, columns=tuple(column for column in table.columns if column.name in table.key))
 
 
-def bound(connection: Connection, table: Table, after: tuple[str, ...], rows: int) -> tuple[str, ...] | None:
+def bound(connection: Connection, table: SourceTable, after: tuple[str, ...], rows: int) -> tuple[str, ...] | None:
     """The key that so many rows lie up to, from the one behind a key on; None if there are fewer rows.
 
     :param after: a key as text, in the order of the key's columns; empty for the table's first one.
@@ -57,7 +57,7 @@ def files(found: OwnSnapshot) -> int:
     return zlib.crc32(repr([(part.oid, part.filenode) for part in found.parts]).encode()) | 1
 
 
-def place(connection: Connection, table: Table, partitions: Sequence[Partition]) -> int:
+def place(connection: Connection, table: SourceTable, partitions: Sequence[Partition]) -> int:
     """A number that is another one when rows may lie behind a key that were not there before: a partition was attached
     that was not made empty, or the keys are sorted by another collation, or another version of it. It is not 0."""
     order = connection.execute(
@@ -72,7 +72,7 @@ def place(connection: Connection, table: Table, partitions: Sequence[Partition])
     return zlib.crc32(repr((order, attached)).encode()) | 1
 
 
-def between(table: Table, after: tuple[str, ...], upto: tuple[str, ...]) -> sql.Composed:
+def between(table: SourceTable, after: tuple[str, ...], upto: tuple[str, ...]) -> sql.Composed:
     """The rows behind one key, up to and with another one, as a condition; an empty key is no bound."""
     types = {column.name: sql.SQL(column.type.name) for column in table.columns}  # type: ignore[arg-type]
     names = sql.SQL(", ").join(sql.Identifier(name) for name in table.key)
@@ -87,17 +87,17 @@ def between(table: Table, after: tuple[str, ...], upto: tuple[str, ...]) -> sql.
     return sql.SQL(" AND ").join(conditions)
 
 
-def _source(table: Table) -> sql.Composed:
+def _source(table: SourceTable) -> sql.Composed:
     name = sql.Identifier(table.schema, table.name)
     return sql.Composed([name]) if table.partitioned else sql.SQL("ONLY {}").format(name)
 
 
-def keys_query(table: Table, first: int, last: int) -> sql.Composed:
+def keys_query(table: SourceTable, first: int, last: int) -> sql.Composed:
     """The COPY of the keys of a table, or a partition, in the blocks [first, last)."""
     return copy_query(table, select_list(_only_key(table)), first, last)
 
 
-def unread(parts: Sequence[Table], upto: Upto) -> Iterator[tuple[Table, int]]:
+def unread(parts: Sequence[SourceTable], upto: Upto) -> Iterator[tuple[SourceTable, int]]:
     """What is not read yet of a table's parts: again and again the first one that is not, and its block to begin at,
     while whoever reads notes in ``upto`` how far that is done. A part with a new file is read from its start."""
     for part in parts:
@@ -105,7 +105,7 @@ def unread(parts: Sequence[Table], upto: Upto) -> Iterator[tuple[Table, int]]:
             yield part, first
 
 
-def key_hashes(block: Block, version: Version, format: Format) -> npt.NDArray[np.uint64]:
+def key_hashes(block: MessageBlock, version: Version, format: Format) -> npt.NDArray[np.uint64]:
     """The hashes of a block of keys, as :func:`~airflow_bottledwater.kafka.hashes.hash_keys` gives them for the keys of
     records.
 

@@ -18,23 +18,23 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import CredentialsRefused, Outage, RecordError, Refused, StopRequested
 from airflow_bottledwater.kafka.key_table import RANGES
-from airflow_bottledwater.kafka.topic_reader import Block as TopicBlock
+from airflow_bottledwater.kafka.topic_reader import RecordBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.live.chunks import Chunk, Piece, TooLarge
-from airflow_bottledwater.live.extent import BLOCK, SWEEPING, Extent
+from airflow_bottledwater.live.chunks import LiveChunk, Piece, TooLarge
 from airflow_bottledwater.live.keys import Upto, between, bound, files, key_hashes, keys_query, place, unread
-from airflow_bottledwater.live.slices import Places, find
+from airflow_bottledwater.live.remaining import BLOCK, SWEEPING, RemainingSize
+from airflow_bottledwater.live.slices import RowLocations, find
 from airflow_bottledwater.model.boundary import Snapshot
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import catalog, copy, large_rows, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, own, pause, stoppable
 from airflow_bottledwater.postgres.large_rows import LargeRow
 from airflow_bottledwater.postgres.partitions import KnownPartition
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.server import wait_flushed
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begin_reading, copy_query
 from airflow_bottledwater.postgres.snapshot import blocks as block_range
@@ -63,7 +63,7 @@ _LOCK = 1.0
 _SWEPT_SECONDS, _SWEPT_BLOCKS = 1.0, 1 << 13
 
 
-class Reading(threading.Thread):
+class LiveReader(threading.Thread):
     """Reads a request's rows from a place on. It must be made after the stream's changes are being noted.
 
     :param progress: where to begin.
@@ -75,14 +75,14 @@ class Reading(threading.Thread):
     """
 
     def __init__(
-        self, pipeline: Pipeline, request: SnapshotRequest, progress: LiveProgress, tables: dict[int, PinnedTable]
+        self, pipeline: Settings, request: SnapshotRequest, progress: LiveProgress, tables: dict[int, PinnedTable]
     ) -> None:
         super().__init__(name="live snapshot", daemon=True)
         self._pipeline, self._request, self._at, self._tables = pipeline, request, progress, tables
-        self.chunks: queue.Queue[Chunk] = queue.Queue(_AHEAD)
+        self.chunks: queue.Queue[LiveChunk] = queue.Queue(_AHEAD)
         self.error: BaseException | None = None
         self.waits_for = ""
-        self.extent = Extent()
+        self.extent = RemainingSize()
         self._ended = threading.Event()
         self._blocks = _FIRST_BLOCKS
         self._due = time.monotonic()
@@ -92,7 +92,7 @@ class Reading(threading.Thread):
         #: whether a row was met that PostgreSQL cannot send: the chunk is read again without it
         self._wary = False
         #: where the rows of a slice are: of which table or partition, with which file
-        self._found: tuple[int, int, Places | None] | None = None
+        self._found: tuple[int, int, RowLocations | None] | None = None
         self.start()
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class Reading(threading.Thread):
             if self._at.parts:
                 known = {**read, **known}
         if blocks or piece.whole or known or large:
-            chunk = Chunk(version, found.snapshot, found.insert_lsn, blocks, self._at, [], known or None, large)
+            chunk = LiveChunk(version, found.snapshot, found.insert_lsn, blocks, self._at, [], known or None, large)
             self._hand_over(chunk)
         else:
             self._blocks = min(_MOST_BLOCKS, 2 * self._blocks)
@@ -187,7 +187,7 @@ class Reading(threading.Thread):
         log.warning("%s was dropped: its rows are not read again.", self._tables[oid].table.qualified)
         ((now,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
         self._at = replace(self._at, done=self._at.done + 1, filenode=0, upto=0, key=())
-        self._hand_over(Chunk(self._tables[oid].version, Snapshot.parse(now), 0, [], self._at))
+        self._hand_over(LiveChunk(self._tables[oid].version, Snapshot.parse(now), 0, [], self._at))
 
     def _flushed(self, connection: Connection, found: OwnSnapshot) -> None:
         """Wait, on the connection that reads, which a crash ends, until what the snapshot shows is on disk, and cannot
@@ -213,8 +213,8 @@ class Reading(threading.Thread):
         return Piece(None if empty else part, first, last, where, blocks, after, number >= len(found.parts))
 
     def _next(
-        self, connection: Connection, snapshot: OwnSnapshot, part: Table | None, first: int
-    ) -> tuple[int, Places | None]:
+        self, connection: Connection, snapshot: OwnSnapshot, part: SourceTable | None, first: int
+    ) -> tuple[int, RowLocations | None]:
         """The block behind the last one of the next chunk, and the places of its rows, if they are known."""
         if part is None:
             return 1, None
@@ -262,15 +262,15 @@ class Reading(threading.Thread):
             connection.execute("COMMIT")
             for records in self._topic(topic, reached):
                 if keys := latest.stale_keys(records):
-                    self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, keys))
+                    self._hand_over(LiveChunk(version, found.snapshot, found.insert_lsn, [], self._at, keys))
             low = latest.high
             if low < RANGES:
                 # what this snapshot shows need not be noted any more: the topic has it when it is read again
-                self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at))
+                self._hand_over(LiveChunk(version, found.snapshot, found.insert_lsn, [], self._at))
         # unless a condition has left rows out, the topic has now what these partitions have
         known = self._at.found.known if self._at.found is not None and not self._request.where else None
         self._at = replace(self._at, done=self._at.done + 1, filenode=0, found=None)
-        self._hand_over(Chunk(version, found.snapshot, found.insert_lsn, [], self._at, partitions=known))
+        self._hand_over(LiveChunk(version, found.snapshot, found.insert_lsn, [], self._at, partitions=known))
 
     def _find_keys(self, connection: Connection, oid: int, latest: LatestRecords) -> OwnSnapshot:
         """Look for all keys of a table, in ranges of blocks, each under a lock and a snapshot of its own, so that
@@ -299,7 +299,7 @@ class Reading(threading.Thread):
                 return found
             connection.execute("COMMIT")
 
-    def _topic(self, topic: str, ends: Sequence[int]) -> Iterator[TopicBlock]:
+    def _topic(self, topic: str, ends: Sequence[int]) -> Iterator[RecordBlock]:
         """The records of a topic up to these offsets."""
         for records in topic_blocks(self._pipeline.kafka, topic, ends, Backoff(None, self._ended, self._tell)):
             self._check()
@@ -346,7 +346,7 @@ class Reading(threading.Thread):
         self._versions[table.oid] = version
         return version
 
-    def _read(self, connection: Connection, version: Version, piece: Piece) -> Iterator[Block]:
+    def _read(self, connection: Connection, version: Version, piece: Piece) -> Iterator[MessageBlock]:
         if piece.source is None:
             return
         conditions = self._conditions() + ([large_rows.sendable(piece.source)] if self._wary else [])
@@ -359,7 +359,7 @@ class Reading(threading.Thread):
             size += used
             if size > _LARGEST and min(self._blocks, piece.blocks) > 1:
                 raise TooLarge
-            yield Block(block.data[:used].copy(), block.offsets.copy())
+            yield MessageBlock(block.data[:used].copy(), block.offsets.copy())
 
     def _conditions(self) -> list[sql.Composable]:
         return [sql.SQL(self._request.where)] if self._request.where else []  # type: ignore[arg-type]
@@ -388,13 +388,13 @@ class Reading(threading.Thread):
         if self._ended.is_set():
             raise StopRequested("The live snapshot is to end.")
 
-    def _hand_over(self, chunk: Chunk) -> None:
+    def _hand_over(self, chunk: LiveChunk) -> None:
         while True:
             self._check()
             with contextlib.suppress(queue.Full):
                 return self.chunks.put(chunk, timeout=0.2)
 
-    def _pace(self, blocks: list[Block]) -> None:
+    def _pace(self, blocks: list[MessageBlock]) -> None:
         """Wait as long as the request's limits demand."""
         rows, size = sum(block.count for block in blocks), sum(len(block.data) for block in blocks)
         request = self._request

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from airflow_bottledwater.live.reading import Reading
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.live.reading import LiveReader
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import SNAPSHOT_ENDS, SnapshotReport, encode, reading_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -15,20 +15,20 @@ from airflow_bottledwater.state.records import LiveProgress
 class Reports:
     """Writes a report at every heartbeat, and when a live snapshot changes its state."""
 
-    def __init__(self, pipeline: Pipeline, name: str) -> None:
+    def __init__(self, pipeline: Settings, name: str) -> None:
         self._pipeline, self._name = pipeline, name
         self._topic = ControlTopic.of(pipeline.kafka)
         #: by the request: the state that was reported last, and when
         self._last: dict[str, tuple[str, float]] = {}
         #: by the request: which reading the pace is measured of, since when, and from where
-        self._measured: dict[str, tuple[Reading, float, LiveProgress]] = {}
+        self._measured: dict[str, tuple[LiveReader, float, LiveProgress]] = {}
 
     def tell(
         self,
         request_id: str,
         state: str,
         progress: LiveProgress | None,
-        reading: Reading | None = None,
+        reading: LiveReader | None = None,
         tables: dict[int, PinnedTable] | None = None,
         waits_for: str = "",
         boundary: str = "",

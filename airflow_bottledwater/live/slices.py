@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from psycopg import sql
 
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import copy
 from airflow_bottledwater.postgres.connect import Connection
 
@@ -29,7 +29,7 @@ _DIRECT = ("Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Tid Scan", "Tid
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RowLocations:
     """Where the rows of a slice were when its reading began. A row that has moved since was changed, and is published
     by the stream.
 
@@ -38,7 +38,7 @@ class Places:
 
     tids: npt.NDArray[np.uint64]
 
-    def take(self, first: int, blocks: int) -> tuple[Places, int | None]:
+    def take(self, first: int, blocks: int) -> tuple[RowLocations, int | None]:
         """The rows from a block on, as far as they are in so many blocks; and the block behind the last of these. None:
         there are no others."""
         begin = int(np.searchsorted(self.tids, first << _OFFSET_BITS))
@@ -47,10 +47,10 @@ class Places:
         if len(starts) >= blocks:
             some = some[: starts[blocks - 1]]
         elif begin + len(some) == len(self.tids):
-            return Places(some), None
+            return RowLocations(some), None
         elif len(starts):
             some = some[: starts[-1]]  # the last block's other rows may be behind the limit
-        return Places(some), int(some[-1] >> _OFFSET_BITS) + 1
+        return RowLocations(some), int(some[-1] >> _OFFSET_BITS) + 1
 
     def condition(self, connection: Connection) -> sql.Composed:
         """As a condition on a table's rows, in a transaction that reads them by it and by nothing else: by an index on
@@ -61,7 +61,9 @@ class Places:
         return sql.SQL("ctid = ANY ({}::tid[])").format(sql.Literal("{" + ",".join(each) + "}"))
 
 
-def find(connection: Connection, table: Table, condition: sql.Composable, *, idle: Callable[[], None]) -> Places | None:
+def find(
+    connection: Connection, table: SourceTable, condition: sql.Composable, *, idle: Callable[[], None]
+) -> RowLocations | None:
     """Find the rows of a table that fulfil a condition, in the transaction that is open; None if PostgreSQL would read
     the whole table for that, or there are too many of them to keep their places.
 
@@ -78,7 +80,7 @@ def find(connection: Connection, table: Table, condition: sql.Composable, *, idl
     (explained,) = json.loads(row[0]) if isinstance(row[0], str | bytes) else row[0]
     plan = explained["Plan"]
     if plan["Node Type"] == "Result" and plan.get("One-Time Filter") == "false":
-        return Places(np.zeros(0, dtype=np.uint64))
+        return RowLocations(np.zeros(0, dtype=np.uint64))
     if plan["Node Type"] not in _DIRECT or plan["Plan Rows"] > _MOST_ROWS:
         return None
     found: list[npt.NDArray[np.uint64]] = []
@@ -86,4 +88,4 @@ def find(connection: Connection, table: Table, condition: sql.Composable, *, idl
         begin, end = int(block.offsets[0]), int(block.offsets[-1])
         rows = np.frombuffer(block.data[begin:end].tobytes(), dtype=_ROW)
         found.append((rows["block"].astype(np.uint64) << np.uint64(_OFFSET_BITS)) | rows["offset"])
-    return Places(np.sort(np.concatenate([np.zeros(0, dtype=np.uint64), *found])))
+    return RowLocations(np.sort(np.concatenate([np.zeros(0, dtype=np.uint64), *found])))

@@ -19,11 +19,11 @@ from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import CredentialsRefused, RecordError, rotated
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, tombstones
-from airflow_bottledwater.live.chunks import Chunk
-from airflow_bottledwater.live.reading import Reading
-from airflow_bottledwater.live.touched import Newer, Touched
+from airflow_bottledwater.live.changed_keys import ChangedKeys, SupersedingKeys
+from airflow_bottledwater.live.chunks import LiveChunk
+from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.model.lsn import Position, format_lsn
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.publish.dead_letter import counted
 from airflow_bottledwater.publish.encode import EncodedBatch
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
@@ -71,17 +71,17 @@ class LiveSnapshot:
     :ivar published_at: when a chunk was published last.
     """
 
-    def __init__(self, pipeline: Pipeline, session: PublishSession, request_id: str, request: SnapshotRequest) -> None:
+    def __init__(self, pipeline: Settings, session: PublishSession, request_id: str, request: SnapshotRequest) -> None:
         self._pipeline, self._session = pipeline, session
         self._id, self.request = request_id, request
-        self._touched = Touched()
+        self._touched = ChangedKeys()
         self._noting = False
         #: the indices of the topics of what is read
         self._topics: set[int] = set()
         #: P as it was when the last batch was noted
         self._position: Position | None = None
-        self.reading: Reading | None = None
-        self._chunk: Chunk | None = None
+        self.reading: LiveReader | None = None
+        self._chunk: LiveChunk | None = None
         self._rows: RowEncoder | None = None
         self.boundary, self.published_at = "", 0.0
 
@@ -134,7 +134,7 @@ class LiveSnapshot:
             tables = self._session.state.tables
             self._topics = {self._session.index[tables[oid].topic] for oid in progress.tables}
             self._noting, self._position = True, self._session.state.position
-            self.reading = Reading(self._pipeline, self.request, progress, tables)
+            self.reading = LiveReader(self._pipeline, self.request, progress, tables)
             self._rows = RowEncoder(self._session, wire.HEADERS if self._pipeline.snapshot_headers else 0, BY_LIVE)
         if self._chunk is None:
             error = self.reading.error
@@ -167,7 +167,7 @@ class LiveSnapshot:
         self.boundary = format_lsn(chunk.insert_lsn)
         return chunk.after.done == len(chunk.after.tables)
 
-    def _publish(self, chunk: Chunk, progress: LiveProgress) -> None:
+    def _publish(self, chunk: LiveChunk, progress: LiveProgress) -> None:
         """Publish a chunk, without the rows of which the stream has published newer versions."""
         topic = self._session.index[chunk.version.topic]
         # a key that was swept is one that no change was published of since the topic was read, not even one that the
@@ -198,7 +198,12 @@ class LiveSnapshot:
             raise Failed(error) from error
 
     def _records(
-        self, chunk: Chunk, newer: Newer, topic: int, before: LiveProgress, changes: dict[str, StateRecord | None]
+        self,
+        chunk: LiveChunk,
+        newer: SupersedingKeys,
+        topic: int,
+        before: LiveProgress,
+        changes: dict[str, StateRecord | None],
     ) -> Iterator[Records]:
         """The records of a chunk; at their end, the progress behind them is put into ``changes``."""
         rows = left_out = dead_letters = swept = 0
@@ -238,7 +243,7 @@ class LiveSnapshot:
         )
 
     def _find_refused(
-        self, chunk: Chunk, topic: int, error: RecordRefused, progress: dict[str, StateRecord | None]
+        self, chunk: LiveChunk, topic: int, error: RecordRefused, progress: dict[str, StateRecord | None]
     ) -> None:
         """Find the rows that the broker refuses; the next attempt rejects them.
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 from airflow_bottledwater.backoff import ROTATION
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, rotated
 from airflow_bottledwater.jobs.snapshots import SnapshotRequests
+from airflow_bottledwater.live.changed_keys import MOST
 from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.live.snapshot import Broken, Failed, LiveSnapshot
-from airflow_bottledwater.live.touched import MOST
 from airflow_bottledwater.live.wanted import wanted
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres.connect import session as connected
 from airflow_bottledwater.publish.encode import EncodedBatch
@@ -43,7 +43,7 @@ class LiveSnapshots:
     :param session: the stream's own.
     """
 
-    def __init__(self, pipeline: Pipeline, name: str, session: PublishSession) -> None:
+    def __init__(self, pipeline: Settings, name: str, session: PublishSession) -> None:
         self._pipeline, self._session = pipeline, session
         self._requests = SnapshotRequests(pipeline, name)
         self._reports = Reports(pipeline, name)

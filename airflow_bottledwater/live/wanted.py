@@ -7,7 +7,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_bottledwater.errors import Outage, Refused, SettingError
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 from airflow_bottledwater.state.control_records import SnapshotRequest
@@ -19,7 +19,7 @@ _INT8 = 20
 
 
 def wanted(
-    pipeline: Pipeline, connection: Connection, request: SnapshotRequest, known: PipelineState
+    pipeline: Settings, connection: Connection, request: SnapshotRequest, known: PipelineState
 ) -> tuple[int, ...]:
     """The oids of a request's tables.
 

@@ -18,7 +18,7 @@ from airflow_bottledwater.jobs import supervise
 from airflow_bottledwater.local import artifacts, flights, ports
 from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.warm import warm_up
 
 # the slot is the default of all forms, so that the other DAGs need nothing filled in
@@ -70,9 +70,9 @@ class DemoStack:
         return self.data.postgres.dsn(DATABASE, user=ROLE, password=self.password)
 
     @property
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> Settings:
         """The pipeline that the DAG run is given."""
-        return Pipeline(
+        return Settings(
             postgres=self.dsn,
             kafka={"bootstrap.servers": self.data.kafka.bootstrap},
             registry={"url": self.data.registry.url},

@@ -17,7 +17,7 @@ _AGAIN = 600.0
 _BEHIND = 60.0
 
 
-class Line:
+class ProgressLine:
     """Decides when a line is due: at first, when something has changed, and every ten minutes.
 
     :param meter: knows how far the stream is behind.

@@ -21,7 +21,7 @@ from airflow_bottledwater.metrics.registry import Metric
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Labelled, Sample
 from airflow_bottledwater.metrics.source import Age, Look, SourceLook
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import StatusRecord
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Sampler:
     :param status: tells the job's status.
     """
 
-    def __init__(self, pipeline: Pipeline, name: str, status: Callable[[], StatusRecord], meter: Meter) -> None:
+    def __init__(self, pipeline: Settings, name: str, status: Callable[[], StatusRecord], meter: Meter) -> None:
         self._pipeline, self._name, self._status, self._meter = pipeline, name, status, meter
         self._source, self._age = SourceLook(pipeline.postgres, pipeline.slot), Age()
         self._ended, self._told, self._tried = threading.Event(), False, 0.0
@@ -205,7 +205,7 @@ def _largest(of: list[Labelled]) -> list[Labelled]:
     return [*of[:_TABLES], Labelled(rest, (OTHERS, *of[0].labels[1:]))]
 
 
-def new_topic(pipeline: Pipeline, replication: int) -> NewTopic:
+def new_topic(pipeline: Settings, replication: int) -> NewTopic:
     """The topic of the samples: old ones are deleted by age and by size. Some managed Kafkas allow fewer properties."""
     kept = {
         "cleanup.policy": "delete",

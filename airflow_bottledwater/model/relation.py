@@ -69,7 +69,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SourceTable:
     """A table as its catalog rows describe it.
 
     :param identity: ``pg_class.relreplident``: d(efault), n(othing), f(ull) or i(ndex).
@@ -110,7 +110,7 @@ class Table:
         """The places of its columns among those that PostgreSQL sends."""
         return [each for each in range(len(self.columns) + len(self.left_out)) if each not in self.left_out]
 
-    def without(self, columns: Collection[int]) -> Table:
+    def without(self, columns: Collection[int]) -> SourceTable:
         """The table with some more of its columns left out, by number."""
         places = self.places
         kept = [column for c, column in enumerate(self.columns) if c not in columns]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Version:
     :param refused: why the registry has no schema for its rows (their keys have one); empty if it has.
     """
 
-    table: Table
+    table: SourceTable
     topic: str
     key_schema: int = 0
     value_schema: int = 0

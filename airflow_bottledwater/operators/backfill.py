@@ -26,8 +26,8 @@ from airflow_bottledwater.operators.base import (
     listed,
     number,
 )
-from airflow_bottledwater.operators.watching import Watching
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.operators.watching import BlockingWatch
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.backfill import BackfillTrigger
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         def begin() -> BackfillWatch:
             return BackfillWatch(self.pipeline_hook.pipeline(), **asked, write=lambda line: self.log.info("%s", line))
 
-        with Watching(begin, "The live snapshot") as watching:
+        with BlockingWatch(begin, "The live snapshot") as watching:
             while deadline is None or time.time() < deadline:
                 report: dict[str, Any] | None = watching.fetch()
                 if self._killed:
@@ -152,7 +152,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
                 return self._give_up(context, pipeline)
             return self._conclude(context, pipeline, event["report"])
 
-    def _ask(self, context: Context, pipeline: Pipeline) -> dict[str, str]:
+    def _ask(self, context: Context, pipeline: Settings) -> dict[str, str]:
         """Ask for the live snapshot, unless an earlier try of this task has."""
         from airflow_bottledwater.jobs import snapshots
         from airflow_bottledwater.provision import live
@@ -186,7 +186,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         )
         return asked
 
-    def _request(self, pipeline: Pipeline) -> SnapshotRequest:
+    def _request(self, pipeline: Settings) -> SnapshotRequest:
         from airflow_bottledwater.live.wanted import check_named
         from airflow_bottledwater.state.control_records import SnapshotRequest
 
@@ -201,7 +201,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         check_named(request)
         return request
 
-    def _conclude(self, context: Context, pipeline: Pipeline, report: dict[str, Any]) -> dict[str, Any]:
+    def _conclude(self, context: Context, pipeline: Settings, report: dict[str, Any]) -> dict[str, Any]:
         from airflow_bottledwater.jobs import snapshots
 
         store: Any = context["task_state_store"]
@@ -236,7 +236,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             self.log.warning("%s rows could not be published, and are dead letters.", f"{found['dead_letters']:,}")
         return found
 
-    def _give_up(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
+    def _give_up(self, context: Context, pipeline: Settings) -> dict[str, Any]:
         store: Any = context["task_state_store"]
         if (asked := store.get(_ASKED)) is not None:
             backfill.cancel(pipeline, **asked)

@@ -17,7 +17,7 @@ from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.file import SUFFIXES, load
 from airflow_bottledwater.pipeline.section import templated
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 
 log = logging.getLogger(__name__)
@@ -92,9 +92,9 @@ class PipelineMixin:
         return self._hook
 
 
-def jobs_of(operator: Any, pipeline: Pipeline) -> dict[str, Mapping[str, Any]]:
+def jobs_of(operator: Any, pipeline: Settings) -> dict[str, Mapping[str, Any]]:
     """What an operator that runs before snapshot and stream knows of them; see
-    :func:`airflow_bottledwater.hooks.places.problems`."""
+    :func:`airflow_bottledwater.hooks.spark_target.problems`."""
     spark = operator.described().spark
     where = {"deploy_mode": spark.deploy_mode or None, "settings_file": spark.settings_file or None}
     tasks = {"snapshot": {**where, **(operator.snapshot or {})}, "stream": {**where, **(operator.stream or {})}}

@@ -21,7 +21,7 @@ from airflow_bottledwater.operators.base import (
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_bottledwater.pipeline.settings import Pipeline
+    from airflow_bottledwater.pipeline.settings import Settings
 
 
 #: what can be asked of a pipeline, and what it does, for people
@@ -101,13 +101,13 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
             else:
                 self._settle(pipeline)
 
-    def _stop(self, pipeline: Pipeline) -> None:
+    def _stop(self, pipeline: Settings) -> None:
         from airflow_bottledwater.jobs import stop
 
         retire, timeout = self.action == "retire", number("timeout", self.timeout) or 0.0
         stop.stop_pipeline(pipeline, retire=retire, timeout=timeout, say=lambda line: self.log.info("%s", line))
 
-    def _start(self, pipeline: Pipeline) -> None:
+    def _start(self, pipeline: Settings) -> None:
         from airflow_bottledwater.jobs import requests
         from airflow_bottledwater.postgres.connect import session
         from airflow_bottledwater.postgres.server import identify
@@ -120,14 +120,14 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         else:
             self.log.info("The pipeline is meant to run. Its DAG starts it.")
 
-    def _snapshot(self, pipeline: Pipeline) -> None:
+    def _snapshot(self, pipeline: Settings) -> None:
         from airflow_bottledwater.provision import live
         from airflow_bottledwater.state.control_records import SnapshotRequest
 
         name, request_id = live.ask(pipeline, SnapshotRequest(tuple(listed(self.tables)), self.where))
         self.log.info("Live snapshot %s is asked for. %s", request_id, live.publishes(pipeline, name))
 
-    def _change(self, pipeline: Pipeline) -> None:
+    def _change(self, pipeline: Settings) -> None:
         from airflow_bottledwater.jobs import snapshots
         from airflow_bottledwater.provision import live
 
@@ -138,7 +138,7 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
             snapshots.change(pipeline, name, self.snapshot_id, paused=self.action == "pause")
         self.log.info("Live snapshot %s is asked to %s.", self.snapshot_id, _CHANGES[self.action])
 
-    def _settle(self, pipeline: Pipeline) -> None:
+    def _settle(self, pipeline: Settings) -> None:
         from airflow_bottledwater import extras
 
         extras.require("spark")  # dead letters are encoded anew, as a job does

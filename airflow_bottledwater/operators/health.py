@@ -80,11 +80,11 @@ class PipelineHealthOperator(BaseOperator):
         """
         from airflow_bottledwater.hooks import health
         from airflow_bottledwater.hooks.pipeline import properties
-        from airflow_bottledwater.jobs.pipelines import Limits
+        from airflow_bottledwater.jobs.pipelines import HealthLimits
 
         with failing():
             letters, lag = number("max_dead_letters", self.max_dead_letters), number("max_lag", self.max_lag)
-            limits = Limits(
+            limits = HealthLimits(
                 silence=number("max_silence", self.max_silence) or 0.0,
                 pause=number("max_pause", self.max_pause),
                 lag=None if lag is None else int(lag),

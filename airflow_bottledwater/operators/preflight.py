@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused
-from airflow_bottledwater.hooks import places, spark_job
+from airflow_bottledwater.hooks import spark_job, spark_target
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
@@ -21,7 +21,7 @@ from airflow_bottledwater.operators.base import (
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_bottledwater.pipeline.settings import Pipeline
+    from airflow_bottledwater.pipeline.settings import Settings
 
 
 class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
@@ -79,12 +79,12 @@ class ReplicationPreflightOperator(PipelineMixin, BaseOperator):
             )
         return {"tables": [t.qualified for t in found.tables], "warnings": found.warnings, "notes": found.notes}
 
-    def _spark_problems(self, pipeline: Pipeline) -> list[str]:
+    def _spark_problems(self, pipeline: Settings) -> list[str]:
         """Why snapshot or stream could not run; reported before anything is created."""
         if self.snapshot is None and self.stream is None:
             return []
         tasks, conn_id = jobs_of(self, pipeline), self.described().spark.conn_id
-        found = places.problems(conn_id, tasks)
+        found = spark_target.problems(conn_id, tasks)
         # a task with another executor may be on another host
         if not found and any(self.executor == task.get("executor") for task in tasks.values()):
             try:

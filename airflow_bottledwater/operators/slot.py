@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import Outage, PreflightError, StopRequested
-from airflow_bottledwater.hooks import places, tasks
+from airflow_bottledwater.hooks import spark_target, tasks
 from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_bottledwater.model.job import Owner
-    from airflow_bottledwater.pipeline.settings import Pipeline
+    from airflow_bottledwater.pipeline.settings import Settings
 
 
 class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
@@ -64,7 +64,7 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         with failing():
             pipeline = self.pipeline_hook.pipeline()
             if self.snapshot is not None or self.stream is not None:
-                problems = places.problems(self.described().spark.conn_id, jobs_of(self, pipeline))
+                problems = spark_target.problems(self.described().spark.conn_id, jobs_of(self, pipeline))
                 if problems:
                     raise PreflightError(problems)
             try:
@@ -119,7 +119,7 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
         self.log.info("%s", done)
         return done
 
-    def _stop_jobs(self, context: Context, pipeline: Pipeline) -> None:
+    def _stop_jobs(self, context: Context, pipeline: Settings) -> None:
         """Stop the jobs of this run whose tasks have ended; not others, such as a verification beside the stream."""
         from airflow_bottledwater.provision import live
 

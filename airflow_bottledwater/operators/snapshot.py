@@ -8,7 +8,7 @@ from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import failing
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -60,7 +60,7 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
                 raise JobFailed("The snapshot was stopped before its end.", "Clear the task: it resumes the snapshot.")
         return super()._finish(outcome)
 
-    def _is_complete(self, pipeline: Pipeline) -> bool:
+    def _is_complete(self, pipeline: Settings) -> bool:
         from airflow_bottledwater.jobs.status import snapshot_is_complete
 
         complete = snapshot_is_complete(pipeline)

@@ -17,9 +17,9 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
-from airflow_bottledwater.hooks import places, spark_job
-from airflow_bottledwater.hooks.places import Place
+from airflow_bottledwater.hooks import spark_job, spark_target
 from airflow_bottledwater.hooks.spark_job import Given
+from airflow_bottledwater.hooks.spark_target import SparkTarget
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import leftovers, stop, supervise, watch
 from airflow_bottledwater.jobs.identity import Identity
@@ -34,8 +34,8 @@ from airflow_bottledwater.operators.base import (
     is_first_try,
     known_event,
 )
-from airflow_bottledwater.operators.watching import Watching
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.operators.watching import BlockingWatch
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.job import JobTrigger
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         self.start_timeout = start_timeout
         self._identity: Identity | None = None
         #: as it was when the task began: when it is ended, Airflow may not answer any more
-        self._pipeline: Pipeline | None = None
+        self._pipeline: Settings | None = None
         self._submitting: subprocess.Popen[str] | None = None
         #: whether Airflow has ended the task, which does not end its process by itself
         self._killed = False
@@ -109,7 +109,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         except RuntimeError as error:  # Kubernetes, without its provider
             raise Refused(f"{error}.", "pip install apache-airflow-providers-cncf-kubernetes") from error
 
-    def _place(self) -> Place:
+    def _place(self) -> SparkTarget:
         """Where the job is going to run.
 
         :raises Refused: it cannot run there.
@@ -117,13 +117,13 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         spark = self.described().spark
         if self._given is None:
             self._given = (self.application, {**spark.conf, **(self.conf or {})}, self.files)
-        place = places.find(spark.conn_id, mode=spark.deploy_mode or None, properties=self._given[1])
-        places.check(
+        place = spark_target.find(spark.conn_id, mode=spark.deploy_mode or None, properties=self._given[1])
+        spark_target.check(
             place, detached=bool(self.deferrable), executor=self.executor, settings_file=spark.settings_file or None
         )
         return place
 
-    def _submit(self, context: Context, pipeline: Pipeline, place: Place, *, bounded: bool = False) -> Identity:
+    def _submit(self, context: Context, pipeline: Settings, place: SparkTarget, *, bounded: bool = False) -> Identity:
         """Submit a job. Its identity is stored and announced before it starts, so that no job can run that nobody knows
         of."""
         from airflow_bottledwater.jobs import submitted
@@ -183,7 +183,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         store.set(JOB, self._identity, retention=NEVER_EXPIRE)
         return self._identity
 
-    def _give_up(self, pipeline: Pipeline) -> None:
+    def _give_up(self, pipeline: Settings) -> None:
         """Give a job up whose submission failed, or was interrupted: the cluster may have accepted it. The request to
         stop stays, with the job's record, for when it begins."""
         assert self._identity is not None
@@ -199,7 +199,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         assert self._identity is not None
         self._identity = {**self._identity, "application": application}
 
-    def _earlier(self, context: Context, pipeline: Pipeline) -> Identity | Ended | None:
+    def _earlier(self, context: Context, pipeline: Settings) -> Identity | Ended | None:
         """The job of an earlier try: to attach to, or how it has finished. If the task was cleared since, that
         job is stopped instead; if it has failed or fallen silent, it is replaced: then the result is None."""
         store: Any = context["task_state_store"]
@@ -226,7 +226,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
         """Whether nothing is left to do after a job of an earlier try."""
         return ended.outcome.ok and not ended.outcome.stopped
 
-    def _follow(self, pipeline: Pipeline, place: Place, identity: Identity) -> dict[str, Any]:
+    def _follow(self, pipeline: Settings, place: SparkTarget, identity: Identity) -> dict[str, Any]:
         """Defer until the job ends, or wait for it in this process; returns the task's result."""
         self._identity = identity
         if place.cluster if self.deferrable is None else self.deferrable:
@@ -300,7 +300,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 past=next(past, 0),
             )
 
-        with Watching(begin, "The job") as watching:
+        with BlockingWatch(begin, "The job") as watching:
             while deadline is None or time.monotonic() < deadline:
                 self._check_killed()
                 ended: Ended | None = watching.fetch()

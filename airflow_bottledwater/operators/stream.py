@@ -24,7 +24,7 @@ from airflow_bottledwater.triggers.job import PauseTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_bottledwater.pipeline.settings import Pipeline
+    from airflow_bottledwater.pipeline.settings import Settings
 
 #: keys in the task's state: how often the job was submitted again, and when this try's timeout expires (seconds since
 #: 1970; 0: never)
@@ -119,7 +119,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             return self._stay(context, found)
         self._defer_until_end(found, self._left(context))
 
-    def _make_way(self, context: Context, pipeline: Pipeline) -> None:
+    def _make_way(self, context: Context, pipeline: Settings) -> None:
         """See who works on the slot. A job whose task has ended, or is gone, is stopped in order: this one takes its
         place.
 

@@ -14,7 +14,7 @@ from airflow_bottledwater.triggers.watching import Watch
 log = logging.getLogger(__name__)
 
 
-class Watching(contextlib.AbstractContextManager["Watching"]):
+class BlockingWatch(contextlib.AbstractContextManager["BlockingWatch"]):
     """A watch that is begun when it is needed, and begun anew after an error that is not an outage: with the
     connections as they are then, since a password may have been changed.
 

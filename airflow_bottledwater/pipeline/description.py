@@ -17,7 +17,7 @@ _PUBLIC = {name for name, setting in SETTINGS.items() if not setting.secret}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Source(Section, groups.Source):
+class Source(Section, groups.SourceSettings):
     """Where is read, and what."""
 
     AT: ClassVar[str] = "source."
@@ -34,7 +34,7 @@ class Source(Section, groups.Source):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Kafka(Section, groups.Topics, groups.Format):
+class Kafka(Section, groups.TopicSettings, groups.FormatSettings):
     """Where and how it is published."""
 
     AT: ClassVar[str] = "kafka."
@@ -56,7 +56,7 @@ class Kafka(Section, groups.Topics, groups.Format):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Types(Section, groups.Types):
+class Types(Section, groups.TypeSettings):
     """In which form types are published."""
 
     AT: ClassVar[str] = "types."
@@ -115,7 +115,14 @@ class Schedules(Section):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Description(Section, groups.Metrics, groups.Verification, groups.Limits, groups.Pace, groups.Errors):
+class Description(
+    Section,
+    groups.Metrics,
+    groups.VerificationSettings,
+    groups.LimitSettings,
+    groups.PerformanceSettings,
+    groups.Errors,
+):
     """A pipeline: its name, what it reads, where and how it publishes, where its jobs run, and all other settings of
     docs/settings.md.
 

@@ -75,7 +75,7 @@ class Name:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceSettings:
     """What is read."""
 
     publication: Annotated[
@@ -119,14 +119,14 @@ SECRET_PROPERTIES = ("password", "secret", "user.info", "token", "passphrase", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format:
+class FormatSettings:
     """In which format it is published."""
 
     format: Annotated[Literal["avro", "json"], about("Format of the records.", changes="never")] = "avro"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Topics:
+class TopicSettings:
     """Where and how it is published."""
 
     topic_prefix: Annotated[
@@ -174,7 +174,7 @@ class Topics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Types:
+class TypeSettings:
     """In which form types are published."""
 
     arrays: Annotated[forms.Arrays, about("Arrays as arrays of their elements, or as PostgreSQL's text.")] = "array"
@@ -226,7 +226,7 @@ class Errors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class PerformanceSettings:
     """Pace."""
 
     lanes: Annotated[int, about("Snapshot tasks in parallel.", allowed="1 to 256", ge=1, le=256)] = 2
@@ -262,7 +262,7 @@ class Pace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class LimitSettings:
     """Limits."""
 
     buffer_bytes: Annotated[Bytes, about("Size of the receive buffer; when it is full, PostgreSQL is throttled.")] = (
@@ -297,7 +297,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verification:
+class VerificationSettings:
     """Verification."""
 
     verify_tables: Annotated[

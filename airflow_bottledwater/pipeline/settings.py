@@ -10,21 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.model.forms import TypeOptions
-from airflow_bottledwater.pipeline.formats import FORMATS
-from airflow_bottledwater.pipeline.formats import Format as RecordFormat
+from airflow_bottledwater.pipeline.formats import FORMATS, Format
 from airflow_bottledwater.pipeline.groups import (
     SERVERS,
     Connections,
     Errors,
-    Format,
-    Limits,
+    FormatSettings,
+    LimitSettings,
     Metrics,
     Name,
-    Pace,
-    Source,
-    Topics,
-    Types,
-    Verification,
+    PerformanceSettings,
+    SourceSettings,
+    TopicSettings,
+    TypeSettings,
+    VerificationSettings,
 )
 from airflow_bottledwater.pipeline.setting import described, plain, unknown
 
@@ -34,7 +33,19 @@ MAX_PUBLICATION_BYTES = 54
 
 # the bases are in reverse, since a dataclass has the fields of its last base first
 @dataclass(frozen=True, kw_only=True)
-class Pipeline(Metrics, Verification, Limits, Pace, Errors, Types, Topics, Format, Source, Name, Connections):
+class Settings(
+    Metrics,
+    VerificationSettings,
+    LimitSettings,
+    PerformanceSettings,
+    Errors,
+    TypeSettings,
+    TopicSettings,
+    FormatSettings,
+    SourceSettings,
+    Name,
+    Connections,
+):
     """All settings of a pipeline; see docs/settings.md. Only its :class:`Connections` contain secrets.
 
     Loosely typed values (from a form, a file) are converted: lists to tuples, texts to numbers or switches.
@@ -54,7 +65,7 @@ class Pipeline(Metrics, Verification, Limits, Pace, Errors, Types, Topics, Forma
             SETTINGS["registry"].refuse(self.registry)
 
     @classmethod
-    def of(cls, **values: Any) -> Pipeline:
+    def of(cls, **values: Any) -> Settings:
         """Make a pipeline from values of a form or a file; None means the default.
 
         :raises SettingError: a name is unknown, or a value is not allowed.
@@ -70,7 +81,7 @@ class Pipeline(Metrics, Verification, Limits, Pace, Errors, Types, Topics, Forma
         return self.publication or self.slot
 
     @property
-    def record_format(self) -> RecordFormat:
+    def record_format(self) -> Format:
         """The format of the records."""
         return FORMATS[self.format]
 
@@ -106,7 +117,7 @@ class Pipeline(Metrics, Verification, Limits, Pace, Errors, Types, Topics, Forma
             if not setting.secret and (value := getattr(self, name)) != setting.default
         }
 
-    def with_(self, **changes: Any) -> Pipeline:
+    def with_(self, **changes: Any) -> Settings:
         """A copy with changed settings.
 
         :raises SettingError: a value is not allowed.
@@ -123,7 +134,7 @@ class Pipeline(Metrics, Verification, Limits, Pace, Errors, Types, Topics, Forma
         return Path(name)
 
     @classmethod
-    def read(cls, path: Path, **more: Any) -> Pipeline:
+    def read(cls, path: Path, **more: Any) -> Settings:
         """The inverse of :meth:`write`.
 
         :param more: settings that override those of the file.
@@ -134,8 +145,8 @@ class Pipeline(Metrics, Verification, Limits, Pace, Errors, Types, Topics, Forma
 
 
 #: the groups of settings, in the order of docs/settings.md
-GROUPS: tuple[type, ...] = Pipeline.__bases__[::-1]
+GROUPS: tuple[type, ...] = Settings.__bases__[::-1]
 
 
 #: all settings by their names
-SETTINGS = described(Pipeline, [field.name for field in fields(Pipeline)])
+SETTINGS = described(Settings, [field.name for field in fields(Settings)])

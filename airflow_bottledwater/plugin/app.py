@@ -18,7 +18,7 @@ from airflow_bottledwater.plugin import actions, kafkas, overview, rights
 from airflow_bottledwater.plugin.detail import detail
 from airflow_bottledwater.plugin.past import PERIODS, past
 from airflow_bottledwater.plugin.rights import Rights
-from airflow_bottledwater.plugin.watch import Seen, Watch
+from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
 
 #: what was built of ``www/src``
 BUILT = Path(__file__).parent / "www" / "built"
@@ -97,14 +97,14 @@ def history(user: GetUserDep, kafka: str, name: str, period: int = Query(900)) -
         raise HTTPException(503, str(error)) from None
 
 
-def _seen(kafka: str) -> tuple[Watch, Seen]:
+def _seen(kafka: str) -> tuple[KafkaWatch, KafkaLook]:
     watch = kafkas.watches().get(kafka)
     if watch is None:
         raise HTTPException(404, f"There is no connection {kafka!r} of type Apache Kafka.")
     return watch, watch.look()
 
 
-def _allowed(allowed: Rights, kafka: str, name: str, seen: Seen) -> str:
+def _allowed(allowed: Rights, kafka: str, name: str, seen: KafkaLook) -> str:
     """The name, if there is such a pipeline and the user may see it."""
     status = seen.statuses.get(name)
     if status is None and seen.away:

@@ -12,7 +12,7 @@ from airflow_bottledwater.jobs import status as reports
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.rates import rate
 from airflow_bottledwater.plugin.overview import present, row
-from airflow_bottledwater.plugin.watch import Seen, Watch
+from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.control_records import (
     SnapshotReport,
@@ -35,10 +35,10 @@ _states: dict[tuple[str, str], tuple[float, PipelineState | None, str]] = {}
 _lock = threading.Lock()
 
 
-def detail(watch: Watch, name: str, seen: Seen) -> dict[str, Any]:
+def detail(watch: KafkaWatch, name: str, seen: KafkaLook) -> dict[str, Any]:
     """Everything of one pipeline that does not come from Airflow; no secrets.
 
-    :param name: one of :attr:`Seen.statuses`.
+    :param name: one of :attr:`KafkaLook.statuses`.
     """
     status = seen.statuses[name]
     shown = row(watch.conn_id, name, status, seen)
@@ -89,7 +89,7 @@ def _state(kafka: Mapping[str, str], name: str, database: str, slot: str) -> tup
     return known, why
 
 
-def _tables(known: PipelineState | None, name: str, seen: Seen) -> list[dict[str, Any]]:
+def _tables(known: PipelineState | None, name: str, seen: KafkaLook) -> list[dict[str, Any]]:
     """The tables with their topics, what is published of them, and why one is not followed."""
     status, samples = seen.statuses[name], seen.samples.get(name, ())
     found: dict[str, dict[str, Any]] = {}
@@ -115,14 +115,14 @@ def _tables(known: PipelineState | None, name: str, seen: Seen) -> list[dict[str
     return [{"table": table_name, **of} for table_name, of in ordered[:_TABLES]]
 
 
-def _verification(name: str, seen: Seen) -> dict[str, Any] | None:
+def _verification(name: str, seen: KafkaLook) -> dict[str, Any] | None:
     found = decode(VerifiedRecord, seen.records.get(verified_key(name)))
     if found is None:
         return None
     return {"at": found.at, "rows": found.rows, "different": found.different, "unverified": found.unverified}
 
 
-def _live(name: str, seen: Seen) -> list[dict[str, Any]]:
+def _live(name: str, seen: KafkaLook) -> list[dict[str, Any]]:
     """The live snapshots that were asked for, and those that have just ended."""
     requested, reported = snapshots_prefix(name), reading_key(name, "")
     requests = {key.removeprefix(requested): raw for key, raw in seen.records.items() if key.startswith(requested)}

@@ -14,7 +14,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 
 from airflow_bottledwater.hooks.pipeline import properties
-from airflow_bottledwater.plugin.watch import Watch
+from airflow_bottledwater.plugin.watch import KafkaWatch
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,9 @@ _found: tuple[float, dict[str, dict[str, str]]] = (0.0, {})
 _lock = threading.Lock()
 
 
-def watches() -> dict[str, Watch]:
+def watches() -> dict[str, KafkaWatch]:
     """The watch of each Kafka, by the id of its connection; of several connections with the same brokers, the first."""
-    return {conn_id: Watch.of(conn_id, kafka) for conn_id, kafka in _connections().items()}
+    return {conn_id: KafkaWatch.of(conn_id, kafka) for conn_id, kafka in _connections().items()}
 
 
 def _connections() -> dict[str, dict[str, str]]:

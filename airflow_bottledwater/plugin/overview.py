@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_bottledwater.jobs.pipelines import Limits, wrong
+from airflow_bottledwater.jobs.pipelines import HealthLimits, wrong
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.points import place
 from airflow_bottledwater.metrics.rates import between, bound, rate
 from airflow_bottledwater.metrics.registry import Metric
 from airflow_bottledwater.metrics.sample import Sample
-from airflow_bottledwater.plugin.watch import Seen
+from airflow_bottledwater.plugin.watch import KafkaLook
 from airflow_bottledwater.state.control_records import StatusRecord, VerifiedRecord, decode, verified_key
 
 #: intervals after which a sample is too old to be shown
@@ -33,7 +33,7 @@ def present(samples: Sequence[Sample], now: float) -> Sample | None:
     return samples[-1] if samples and abs(now - samples[-1].at) < _OLD * max(10.0, samples[-1].interval) else None
 
 
-def row(kafka: str, name: str, status: StatusRecord, seen: Seen) -> dict[str, Any]:
+def row(kafka: str, name: str, status: StatusRecord, seen: KafkaLook) -> dict[str, Any]:
     """One pipeline.
 
     :param kafka: the id of the connection.
@@ -60,7 +60,7 @@ def row(kafka: str, name: str, status: StatusRecord, seen: Seen) -> dict[str, An
             "at": verified.at, "equal": not verified.different and not verified.unverified
         },
         "snapshot": snapshot(status),
-        "wrong": wrong(name, status, seen.records, Limits(), alive=not quiet, now=now),
+        "wrong": wrong(name, status, seen.records, HealthLimits(), alive=not quiet, now=now),
         "task": None if owner is None else {
             "dag_id": owner.dag_id, "run_id": owner.run_id, "task_id": owner.task_id, "map_index": owner.map_index
         },
@@ -82,7 +82,7 @@ def snapshot(status: StatusRecord) -> dict[str, float] | None:
     return {name: value for name in kept if isinstance(value := status.progress.get(name), int | float)}
 
 
-def rows(kafka: str, seen: Seen) -> list[dict[str, Any]]:
+def rows(kafka: str, seen: KafkaLook) -> list[dict[str, Any]]:
     """All pipelines, those with something wrong first."""
     return worst_first([row(kafka, name, status, seen) for name, status in seen.statuses.items()])
 

@@ -26,7 +26,7 @@ _FIRST, _AWAY = 1.5, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class KafkaLook:
     """What was read last.
 
     :param records: those of the shared topic.
@@ -45,26 +45,26 @@ class Seen:
     away: str = ""
 
 
-class Watch:
+class KafkaWatch:
     """Reads what the pipelines of a Kafka report, in a thread, for as long as somebody asks.
 
     :param conn_id: the connection, for messages.
     :param kafka: properties of the client.
     """
 
-    _of: ClassVar[dict[str, Watch]] = {}
+    _of: ClassVar[dict[str, KafkaWatch]] = {}
     _all: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, conn_id: str, kafka: dict[str, str]) -> None:
         self.conn_id, self.kafka = conn_id, kafka
         self._asked = self._began = time.monotonic()
         self._error = ""
-        self._seen = Seen()
+        self._seen = KafkaLook()
         self._read = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"bottledwater {conn_id}", daemon=True)
 
     @classmethod
-    def of(cls, conn_id: str, kafka: dict[str, str]) -> Watch:
+    def of(cls, conn_id: str, kafka: dict[str, str]) -> KafkaWatch:
         """The one of this process for these properties."""
         key = json.dumps(kafka, sort_keys=True)
         with cls._all:
@@ -75,7 +75,7 @@ class Watch:
             found._asked = time.monotonic()
             return found
 
-    def look(self) -> Seen:
+    def look(self) -> KafkaLook:
         """What was read last; at the first time it is waited for, for less than two seconds."""
         self._read.wait(max(0.0, self._began + _FIRST - time.monotonic()))
         seen, now = self._seen, time.monotonic()
@@ -84,7 +84,7 @@ class Watch:
             return seen
         waited = f"Kafka (connection {self.conn_id!r}) has not answered for {now - since:.0f} s."
         reason = self._error if self._error else waited
-        return Seen(seen.records, seen.statuses, seen.samples, seen.silent, seen.read, reason)
+        return KafkaLook(seen.records, seen.statuses, seen.samples, seen.silent, seen.read, reason)
 
     def _run(self) -> None:
         found: Pipelines | None = None
@@ -104,7 +104,7 @@ class Watch:
             if found is not None:
                 found.close()
 
-    def _look(self, found: Pipelines) -> Seen:
+    def _look(self, found: Pipelines) -> KafkaLook:
         records, now = found.read(), time.monotonic()
         known = statuses(records)
         quiet = frozenset(
@@ -114,4 +114,4 @@ class Watch:
             if suspect(status, time.time()) and now - found.changed(name) > longest_silence(status.heartbeat)
         )
         samples = {name: found.samples(name) for name in known}
-        return Seen(records, known, samples, quiet, now)
+        return KafkaLook(records, known, samples, quiet, now)

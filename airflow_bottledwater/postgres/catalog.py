@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.patterns import is_meant, is_named
 from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.column_types import Declared, describe
@@ -235,7 +235,7 @@ def _unfit(relation: _Relation) -> str:
 
 def load(
     connection: Connection, oids: Sequence[int], mapping: TableMapping | None = None, *, sizes: bool = False
-) -> list[Table]:
+) -> list[SourceTable]:
     """The tables with these oids, ordered by schema and name; a table that does not exist any more is left out.
 
     :param mapping: how the pipeline sees them; None where types do not matter.
@@ -273,7 +273,7 @@ def load(
                 "on such a table while they are published (use ALTER TABLE … REPLICA IDENTITY DEFAULT or USING INDEX)",
             )
         loaded.append(
-            Table(
+            SourceTable(
                 oid,
                 schema,
                 name,
@@ -350,7 +350,7 @@ def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:
     return dict(rows)
 
 
-def definition(table: Table) -> str:
+def definition(table: SourceTable) -> str:
     """A table's columns and key as one string, to compare them with those at the time of its plan."""
     columns = [[c.name, asdict(c.type), c.required] for c in table.columns]
     return json.dumps([columns, list(table.key), table.identity])
@@ -379,7 +379,7 @@ def inherited(
     return found
 
 
-def unselectable(connection: Connection, tables: Sequence[Table]) -> list[str]:
+def unselectable(connection: Connection, tables: Sequence[SourceTable]) -> list[str]:
     """The tables on which this role lacks SELECT (or USAGE on their schema)."""
     rows = connection.execute(
         "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND NOT"
@@ -390,14 +390,14 @@ def unselectable(connection: Connection, tables: Sequence[Table]) -> list[str]:
     return [t.qualified for t in tables if t.oid in denied]
 
 
-def unsendable(connection: Connection, tables: Sequence[Table]) -> list[tuple[str, str, str]]:
+def unsendable(connection: Connection, tables: Sequence[SourceTable]) -> list[tuple[str, str, str]]:
     """Columns that contain a type without a send function, as table, column and type. pgoutput fails for every row of
     such a table (logicalrep_write_tuple in src/backend/replication/logical/proto.c checks the column's own type
     only)."""
     return connection.execute(_UNSENDABLE, ([t.oid for t in tables],)).fetchall()  # type: ignore[return-value]
 
 
-def filtered_by_policy(connection: Connection, tables: Sequence[Table]) -> list[str]:
+def filtered_by_policy(connection: Connection, tables: Sequence[SourceTable]) -> list[str]:
     """The tables in which a row-level policy could hide rows from this role (row_security_active)."""
     rows = connection.execute(
         "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND c.relrowsecurity AND "

@@ -14,7 +14,7 @@ from psycopg import pq, sql
 
 from airflow_bottledwater.errors import ProtocolError
 from airflow_bottledwater.postgres.connect import Connection, Silence, command
-from airflow_bottledwater.postgres.receive import Block, CopyReader
+from airflow_bottledwater.postgres.receive import CopyReader, MessageBlock
 
 SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 #: signature, 32 bits of flags, 32 bits of header extension length
@@ -24,7 +24,7 @@ TRAILER = b"\xff\xff"
 
 def rows(
     connection: Connection, query: sql.Composable, *, block_size: int = 1 << 20, idle: Callable[[], None] = lambda: None
-) -> Iterator[Block]:
+) -> Iterator[MessageBlock]:
     """Run a binary COPY; yields blocks whose messages are rows. A block is overwritten by the next one.
 
     PostgreSQL sends each row as a message of its own, with the header before the first (SendCopyBegin,
@@ -48,12 +48,12 @@ def rows(
         if len(offsets) > 1 and bytes(data[offsets[-2] : offsets[-1]]) == TRAILER:
             offsets = offsets[:-1]
         if len(offsets) > 1:
-            yield Block(data, np.ascontiguousarray(offsets))
+            yield MessageBlock(data, np.ascontiguousarray(offsets))
 
 
 def lines(
     connection: Connection, query: sql.Composable, *, block_size: int = 1 << 20, idle: Callable[[], None] = lambda: None
-) -> Iterator[Block]:
+) -> Iterator[MessageBlock]:
     """Run a COPY; yields blocks of its messages. In the text format, each is a row. A block is overwritten by the next
     one.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.connect import Connection
 
 #: bytes above which a row of a COPY is taken for one that cannot be sent; it is also what no record of Kafka can have
@@ -52,7 +52,7 @@ def too_large(error: BaseException) -> bool:
 
 
 def large_rows(
-    connection: Connection, table: Table, *, at_least: int = SENDABLE, where: sql.Composable | None = None
+    connection: Connection, table: SourceTable, *, at_least: int = SENDABLE, where: sql.Composable | None = None
 ) -> list[LargeRow]:
     """The rows of a table whose values have so many bytes together, the largest first, at most a hundred.
 
@@ -78,12 +78,12 @@ def large_rows(
     ]
 
 
-def sendable(table: Table) -> sql.Composed:
+def sendable(table: SourceTable) -> sql.Composed:
     """The condition for the rows that PostgreSQL can send."""
     return sql.SQL("{} < {}").format(_size_of_row(table), sql.Literal(SENDABLE))
 
 
-def _size_of_row(table: Table) -> sql.Composed:
+def _size_of_row(table: SourceTable) -> sql.Composed:
     sizes: list[sql.Composable] = [_size(column.name, column.type.base_oid) for column in table.columns]
     return sql.SQL("({})::bigint").format(sql.SQL(" + ").join([*sizes, sql.SQL("0")]))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.connect import Connection, quoted
 
 #: everything below partitioned tables, parents first. Nothing here takes a lock: pg_partition_tree would wait for
@@ -70,7 +70,7 @@ class Partition:
     :param parent: the table that it is directly below.
     :param kind: ``relkind``: ``p`` if it is partitioned itself, so that it has no rows of its own.
     :param identity: ``relreplident``; ``identity_columns`` are those of its index.
-    :param filenode: see :class:`~airflow_bottledwater.model.relation.Table`; 0 if it is partitioned itself.
+    :param filenode: see :class:`~airflow_bottledwater.model.relation.SourceTable`; 0 if it is partitioned itself.
     :param xmin: of its row in pg_class.
     :param created: whether CREATE TABLE … PARTITION OF has made it and put it below its parent, so that it was empty
         then.
@@ -117,7 +117,7 @@ def names(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, s
     return {each.oid: (each.schema, each.name) for some in below(connection, oids).values() for each in some}
 
 
-def parts(table: Table, partitions: Sequence[Partition]) -> list[Table]:
+def parts(table: SourceTable, partitions: Sequence[Partition]) -> list[SourceTable]:
     """The tables that have a table's rows: itself, or its leaf partitions, with the columns and the key of the whole,
     since a partition may have its columns in another order."""
     if not table.partitioned:
@@ -138,7 +138,7 @@ def parts(table: Table, partitions: Sequence[Partition]) -> list[Table]:
     ]
 
 
-def mismatches(table: Table, partitions: Sequence[Partition]) -> list[str]:
+def mismatches(table: SourceTable, partitions: Sequence[Partition]) -> list[str]:
     """The partitions whose old rows are not those that the root's Relation message announces, as sentences; empty if
     there are none.
 
@@ -169,7 +169,7 @@ def agrees(root: str, key: Iterable[str], identity: str, columns: Iterable[str])
     return identity == "f" if root == "f" else identity in "di" and set(columns) == set(key)
 
 
-def unfit(table: Table, partitions: Sequence[Partition]) -> list[str]:
+def unfit(table: SourceTable, partitions: Sequence[Partition]) -> list[str]:
     """The partitions whose changes are not in the WAL, as sentences."""
     return [
         f"{each.qualified}, a partition of {table.qualified}, is not permanent or a foreign table: its changes are not "
@@ -180,7 +180,7 @@ def unfit(table: Table, partitions: Sequence[Partition]) -> list[str]:
     ]
 
 
-def changes(known: Known, table: Table, today: Sequence[Partition]) -> list[tuple[str, str]]:
+def changes(known: Known, table: SourceTable, today: Sequence[Partition]) -> list[tuple[str, str]]:
     """The changes below a table of which PostgreSQL sends nothing, so that the topic differs from the table: name of
     the partition, and what happened.
 
@@ -208,7 +208,7 @@ def changes(known: Known, table: Table, today: Sequence[Partition]) -> list[tupl
     return found
 
 
-def attached(known: Known, table: Table, today: Sequence[Partition]) -> list[Partition]:
+def attached(known: Known, table: SourceTable, today: Sequence[Partition]) -> list[Partition]:
     """What was put below a table with the rows that it had, and everything below it, parents first.
 
     :param known: the partitions that the topic knows.
@@ -223,7 +223,7 @@ def attached(known: Known, table: Table, today: Sequence[Partition]) -> list[Par
     return list(found.values())
 
 
-def followed(known: Known, table: Table, today: Sequence[Partition]) -> dict[int, KnownPartition]:
+def followed(known: Known, table: SourceTable, today: Sequence[Partition]) -> dict[int, KnownPartition]:
     """``known`` with what happened since and the stream was told of: new partitions that were made empty, and a new
     file for each partition when the whole table was truncated."""
     more, parents = dict(known), {table.oid, *known}

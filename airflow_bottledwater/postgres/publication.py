@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import locks, partitions
 from airflow_bottledwater.postgres.connect import Connection, quoted
 
@@ -124,19 +124,19 @@ def read(connection: Connection, name: str) -> Published | None:
     return Published(name, everything, inserts, updates, deletes, truncates, tables, via_root, whole, generated)
 
 
-def split(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
+def split(tables: Sequence[SourceTable]) -> tuple[list[SourceTable], list[SourceTable]]:
     """The tables for the first publication, and those for the second, which have neither a key nor the full old row: of
     these, no updates and deletes may be sent."""
     return [t for t in tables if t.identifiable], [t for t in tables if not t.identifiable]
 
 
-def _only(table: Table) -> sql.Composed:
+def _only(table: SourceTable) -> sql.Composed:
     """A table in a publication statement, without the tables that inherit from it, which are published only if they are
     named."""
     return sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name))
 
 
-def statements(publication: str, tables: Sequence[Table], *, via_root: bool) -> list[sql.Composed]:
+def statements(publication: str, tables: Sequence[SourceTable], *, via_root: bool) -> list[sql.Composed]:
     """The statements that create both publications.
 
     :param via_root: whether partitioned tables are published as one; also with none among ``tables``, since one may be
@@ -154,7 +154,7 @@ def statements(publication: str, tables: Sequence[Table], *, via_root: bool) -> 
 
 
 def create(
-    connection: Connection, publication: str, tables: Sequence[Table], *, via_root: bool, timeout: float
+    connection: Connection, publication: str, tables: Sequence[SourceTable], *, via_root: bool, timeout: float
 ) -> None:
     """Create both publications in one transaction; one that exists is left as it is (see :func:`problems`).
 
@@ -174,13 +174,13 @@ def create(
     locks.in_rounds(connection, [t.oid for t in tables], locks.PUBLISH, make, what=what, timeout=timeout)
 
 
-def extend(connection: Connection, publication: str, added: Sequence[Table], *, timeout: float) -> None:
+def extend(connection: Connection, publication: str, added: Sequence[SourceTable], *, timeout: float) -> None:
     """Add each table to the publication that it belongs to, unless it is in there already.
 
     :raises Outage: see :func:`create`.
     """
 
-    def add(name: str, table: Table) -> None:
+    def add(name: str, table: SourceTable) -> None:
         with connection.transaction():
             locks.limit(connection, 1)
             connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), _only(table)))
@@ -199,7 +199,7 @@ def extend(connection: Connection, publication: str, added: Sequence[Table], *, 
                 )
 
 
-def remove(connection: Connection, name: str, table: Table, *, timeout: float) -> None:
+def remove(connection: Connection, name: str, table: SourceTable, *, timeout: float) -> None:
     """Take a table out of a publication.
 
     :raises Outage: see :func:`create`.
@@ -223,7 +223,7 @@ def drop(connection: Connection, publication: str) -> list[str]:
     return dropped
 
 
-def others_problems(published: Published, others: Sequence[Table]) -> list[str]:
+def others_problems(published: Published, others: Sequence[SourceTable]) -> list[str]:
     """Why an existing publication must not be used, given that it also publishes these tables, which are not the
     pipeline's."""
     remedy = (
@@ -240,7 +240,7 @@ def others_problems(published: Published, others: Sequence[Table]) -> list[str]:
     ]
 
 
-def mode_problems(connection: Connection, published: Published, tables: Sequence[Table]) -> list[str]:
+def mode_problems(connection: Connection, published: Published, tables: Sequence[SourceTable]) -> list[str]:
     """Why an existing publication must not be used for these tables, given that it sends partitioned ones otherwise: as
     one where the pipeline publishes the partitions, or the other way round."""
     below = partitions.names(connection, [table.oid for table in tables if table.partitioned])
@@ -261,7 +261,7 @@ def mode_problems(connection: Connection, published: Published, tables: Sequence
     return []
 
 
-def problems(published: Published, tables: Sequence[Table]) -> list[str]:
+def problems(published: Published, tables: Sequence[SourceTable]) -> list[str]:
     """Why an existing publication must not be used for these tables; empty if it can be."""
     found = []
     for table in tables:

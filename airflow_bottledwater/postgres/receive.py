@@ -68,7 +68,7 @@ def warm_up() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MessageBlock:
     """A block of messages: message ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
 
     data: npt.NDArray[np.uint8]
@@ -104,7 +104,7 @@ class CopyReader:
         """The connection's file descriptor."""
         return self._pgconn.socket
 
-    def read(self, timeout: float | None) -> Block | None:
+    def read(self, timeout: float | None) -> MessageBlock | None:
         """A block of messages that have arrived; None if nothing arrives within ``timeout`` seconds, or at the end of
         the COPY.
 
@@ -119,7 +119,7 @@ class CopyReader:
             block = self._read_now()
         return block
 
-    def _read_now(self) -> Block | None:
+    def _read_now(self) -> MessageBlock | None:
         used, count = 0, 0
         if self._pending:
             used, count = self._take_large(), 1
@@ -135,7 +135,7 @@ class CopyReader:
             raise psycopg.OperationalError(_message(self._pgconn) or "the connection to PostgreSQL was lost")
         elif state == _END:
             self.ended = True
-        return Block(self._out[:used], self._offsets[: count + 1]) if count else None
+        return MessageBlock(self._out[:used], self._offsets[: count + 1]) if count else None
 
     def _address(self) -> int:
         address: int | None = self._pgconn.pgconn_ptr  # type: ignore[attr-defined]

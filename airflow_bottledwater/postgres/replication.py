@@ -24,7 +24,7 @@ from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.postgres.connect import command, connect, outage, stoppable
 from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.publication import as_option
-from airflow_bottledwater.postgres.receive import Block, CopyReader
+from airflow_bottledwater.postgres.receive import CopyReader, MessageBlock
 
 #: XLogData: 'w', start LSN, end LSN, send time (8 bytes each), then the payload
 XLOG_HEADER = 25
@@ -94,7 +94,7 @@ class ReplicationStream:
         self._connection = connect(dsn, replication=True, application=f"bottledwater {slot}")
         self._pgconn = self._connection.pgconn
         #: blocks that the thread has received, and their bytes
-        self._blocks: collections.deque[Block] = collections.deque()
+        self._blocks: collections.deque[MessageBlock] = collections.deque()
         self.held = 0
         self._changed = threading.Condition()
         #: held by whoever uses the connection
@@ -148,7 +148,7 @@ class ReplicationStream:
         raise outage(error, f"Starting replication from slot {self._slot!r}") from error
 
     # ------------------------------------------------------------------ the consumer's side
-    def take(self, timeout: float) -> Block | None:
+    def take(self, timeout: float) -> MessageBlock | None:
         """The next block; None if there is none within ``timeout`` seconds.
 
         :raises BottledWaterError: why the connection has ended; raised once all blocks that arrived before are taken.
@@ -165,7 +165,7 @@ class ReplicationStream:
             if time.monotonic() >= deadline:
                 return None
 
-    def _arrived(self) -> Block | None:
+    def _arrived(self) -> MessageBlock | None:
         """The next block that the thread has received, with the lock of :attr:`_changed`.
 
         :raises BottledWaterError: there is none, and there will be none.
@@ -179,7 +179,7 @@ class ReplicationStream:
             raise self._error
         return None
 
-    def _take_directly(self, timeout: float) -> Block | None:
+    def _take_directly(self, timeout: float) -> MessageBlock | None:
         """The next block, received by the consumer itself; None if none has arrived, or not all of a message, or the
         thread uses the connection: for a status that the server does not accept, perhaps."""
         self._present = True  # what the thread has not begun to receive by now, it leaves to the consumer
@@ -192,7 +192,7 @@ class ReplicationStream:
         finally:
             self._left, self._present = time.monotonic(), False
 
-    def _receive_now(self, timeout: float) -> Block | None:
+    def _receive_now(self, timeout: float) -> MessageBlock | None:
         """What the thread has received, or what has arrived since."""
         if not self._reading.acquire(timeout=timeout):
             return None
@@ -342,7 +342,7 @@ class ReplicationStream:
             if self._ebbs and (block is None or block.data.nbytes < _MUCH):
                 self._set_burst(False)
 
-    def _read(self) -> Block | None:
+    def _read(self) -> MessageBlock | None:
         """What has arrived, read by whoever uses the connection; None if nothing has.
 
         :raises Outage: the server has ended the connection, or sends so many requests for a reply that it must be
@@ -363,7 +363,7 @@ class ReplicationStream:
         if requested and self._replies.allows(1):
             self._asked = True
             self._wake()
-        return Block(block.data.copy(), block.offsets.copy())
+        return MessageBlock(block.data.copy(), block.offsets.copy())
 
     def _look_after(self) -> None:
         """Check by a new session that the server still serves this connection, although nothing arrives.
@@ -386,7 +386,7 @@ class ReplicationStream:
         with self._changed:
             return self.held >= self._buffer_bytes
 
-    def _note(self, block: Block) -> int:
+    def _note(self, block: MessageBlock) -> int:
         """Read a block's keepalives: returns how many request a reply, and notes the server's position."""
         data, offsets = block.data, block.offsets
         kinds = data[offsets[:-1]]

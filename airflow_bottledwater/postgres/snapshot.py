@@ -13,7 +13,7 @@ from psycopg import sql
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog, locks, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
 from airflow_bottledwater.postgres.partitions import Partition
@@ -91,7 +91,7 @@ class SnapshotExporter:
                 "Connect to the primary.",
             )
 
-    def open(self, tables: Sequence[Table], *, oldest_xid: int, timeout: float) -> ExportedSnapshot:
+    def open(self, tables: Sequence[SourceTable], *, oldest_xid: int, timeout: float) -> ExportedSnapshot:
         """Lock the tables, take a snapshot and export it; repeated until the snapshot sees no transaction older than X0
         as running.
 
@@ -132,7 +132,7 @@ class SnapshotExporter:
                 )
             pause(0.05)
 
-    def _try(self, tables: Sequence[Table]) -> ExportedSnapshot:
+    def _try(self, tables: Sequence[SourceTable]) -> ExportedSnapshot:
         execute = self._connection.execute
         while True:
             below = partitions.names(self._connection, [t.oid for t in tables])
@@ -170,13 +170,13 @@ class SnapshotExporter:
         """See :func:`wait_flushed`, on the holder's own connection."""
         wait_flushed(self._connection, self._dsn, lsn, timeout=timeout)
 
-    def load(self, oids: Sequence[int], mapping: TableMapping | None = None) -> list[Table]:
+    def load(self, oids: Sequence[int], mapping: TableMapping | None = None) -> list[SourceTable]:
         """The tables with their sizes, read by the holder itself, under its locks. Another session could have to wait
         behind an ALTER that waits for the holder, while the holder waits for that session: a deadlock that PostgreSQL
         cannot detect."""
         return catalog.load(self._connection, oids, mapping, sizes=True)
 
-    def partitions(self, tables: Sequence[Table]) -> dict[int, list[Partition]]:
+    def partitions(self, tables: Sequence[SourceTable]) -> dict[int, list[Partition]]:
         """What is below the partitioned ones of these tables, with sizes; see :meth:`load`."""
         found = partitions.below(self._connection, [table.oid for table in tables if table.partitioned])
         sizes = catalog.measured(self._connection, [each.oid for some in found.values() for each in some])
@@ -221,8 +221,8 @@ class OwnSnapshot:
 
     snapshot: Snapshot
     insert_lsn: int
-    table: Table
-    parts: list[Table]
+    table: SourceTable
+    parts: list[SourceTable]
     partitions: list[Partition]
 
 
@@ -270,7 +270,7 @@ def begin_reading(connection: Connection, oid: int, mapping: TableMapping, *, lo
     return OwnSnapshot(Snapshot.parse(row[0]), end, table, parts, below)
 
 
-def ranges(table: Table, bytes_per_range: int, block_size: int = BLOCK_BYTES) -> list[tuple[int, int]]:
+def ranges(table: SourceTable, bytes_per_range: int, block_size: int = BLOCK_BYTES) -> list[tuple[int, int]]:
     """Block ranges [from, to) of a table, of this size, or larger if there would be too many. The last one has no end,
     since the table may grow until a snapshot is resumed."""
     step = max(1, bytes_per_range // block_size, -(-table.pages // MAX_RANGES))
@@ -278,7 +278,7 @@ def ranges(table: Table, bytes_per_range: int, block_size: int = BLOCK_BYTES) ->
     return [(start, LAST_BLOCK if i == len(starts) - 1 else starts[i + 1]) for i, start in enumerate(starts)]
 
 
-def begin_task(connection: Connection, table: Table, held: ExportedSnapshot, *, lock_timeout: float) -> None:
+def begin_task(connection: Connection, table: SourceTable, held: ExportedSnapshot, *, lock_timeout: float) -> None:
     """Lock a table in a task's session, and then import the holder's snapshot.
 
     The lock comes first: otherwise, a TRUNCATE that waited for the holder could run when the holder ends, and the task
@@ -345,7 +345,7 @@ def blocks(first: int, last: int) -> sql.Composed:
 
 
 def copy_query(
-    table: Table,
+    table: SourceTable,
     columns: sql.Composable,
     first: int,
     last: int,
@@ -371,7 +371,7 @@ def copy_query(
     )
 
 
-def deal(plan: Sequence[tuple[Table, Sequence[tuple[int, int]]]], lanes: int) -> Iterator[tuple[int, int, int]]:
+def deal(plan: Sequence[tuple[SourceTable, Sequence[tuple[int, int]]]], lanes: int) -> Iterator[tuple[int, int, int]]:
     """Assign ranges to lanes, round robin over all tables: (table index, range index, lane)."""
     n = 0
     for t, (_, parts) in enumerate(plan):

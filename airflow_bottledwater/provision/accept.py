@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Refused, StateError
 from airflow_bottledwater.jobs.status import read_status
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state.claim import Claim
@@ -15,7 +15,7 @@ from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.records import Gap, gap_key
 
 
-def accept(pipeline: Pipeline, tables: Sequence[str]) -> list[str]:
+def accept(pipeline: Settings, tables: Sequence[str]) -> list[str]:
     """Record that the keys of these tables may become others, because their schema ids are lost for good, or because a
     setting gives them another form. The next job publishes none of the tables' changes under the old keys, records the
     tables anew, and reads all of their rows with a sweep; returns their names.

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.types import mapping
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
 
@@ -26,7 +26,7 @@ _LOCK, _LONGEST = 1000, 5000
 _MOST_DIMENSIONS = 6
 
 
-def check_arrays(connection: Connection, tables: Sequence[Table]) -> list[str]:
+def check_arrays(connection: Connection, tables: Sequence[SourceTable]) -> list[str]:
     """Look at a sample of each table's arrays; returns what does not fit its column.
 
     :param tables: those that are to be read for the first time.
@@ -40,7 +40,7 @@ def check_arrays(connection: Connection, tables: Sequence[Table]) -> list[str]:
     return problems
 
 
-def _seen(connection: Connection, table: Table, columns: Sequence[Column]) -> list[tuple[Column, set[int], bool]]:
+def _seen(connection: Connection, table: SourceTable, columns: Sequence[Column]) -> list[tuple[Column, set[int], bool]]:
     """For each column the numbers of dimensions that its arrays have, and whether one does not begin at 1; nothing
     where it cannot be read."""
     if not columns:
@@ -74,7 +74,7 @@ def _seen(connection: Connection, table: Table, columns: Sequence[Column]) -> li
     ]
 
 
-def _problem(table: Table, column: Column, depths: set[int], *, shifted: bool) -> str:
+def _problem(table: SourceTable, column: Column, depths: set[int], *, shifted: bool) -> str:
     declared, kind = column.type.dimensions, column.type
     what = " or ".join(str(depth) for depth in sorted(depths))
     lower = ", and lower bounds other than 1" if shifted else ""

@@ -14,9 +14,9 @@ from airflow_bottledwater.errors import Refused, SlotError, StateError
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, coverage, partitions, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.provision import kafka_checks, preflight
@@ -51,7 +51,7 @@ _ATTEMPTS = 5
 
 
 def create(
-    pipeline: Pipeline,
+    pipeline: Settings,
     *,
     stopped: threading.Event | None = None,
 ) -> SlotRecord:
@@ -74,7 +74,7 @@ def create(
         return _create_or_find(pipeline, stopped)
 
 
-def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None) -> SlotRecord:
+def _create_or_find(pipeline: Settings, stopped: threading.Event | None) -> SlotRecord:
     findings = preflight.run(pipeline)
     cluster = findings.cluster
     known = findings.state
@@ -95,7 +95,7 @@ def _create_or_find(pipeline: Pipeline, stopped: threading.Event | None) -> Slot
         claim.close()
 
 
-def _check_between_transactions(pipeline: Pipeline, known: PipelineState, tables: Sequence[Table]) -> None:
+def _check_between_transactions(pipeline: Settings, known: PipelineState, tables: Sequence[SourceTable]) -> None:
     """:raises Refused: tables are added, and the stream is inside a transaction."""
     more = [table.qualified for table in tables if table.oid not in known.tables]
     if more and known.position is not None and known.position.ordinal:
@@ -108,7 +108,7 @@ def _check_between_transactions(pipeline: Pipeline, known: PipelineState, tables
         )
 
 
-def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
+def assume_complete(pipeline: Settings, position: Position) -> SlotRecord:
     """Write new state for a slot whose saved state was lost, by the user's word that everything up to ``position`` is
     in the topics.
 
@@ -152,7 +152,7 @@ def assume_complete(pipeline: Pipeline, position: Position) -> SlotRecord:
 
 
 def _assume(
-    pipeline: Pipeline,
+    pipeline: Settings,
     claim: Claim,
     connection: Connection,
     found: Findings,
@@ -182,7 +182,7 @@ def _assume(
 
 
 def _intent(
-    pipeline: Pipeline, system_identifier: str, via_root: bool, fingerprint: dict[str, str] | None = None
+    pipeline: Settings, system_identifier: str, via_root: bool, fingerprint: dict[str, str] | None = None
 ) -> Intent:
     return Intent(
         pipeline.slot,
@@ -196,7 +196,7 @@ def _intent(
     )
 
 
-def partition_records(connection: Connection, tables: Sequence[Table]) -> dict[str, Partitions]:
+def partition_records(connection: Connection, tables: Sequence[SourceTable]) -> dict[str, Partitions]:
     """The records of the partitions that the stream knows from now on; if there is a snapshot, it writes them
     itself."""
     roots = [table.oid for table in tables if table.partitioned]
@@ -204,7 +204,7 @@ def partition_records(connection: Connection, tables: Sequence[Table]) -> dict[s
     return {partitions_key(oid): Partitions(partitions.remembered(below.get(oid, []))) for oid in roots}
 
 
-def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: bool) -> SlotRecord:
+def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_root: bool) -> SlotRecord:
     # until now a job may have published: the claim has ended it
     _check_between_transactions(pipeline, claim.state, tables)
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
@@ -260,7 +260,7 @@ def _create(pipeline: Pipeline, claim: Claim, tables: list[Table], via_root: boo
 
 
 def _make_slot(
-    pipeline: Pipeline, connection: Connection, cluster: Cluster, tables: Sequence[Table], before: dict[str, str]
+    pipeline: Settings, connection: Connection, cluster: Cluster, tables: Sequence[SourceTable], before: dict[str, str]
 ) -> int:
     """Create the slot, or use one that exists; returns its consistent point. It is created again if DDL or TRUNCATE of
     a published table was committed during its creation: such a slot can be broken, or miss a new column, for ever.
@@ -319,7 +319,9 @@ def _tell(name: str) -> Callable[[list[str]], None]:
     return waiting
 
 
-def pin(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table], oldest_xid: int) -> list[PinnedTable]:
+def pin(
+    pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, SourceTable], oldest_xid: int
+) -> list[PinnedTable]:
     """Create the topics and schemas of tables where they are missing, and record this pipeline as the topics' owner.
 
     :param by_topic: the tables by their topics' names.
@@ -353,7 +355,7 @@ def pin(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table], old
     return pinned
 
 
-def _schema_ids(pipeline: Pipeline, by_topic: Mapping[str, Table]) -> dict[str, int]:
+def _schema_ids(pipeline: Settings, by_topic: Mapping[str, SourceTable]) -> dict[str, int]:
     """The registry's ids of the tables' schemas, by subject; empty if the format needs no registry."""
     registry, mapping = Registry.of(pipeline), TableMapping.of(pipeline)
     if registry is None:

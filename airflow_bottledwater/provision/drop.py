@@ -12,7 +12,7 @@ from airflow_bottledwater.jobs.alive import longest_silence, next_status
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
@@ -27,7 +27,7 @@ from airflow_bottledwater.state.records import CLAIM, IDS
 log = logging.getLogger(__name__)
 
 
-def forget(pipeline: Pipeline, system_identifier: str) -> str:
+def forget(pipeline: Settings, system_identifier: str) -> str:
     """Delete the state of a slot of this name that belongs to another cluster, one that does not exist any more;
     returns a sentence that says what was done. Nothing in the database of this connection is changed.
 
@@ -59,7 +59,7 @@ def forget(pipeline: Pipeline, system_identifier: str) -> str:
     )
 
 
-def _refuse_alive(pipeline: Pipeline, owner: str, claim: Job | None) -> None:
+def _refuse_alive(pipeline: Settings, owner: str, claim: Job | None) -> None:
     """Wait until it is sure that no job of a pipeline reports any more.
 
     :param claim: the last claim in the pipeline's state. If its job reports, but has not yet, it may be starting.
@@ -81,7 +81,7 @@ def _refuse_alive(pipeline: Pipeline, owner: str, claim: Job | None) -> None:
         )
 
 
-def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
+def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
     """Delete a pipeline's records from both state topics, except for the claim and the transactional ids: an old job
     stays fenced."""
     tables = claim.state.tables
@@ -91,7 +91,7 @@ def _forget(pipeline: Pipeline, claim: Claim, owner: str) -> None:
     snapshots.forget_all(pipeline, owner)
 
 
-def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
+def drop(pipeline: Settings, *, when: str = "retired") -> str:
     """Drop slot and publications, and delete the slot's saved state; returns a sentence that says what was done. The
     publications are those that the saved state names; they are kept if ``create_publication`` is off, or another
     pipeline of the database has them.
@@ -133,7 +133,7 @@ def drop(pipeline: Pipeline, *, when: str = "retired") -> str:
         return done
 
 
-def _drop(pipeline: Pipeline, connection: Connection, cluster: Cluster, known: PipelineState) -> str:
+def _drop(pipeline: Settings, connection: Connection, cluster: Cluster, known: PipelineState) -> str:
     ours = known.intent.publication if pipeline.create_publication and known.intent is not None else None
     other = None if ours is None else _other_with(pipeline, connection, cluster, ours)
     done = [f"slot {pipeline.slot!r}"] if slot.drop(connection, pipeline.slot) else []
@@ -143,7 +143,7 @@ def _drop(pipeline: Pipeline, connection: Connection, cluster: Cluster, known: P
     return (f"Dropped {', '.join(done)}." if done else f"There is no slot {pipeline.slot!r}.") + kept
 
 
-def _other_with(pipeline: Pipeline, connection: Connection, cluster: Cluster, name: str) -> str | None:
+def _other_with(pipeline: Settings, connection: Connection, cluster: Cluster, name: str) -> str | None:
     """Another slot of the database whose pipeline, by its saved state, streams with this publication. Without it, it
     would stop for good, and need a snapshot."""
 

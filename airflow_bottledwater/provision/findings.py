@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
@@ -24,10 +24,10 @@ class Findings:
     """
 
     cluster: Cluster
-    tables: list[Table] = field(default_factory=list)
+    tables: list[SourceTable] = field(default_factory=list)
     via_root: bool = False
     adding: frozenset[int] = frozenset()
-    parts: list[Table] = field(default_factory=list)
+    parts: list[SourceTable] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     state: PipelineState = field(default_factory=PipelineState)

@@ -13,9 +13,9 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, NewTopic, Topic, Topics
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import read_state
@@ -24,7 +24,7 @@ from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import encode
 
 
-def read_saved_state(pipeline: Pipeline, found: Findings) -> None:
+def read_saved_state(pipeline: Settings, found: Findings) -> None:
     """Read the pipeline's state into ``found``, if there is one that may be read.
 
     :raises StateError: the state is another cluster's.
@@ -40,7 +40,7 @@ def read_saved_state(pipeline: Pipeline, found: Findings) -> None:
         check_cluster(found.state, found.cluster, state_topic)
 
 
-def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> None:
+def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> None:
     """Check topics and rights, to which pipeline the topics belong, and whether transactions work.
 
     :param found: receives warnings.
@@ -83,7 +83,7 @@ def check_kafka(pipeline: Pipeline, found: Findings, problems: list[str]) -> Non
     problems += _transactions(pipeline)
 
 
-def check_topics(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Table]) -> list[str]:
+def check_topics(pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, SourceTable]) -> list[str]:
     """The problems with the topics of tables that are to be followed by a pipeline that runs.
 
     :param by_topic: the tables by their topics' names.
@@ -108,7 +108,7 @@ def check_topics(pipeline: Pipeline, cluster: Cluster, by_topic: Mapping[str, Ta
     return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, list(by_topic)))
 
 
-def _names(data: Mapping[str, Table], own: Sequence[str], state_topic: str) -> list[str]:
+def _names(data: Mapping[str, SourceTable], own: Sequence[str], state_topic: str) -> list[str]:
     """Problems with the topics' names.
 
     :param own: the pipeline's service and state topics.
@@ -127,7 +127,7 @@ def _names(data: Mapping[str, Table], own: Sequence[str], state_topic: str) -> l
     return problems
 
 
-def _missing(pipeline: Pipeline, topics: Topics, brokers: int, missing: Mapping[str, Table | None]) -> list[str]:
+def _missing(pipeline: Settings, topics: Topics, brokers: int, missing: Mapping[str, SourceTable | None]) -> list[str]:
     """The missing topics that are not, or cannot be, created.
 
     :param missing: topic → the table whose rows it receives; None for a service or state topic.
@@ -149,7 +149,7 @@ def _missing(pipeline: Pipeline, topics: Topics, brokers: int, missing: Mapping[
     ]
 
 
-def _policies(pipeline: Pipeline, data: Mapping[str, Table], present: Mapping[str, Topic]) -> list[str]:
+def _policies(pipeline: Settings, data: Mapping[str, SourceTable], present: Mapping[str, Topic]) -> list[str]:
     """The topics that do not keep what their tables need: rows that do not change, or records without a key."""
     problems = []
     for name, table in data.items():
@@ -168,7 +168,7 @@ def _policies(pipeline: Pipeline, data: Mapping[str, Table], present: Mapping[st
     return problems
 
 
-def _partitions(mapping: TableMapping, data: Mapping[str, Table], present: Mapping[str, Topic]) -> list[str]:
+def _partitions(mapping: TableMapping, data: Mapping[str, SourceTable], present: Mapping[str, Topic]) -> list[str]:
     """The topics that have another number of partitions than their tables' options say."""
     return [
         f"Topic {name!r} has {present[name].partitions} partitions, and table_options say {asked} for "
@@ -197,7 +197,7 @@ def expiry_problem(name: str, policy: str, *, exists: bool = True) -> Problem:
     )
 
 
-def _definitions(tables: Sequence[Table], state_topic: str, limit: int) -> list[str]:
+def _definitions(tables: Sequence[SourceTable], state_topic: str, limit: int) -> list[str]:
     """Check that the tables' definitions fit into the state topic, compressed as they are sent.
 
     :param limit: its max.message.bytes.
@@ -218,7 +218,7 @@ def _definitions(tables: Sequence[Table], state_topic: str, limit: int) -> list[
     return problems
 
 
-def _letters_expire(pipeline: Pipeline, present: Mapping[str, Topic]) -> list[str]:
+def _letters_expire(pipeline: Settings, present: Mapping[str, Topic]) -> list[str]:
     """Check that an existing topic of dead letters keeps them until they are settled."""
     topic = present.get(TableMapping.of(pipeline).service_topics[1])
     if (
@@ -234,7 +234,7 @@ def _letters_expire(pipeline: Pipeline, present: Mapping[str, Topic]) -> list[st
     ]
 
 
-def new_topic(pipeline: Pipeline, name: str, table: Table | None, replication: int) -> NewTopic:
+def new_topic(pipeline: Settings, name: str, table: SourceTable | None, replication: int) -> NewTopic:
     """A data or service topic to create. One that deletes by time counts from when a record was appended: by the time
     of its commit, the changes of a stream that was stopped for longer would be deleted at once.
 
@@ -271,7 +271,7 @@ def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
     return problems
 
 
-def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str]) -> list[str]:
+def owners_problems(pipeline: Settings, cluster: Cluster, topics: Sequence[str]) -> list[str]:
     """Topics that another pipeline owns: the pipeline whose record has the lowest offset in the shared state topic."""
     mine = cluster.pipeline(pipeline.slot)
     records = control_topic.read(pipeline.kafka)
@@ -286,7 +286,7 @@ def owners_problems(pipeline: Pipeline, cluster: Cluster, topics: Sequence[str])
     return problems
 
 
-def _transactions(pipeline: Pipeline) -> list[str]:
+def _transactions(pipeline: Settings) -> list[str]:
     """Check that this principal may use transactions, with a transactional id that is used for nothing else."""
     attempts = 0
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from airflow_bottledwater.kafka.publisher import single
-from airflow_bottledwater.kafka.topic_reader import Block, KeySet, blocks
+from airflow_bottledwater.kafka.topic_reader import KeySet, RecordBlock, blocks
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
-from airflow_bottledwater.provision.held import DeadLetter
+from airflow_bottledwater.provision.source_rows import StoredDeadLetter
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.state.records import Letters, StateRecord, letters_key
 
@@ -32,7 +32,7 @@ _AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LetterPosition:
     """Where a dead letter is, by which it is found again: not all of them fit into memory.
 
     :param position: of its change; empty of a snapshot's.
@@ -64,13 +64,13 @@ class LettersTopic:
     :param name: the pipeline's.
     """
 
-    def __init__(self, pipeline: Pipeline, publishing: PublishSession, name: str) -> None:
+    def __init__(self, pipeline: Settings, publishing: PublishSession, name: str) -> None:
         self._kafka, self._publishing, self._name = pipeline.kafka, publishing, name
         self._topic = publishing.topics[publishing.dead_letters]
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[LetterPosition]:
         """The dead letters of this pipeline; afterwards, its counts of open ones are right."""
-        found: dict[bytes, Place] = {}
+        found: dict[bytes, LetterPosition] = {}
         for block in self.blocks(self._topic):
             for i in range(len(block)):
                 key, value = block.key(i), block.value(i)
@@ -79,12 +79,14 @@ class LettersTopic:
                     continue
                 head = msgspec.json.decode(value, type=_Head)
                 if head.pipeline == self._name:
-                    found[key] = Place(head.pos, key, len(value), letters_key(head.oid, head.by), head.relation)
+                    found[key] = LetterPosition(
+                        head.pos, key, len(value), letters_key(head.oid, head.by), head.relation
+                    )
         places = list(found.values())
         self._reconcile(places)
         return places
 
-    def _reconcile(self, places: Sequence[Place]) -> None:
+    def _reconcile(self, places: Sequence[LetterPosition]) -> None:
         """Make the counts of open dead letters those of the topic: some may have gone with it, or be of before the slot
         was dropped."""
         known, present = self._publishing.state.letters, Counter(place.counted for place in places)
@@ -103,13 +105,13 @@ class LettersTopic:
         if changed:
             self._publishing.transact([], changed)
 
-    def read(self, keys: Sequence[bytes]) -> list[DeadLetter]:
+    def read(self, keys: Sequence[bytes]) -> list[StoredDeadLetter]:
         """These dead letters, but for those that are gone meanwhile."""
         wanted, found = KeySet(keys), dict[bytes, bytes | None]()
         for block in self.blocks(self._topic):
             for i in block.having(wanted):
                 found[block.key(i)] = block.value(i)
-        return [DeadLetter(key, json.loads(value)) for key in keys if (value := found.get(key)) is not None]
+        return [StoredDeadLetter(key, json.loads(value)) for key in keys if (value := found.get(key)) is not None]
 
     def dismiss(self, tables: Sequence[str]) -> int:
         """Remove those of some tables, some thousand in one transaction; returns how many.
@@ -131,7 +133,7 @@ class LettersTopic:
         known = self._publishing.state.letters
         return {key: replace(known[key], closed=known[key].closed + count) for key, count in counts.items()}
 
-    def blocks(self, topic: str) -> Iterator[Block]:
+    def blocks(self, topic: str) -> Iterator[RecordBlock]:
         """The records of a topic, up to its present end."""
         size = _LARGE_BLOCK if topic == self._topic else _BLOCK
         return blocks(self._kafka, topic, self._ends(topic), self._publishing.backoff, size=size)
@@ -140,7 +142,7 @@ class LettersTopic:
         return Topics(self._kafka).ends(topic, self._publishing.partitions[topic])
 
 
-def portion(places: Sequence[Place]) -> int:
+def portion(places: Sequence[LetterPosition]) -> int:
     """How many dead letters are treated at once: at least one, and as many as memory is for."""
     sizes = itertools.accumulate(place.size for place in places)
     return max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= _PORTION_BYTES, sizes)))

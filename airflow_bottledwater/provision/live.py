@@ -9,7 +9,7 @@ from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.live.wanted import check_named, wanted
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import store
@@ -18,7 +18,7 @@ from airflow_bottledwater.state.control_records import TAKEN_NOW, SnapshotReques
 from airflow_bottledwater.state.identity import check_cluster
 
 
-def name_of(pipeline: Pipeline) -> str:
+def name_of(pipeline: Settings) -> str:
     """The pipeline's name in the shared topic.
 
     :raises Outage: the source does not answer.
@@ -26,12 +26,12 @@ def name_of(pipeline: Pipeline) -> str:
     return _cluster(pipeline).pipeline(pipeline.slot)
 
 
-def _cluster(pipeline: Pipeline) -> Cluster:
+def _cluster(pipeline: Settings) -> Cluster:
     with session(pipeline.postgres, "Identifying the cluster", application="bottledwater live snapshot") as connection:
         return identify(connection)
 
 
-def check(pipeline: Pipeline, request: SnapshotRequest) -> str:
+def check(pipeline: Settings, request: SnapshotRequest) -> str:
     """Check that a live snapshot can be taken; returns the pipeline's name.
 
     :raises SettingError: it names no table.
@@ -55,7 +55,7 @@ def check(pipeline: Pipeline, request: SnapshotRequest) -> str:
         return cluster.pipeline(pipeline.slot)
 
 
-def ask(pipeline: Pipeline, request: SnapshotRequest) -> tuple[str, str]:
+def ask(pipeline: Settings, request: SnapshotRequest) -> tuple[str, str]:
     """Ask for a live snapshot; returns the pipeline's name and the request's id.
 
     :raises BottledWaterError: see :func:`check`; nothing was asked for.
@@ -65,7 +65,7 @@ def ask(pipeline: Pipeline, request: SnapshotRequest) -> tuple[str, str]:
     return name, request_id
 
 
-def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:
+def cancel(pipeline: Settings, name: str, request_id: str) -> None:
     """Ask for the end of a live snapshot; what it has published stays.
 
     :raises Refused: without it, topics would lack rows for good.
@@ -82,7 +82,7 @@ def cancel(pipeline: Pipeline, name: str, request_id: str) -> None:
     snapshots.change(pipeline, name, request_id, cancelled=True)
 
 
-def publishes(pipeline: Pipeline, name: str) -> str:
+def publishes(pipeline: Settings, name: str) -> str:
     """Which job will take a live snapshot, as a sentence.
 
     :param name: the pipeline's name.

@@ -14,7 +14,7 @@ from airflow_bottledwater.errors import (
     StateError,
 )
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import connect, session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.array_checks import check_arrays
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 OLDEST_VERSION = 140000
 
 
-def run(pipeline: Pipeline) -> Findings:
+def run(pipeline: Settings) -> Findings:
     """Check source, broker and registry; changes nothing. Warnings are logged.
 
     :raises PreflightError: there are problems; the error has all that were found, also before a server was away: they
@@ -61,7 +61,7 @@ def run(pipeline: Pipeline) -> Findings:
     return found
 
 
-def _check(pipeline: Pipeline, problems: list[str]) -> Findings:
+def _check(pipeline: Settings, problems: list[str]) -> Findings:
     """
     :param problems: what is found is appended.
     :raises PreflightError: there is one without whose remedy the rest cannot be checked.
@@ -111,7 +111,7 @@ def _check(pipeline: Pipeline, problems: list[str]) -> Findings:
     return found
 
 
-def _replication(pipeline: Pipeline, problems: list[str]) -> list[str]:
+def _replication(pipeline: Settings, problems: list[str]) -> list[str]:
     """
     :param problems: what was found before: it can be why there is no answer now (no walsender is free).
     """
@@ -130,7 +130,7 @@ def _replication(pipeline: Pipeline, problems: list[str]) -> list[str]:
     return []
 
 
-def _registry(pipeline: Pipeline, found: Findings) -> list[str]:
+def _registry(pipeline: Settings, found: Findings) -> list[str]:
     registry, mapping = Registry.of(pipeline), TableMapping.of(pipeline)
     if registry is None:
         return []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, publication
 from airflow_bottledwater.postgres.connect import Connection, quoted
 from airflow_bottledwater.provision.findings import Findings
 
 
-def check_publications(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
+def check_publications(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:
     """Check the publications that exist, and the right to create those that do not; returns the problems.
 
     :param found: receives warnings.
@@ -48,7 +48,7 @@ def check_publications(connection: Connection, pipeline: Pipeline, found: Findin
     ]
 
 
-def _existing(connection: Connection, pipeline: Pipeline, present: publication.Published, found: Findings) -> list[str]:
+def _existing(connection: Connection, pipeline: Settings, present: publication.Published, found: Findings) -> list[str]:
     """The problems of a publication that exists: whether this pipeline created it, and whether it makes the
     application's writes fail."""
     intent, mine = found.state.intent, {t.oid for t in found.tables} | set(found.state.tables)
@@ -84,7 +84,7 @@ def _existing(connection: Connection, pipeline: Pipeline, present: publication.P
 
 
 def _rights_to_create(
-    connection: Connection, pipeline: Pipeline, found: Findings, missing: Sequence[str], covered: set[int]
+    connection: Connection, pipeline: Settings, found: Findings, missing: Sequence[str], covered: set[int]
 ) -> list[str]:
     """The problems with the right to create publications, or to add tables to them.
 
@@ -117,13 +117,13 @@ def _rights_to_create(
     return []
 
 
-def _statements(connection: Connection, pipeline: Pipeline, tables: Sequence[Table], via_root: bool) -> str:
+def _statements(connection: Connection, pipeline: Settings, tables: Sequence[SourceTable], via_root: bool) -> str:
     """The statements that create both publications, as text for a message."""
     made = publication.statements(pipeline.publication_name, tables, via_root=via_root)
     return "; ".join(statement.as_string(connection) for statement in made)
 
 
-def _left_out(connection: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> list[str]:
+def _left_out(connection: Connection, pipeline: Settings, tables: Sequence[SourceTable]) -> list[str]:
     """Warnings about operations on a table that no publication sends; pgoutput sends an operation if one of the
     publications does."""
     both = [

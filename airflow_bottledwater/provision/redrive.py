@@ -29,14 +29,14 @@ from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single, tombstones
 from airflow_bottledwater.kafka.topic_reader import KeySet
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput, slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.provision.held import DeadLetter, Held, compare
 from airflow_bottledwater.provision.letters import LettersTopic, portion
+from airflow_bottledwater.provision.source_rows import SourceRow, StoredDeadLetter, compare
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import row_key, with_key
 from airflow_bottledwater.publish.encode import encode_changes
@@ -55,7 +55,7 @@ _NOTHING = tombstones(0, [])
 
 
 @dataclass(slots=True)
-class Result:
+class RedriveResult:
     """How many dead letters there were of each outcome.
 
     :param published: published and removed.
@@ -73,7 +73,7 @@ class Result:
     dismissed: int = 0
 
 
-def redrive(pipeline: Pipeline) -> Result:
+def redrive(pipeline: Settings) -> RedriveResult:
     """Publish the pipeline's dead letters, each in one transaction with a tombstone for it in the dead-letter topic.
 
     :raises SlotInUse: the stream runs.
@@ -83,7 +83,7 @@ def redrive(pipeline: Pipeline) -> Result:
     return _settle(pipeline, lambda letters: letters.redrive())
 
 
-def dismiss(pipeline: Pipeline, tables: Sequence[str] = ()) -> Result:
+def dismiss(pipeline: Settings, tables: Sequence[str] = ()) -> RedriveResult:
     """Give up the pipeline's dead letters: their rows are not published.
 
     :param tables: ``[schema.]table`` patterns, as in the settings; empty for all dead letters.
@@ -94,7 +94,7 @@ def dismiss(pipeline: Pipeline, tables: Sequence[str] = ()) -> Result:
     return _settle(pipeline, lambda letters: letters.dismiss(tables))
 
 
-def _settle(pipeline: Pipeline, how: Callable[[_Letters], Result]) -> Result:
+def _settle(pipeline: Settings, how: Callable[[_Letters], RedriveResult]) -> RedriveResult:
     """Claim the slot, and settle its dead letters.
 
     :raises SlotInUse: the stream runs.
@@ -114,7 +114,7 @@ def _settle(pipeline: Pipeline, how: Callable[[_Letters], Result]) -> Result:
 
 
 @contextmanager
-def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
+def _claimed(pipeline: Settings) -> Iterator[Claim]:
     with session(pipeline.postgres, "Settling dead letters") as connection:
         cluster = identify(connection)
         found = slot.state(connection, pipeline.slot)
@@ -139,7 +139,7 @@ def _claimed(pipeline: Pipeline) -> Iterator[Claim]:
 class _Letters:
     """The dead letters of a pipeline whose slot is claimed."""
 
-    def __init__(self, pipeline: Pipeline, publishing: PublishSession, completer: ToastResolver, claim: Claim) -> None:
+    def __init__(self, pipeline: Settings, publishing: PublishSession, completer: ToastResolver, claim: Claim) -> None:
         self._pipeline, self._publishing, self._completer = pipeline, publishing, completer
         #: the pipeline's tables by oid, as they are published today
         self._tables, self._mapping = claim.state.tables, TableMapping.of(pipeline)
@@ -148,9 +148,9 @@ class _Letters:
         self._versions: dict[Version, Version] = {}
         self._events_topic = publishing.topics[publishing.events]
 
-    def redrive(self) -> Result:
+    def redrive(self) -> RedriveResult:
         """Publish them: some thousand at a time, the snapshot's first, then by position."""
-        result = Result()
+        result = RedriveResult()
         places = sorted(self._publishing.run(self._letters.places), key=lambda place: place.position)
         while places:
             n = portion(places)
@@ -158,12 +158,12 @@ class _Letters:
             del places[:n]
         return result
 
-    def dismiss(self, tables: Sequence[str]) -> Result:
+    def dismiss(self, tables: Sequence[str]) -> RedriveResult:
         """Remove those of some tables; an attempt whose outcome is unknown is repeated from what is left."""
-        return Result(dismissed=self._publishing.run(lambda: self._letters.dismiss(tables)))
+        return RedriveResult(dismissed=self._publishing.run(lambda: self._letters.dismiss(tables)))
 
-    def _redrive(self, dead_letters: list[DeadLetter], result: Result) -> None:
-        ready: list[tuple[DeadLetter, Records]] = []
+    def _redrive(self, dead_letters: list[StoredDeadLetter], result: RedriveResult) -> None:
+        ready: list[tuple[StoredDeadLetter, Records]] = []
         for written in dead_letters:
             dead_letter = written.as_published(self._mapping)
             if "again" not in dead_letter.content:
@@ -199,11 +199,11 @@ class _Letters:
                 result.overtaken += not rows
 
     @staticmethod
-    def _fails(dead_letter: DeadLetter, why: object, result: Result) -> None:
+    def _fails(dead_letter: StoredDeadLetter, why: object, result: RedriveResult) -> None:
         log.warning("%s at %s: %s", dead_letter.content["relation"], dead_letter.position or "the snapshot", why)
         result.failed += 1
 
-    def _replaced(self, dead_letter: DeadLetter) -> bool:
+    def _replaced(self, dead_letter: StoredDeadLetter) -> bool:
         """Whether its table has got another key or another topic since, or a successor: a live snapshot has read all
         rows then, under the new key, and has removed the keys of before."""
         version = msgspec.convert(dead_letter.content["again"], Version)
@@ -235,7 +235,7 @@ class _Letters:
             known = self._versions[version] = replace(version, key_schema=key, value_schema=number, refused="")
         return known
 
-    def _encode(self, dead_letter: DeadLetter) -> Records:
+    def _encode(self, dead_letter: StoredDeadLetter) -> Records:
         """Encode a dead letter's row as records.
 
         :raises RecordError: it still cannot be published.
@@ -272,7 +272,7 @@ class _Letters:
             raise RecordError("; ".join(reasons))
         return replace(encoded.records, label=dead_letter.label)
 
-    def _newer(self, ready: Iterable[tuple[DeadLetter, Records]]) -> dict[tuple[str, bytes], str]:
+    def _newer(self, ready: Iterable[tuple[StoredDeadLetter, Records]]) -> dict[tuple[str, bytes], str]:
         """For each topic and key of the dead letters, the highest position of a record or a TRUNCATE. A snapshot's row
         has none: whether it is newer than a dead letter is decided by the source's row, not by comparing the clocks of
         two hosts."""
@@ -296,17 +296,19 @@ class _Letters:
                         found[topic, key] = max(found.get((topic, key), ""), event["pos"])
         return found
 
-    def _current(self, ready: Iterable[tuple[DeadLetter, Records]]) -> dict[bytes, Held]:
+    def _current(self, ready: Iterable[tuple[StoredDeadLetter, Records]]) -> dict[bytes, SourceRow]:
         """What the source holds today for each dead letter with a key, by one look-up for all dead letters of a
         relation version."""
-        by_table: dict[tuple[str, bool], list[tuple[DeadLetter, Table, pgoutput.RowMessage]]] = defaultdict(list)
+        by_table: dict[tuple[str, bool], list[tuple[StoredDeadLetter, SourceTable, pgoutput.RowMessage]]] = defaultdict(
+            list
+        )
         for dead_letter, _ in ready:
             again = dead_letter.content["again"]
             table = msgspec.convert(again, Version).table
             if table.key:
                 message = with_key(table, pgoutput.row(base64.b64decode(again["message"])))
                 by_table[json.dumps(again["table"]), dead_letter.copied].append((dead_letter, table, message))
-        held: dict[bytes, Held] = {}
+        held: dict[bytes, SourceRow] = {}
         for (_, copied), dead_letters in by_table.items():
             table = dead_letters[0][1]
             converted = {c.name for c in table.columns if copied and types.mapping(c.type).convert}
@@ -317,11 +319,13 @@ class _Letters:
         return held
 
     @staticmethod
-    def _overtaken(dead_letter: DeadLetter, records: Records, i: int, newer: dict[tuple[str, bytes], str]) -> bool:
+    def _overtaken(
+        dead_letter: StoredDeadLetter, records: Records, i: int, newer: dict[tuple[str, bytes], str]
+    ) -> bool:
         key = _key(records, i)
         return dead_letter.overtaken(newer.get((dead_letter.content["topic"], key), "") if key is not None else "")
 
-    def _send(self, dead_letter: DeadLetter, records: Records) -> None:
+    def _send(self, dead_letter: StoredDeadLetter, records: Records) -> None:
         tombstone = single(self._publishing.dead_letters, 0, dead_letter.key, None)
         begun = False
 

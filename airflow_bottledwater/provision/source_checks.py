@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import DOCS, PreflightError, Refused, SlotError, SlotInUse
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
@@ -38,7 +38,7 @@ def _role(connection: Connection) -> str:
     return row[0] if row else ""
 
 
-def _grants(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
+def _grants(connection: Connection, tables: Sequence[SourceTable]) -> dict[int, str]:
     """By table oid, the statements that let the connection's role read the table."""
     rows = connection.execute(
         "SELECT c.oid, format('GRANT USAGE ON SCHEMA %%1$I TO %%3$I; GRANT SELECT ON %%1$I.%%2$I TO %%3$I;', nspname, "
@@ -49,7 +49,7 @@ def _grants(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
     return dict(rows)
 
 
-def unreadable(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
+def unreadable(connection: Connection, tables: Sequence[SourceTable]) -> dict[int, str]:
     """The tables of which this role cannot read all rows: by oid, why, and what can be done."""
     found = {}
     if filtered := set(catalog.filtered_by_policy(connection, tables)):
@@ -137,7 +137,7 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
     return problems
 
 
-def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
+def check_tables(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:
     problems, mapping = list[str](), TableMapping.of(pipeline)
     try:
         oids = sorted(found.adding) or catalog.resolve(
@@ -170,7 +170,7 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
         "type, or leave the table out."
         for name, column, kind in catalog.unsendable(connection, found.tables)
     ]
-    by_topic: dict[str, Table] = {}
+    by_topic: dict[str, SourceTable] = {}
     for table in found.tables:
         topic = topic_of(table, found.state, mapping)
         other = by_topic.setdefault(topic, table)
@@ -187,7 +187,7 @@ def check_tables(connection: Connection, pipeline: Pipeline, found: Findings) ->
     return problems
 
 
-def elsewhere(connection: Connection, pipeline: Pipeline, tables: Mapping[int, Table]) -> dict[int, str]:
+def elsewhere(connection: Connection, pipeline: Settings, tables: Mapping[int, SourceTable]) -> dict[int, str]:
     """The tables among these whose rows are in tables that inherit from them, and that neither are followed nor are
     left out on purpose: by oid, what is wrong, and what can be done.
 
@@ -198,7 +198,7 @@ def elsewhere(connection: Connection, pipeline: Pipeline, tables: Mapping[int, T
     return {parent: said for parent, said in found.items() if said}
 
 
-def _not_followed(parent: Table, children: Mapping[str, bool]) -> str:
+def _not_followed(parent: SourceTable, children: Mapping[str, bool]) -> str:
     """What is wrong with a table some of whose children are not followed, and what can be done; empty if all are meant
     to be as they are.
 
@@ -215,7 +215,7 @@ def _not_followed(parent: Table, children: Mapping[str, bool]) -> str:
     )
 
 
-def _warn_of_children(connection: Connection, pipeline: Pipeline, found: Findings) -> None:
+def _warn_of_children(connection: Connection, pipeline: Settings, found: Findings) -> None:
     """Say which tables have rows in the topics of tables that inherit from them, or in none."""
     followed = {table.oid: table for table in found.tables}
     for parent, children in catalog.inherited(connection, followed, pipeline.tables, pipeline.schemas).items():
@@ -226,7 +226,7 @@ def _warn_of_children(connection: Connection, pipeline: Pipeline, found: Finding
         )
 
 
-def _leave_to_stream(pipeline: Pipeline, found: Findings) -> None:
+def _leave_to_stream(pipeline: Settings, found: Findings) -> None:
     """Leave those tables to the stream that bear the names of others: it gives them their topics, behind the last
     changes of these."""
     if found.adding or pipeline.new_tables != "add" or not found.state.complete:
@@ -257,7 +257,7 @@ def _check_partitions(connection: Connection, found: Findings) -> list[str]:
     return problems
 
 
-def _locks(connection: Connection, tables: Sequence[Table]) -> list[str]:
+def _locks(connection: Connection, tables: Sequence[SourceTable]) -> list[str]:
     """Check that the server's lock table, whose size depends on max_locks_per_transaction, has room for the snapshot:
     its holder locks every table in one transaction."""
     size = int(_setting(connection, "max_locks_per_transaction")) * (
@@ -279,7 +279,7 @@ def _locks(connection: Connection, tables: Sequence[Table]) -> list[str]:
     return []
 
 
-def check_slot(connection: Connection, pipeline: Pipeline, found: Findings) -> list[str]:
+def check_slot(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:
     present = slot.state(connection, pipeline.slot)
     record = found.state.slot
     intent = found.state.intent

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from airflow_bottledwater.model.boundary import widen_xid
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.connect import Connection
 
 #: the first id of a transaction; the ones below are of rows that are older than all (FirstNormalTransactionId,
@@ -41,7 +41,7 @@ class _Attribute:
         return self.written >= _FIRST_XID and 0 <= widen_xid(self.written, xid) - xid <= widen_xid(latest, xid) - xid
 
 
-def altered(connection: Connection, table: Table, xids: Collection[int] = ()) -> dict[int, str]:
+def altered(connection: Connection, table: SourceTable, xids: Collection[int] = ()) -> dict[int, str]:
     """The columns that are no longer what they were in a relation version, by number, and why.
 
     :param table: the relation version.

@@ -21,7 +21,7 @@ from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.boundary import Snapshot
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog, pgoutput
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 from airflow_bottledwater.postgres.results import take_cells
@@ -52,7 +52,7 @@ _DENIED = "42501"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRows:
     """What a look-up found.
 
     :param rows: key → the values of the requested columns, None for SQL's NULL; a key without a row is missing.
@@ -66,7 +66,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyTable:
+class KeyBatch:
     """Many keys of one table, in arrays.
 
     :param fields: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each key; they point into ``data``.
@@ -78,9 +78,9 @@ class KeyTable:
     def __len__(self) -> int:
         return len(self.fields)
 
-    def some(self, first: int, last: int) -> KeyTable:
+    def some(self, first: int, last: int) -> KeyBatch:
         """The keys [first, last)."""
-        return KeyTable(self.data, self.fields[first:last])
+        return KeyBatch(self.data, self.fields[first:last])
 
     def key(self, number: int) -> Key:
         """One of the keys."""
@@ -103,7 +103,7 @@ class Cells:
 
     :param cells: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD` for each key, with the requested columns;
         they point into ``data``. If a key has no row, its cells are marked as unchanged values (``FIELD_UNCHANGED``).
-    :param unreadable: see :class:`Found`; these columns' cells are marked in the same way.
+    :param unreadable: see :class:`FoundRows`; these columns' cells are marked in the same way.
     :param left_out: how many of the last keys were not looked up, since the values before them are large; their cells
         say nothing.
     """
@@ -114,7 +114,7 @@ class Cells:
     left_out: int = 0
 
     @classmethod
-    def without_rows(cls, keys: KeyTable, columns: Sequence[int], unreadable: dict[int, str] | None = None) -> Cells:
+    def without_rows(cls, keys: KeyBatch, columns: Sequence[int], unreadable: dict[int, str] | None = None) -> Cells:
         """The result if no row is found for any key."""
         cells = np.zeros((len(keys), len(columns)), dtype=layout.FIELD)
         cells["kind"] = wire.FIELD_UNCHANGED
@@ -133,8 +133,8 @@ class CurrentRows:
         self._dsn, self._session, self._waiting = dsn, session, waiting
 
     def read(
-        self, table: Table, keys: Sequence[Key], columns: Sequence[int], *, as_text: Collection[str] = ()
-    ) -> Found:
+        self, table: SourceTable, keys: Sequence[Key], columns: Sequence[int], *, as_text: Collection[str] = ()
+    ) -> FoundRows:
         """The rows of these keys, all read under one snapshot.
 
         :param table: the relation version that the keys belong to; the table is found by its oid, whatever its name is
@@ -143,10 +143,10 @@ class CurrentRows:
         :param as_text: key columns whose values are given as PostgreSQL's text instead of binary.
         :raises Refused: the role may not read the table, or a row-level policy could hide rows from it.
         """
-        return self._look_up(table, (), lambda source: source.rows(keys, columns, as_text)) or Found()
+        return self._look_up(table, (), lambda source: source.rows(keys, columns, as_text)) or FoundRows()
 
     def fetch(
-        self, table: Table, keys: KeyTable, columns: Sequence[int], *, xids: Iterable[int], most: int = _ALL
+        self, table: SourceTable, keys: KeyBatch, columns: Sequence[int], *, xids: Iterable[int], most: int = _ALL
     ) -> Cells:
         """Like :meth:`read` for many keys, without a Python object for each row.
 
@@ -157,7 +157,7 @@ class CurrentRows:
         found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns, most))
         return found or Cells.without_rows(keys, columns)
 
-    def _look_up(self, table: Table, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
+    def _look_up(self, table: SourceTable, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
         """Query the table as it is now, waiting out outages; None if it does not exist any more or the relation version
         has no key."""
         while True:
@@ -178,7 +178,7 @@ class CurrentRows:
                 )
                 time.sleep(0.01)
 
-    def _try(self, table: Table, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
+    def _try(self, table: SourceTable, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
         connection = self._session()
         while True:
             named = catalog.names(connection, [table.oid])
@@ -223,14 +223,16 @@ class _Source:
     :param xids: see :func:`altered`.
     """
 
-    def __init__(self, connection: Connection, table: Table, name: sql.Identifier, xids: Sequence[int]) -> None:
+    def __init__(self, connection: Connection, table: SourceTable, name: sql.Identifier, xids: Sequence[int]) -> None:
         self._connection, self._table = connection, table
         self._altered = altered(connection, table, xids)
         self._key = [column for name in table.key for column in table.columns if column.name == name]
         self._text, self._arrays = wire_types(connection, table)
         self._query = RowQuery(table, name, self._key, equality(connection, table.oid), self._text)
 
-    def rows(self, keys: Sequence[Key], columns: Sequence[int], as_text: Collection[str], most: int = _ALL) -> Found:
+    def rows(
+        self, keys: Sequence[Key], columns: Sequence[int], as_text: Collection[str], most: int = _ALL
+    ) -> FoundRows:
         """The rows of these keys.
 
         :param most: see :meth:`CurrentRows.fetch`.
@@ -256,10 +258,10 @@ class _Source:
             if following is None and most <= 0:
                 following = len(some)
             if following is not None:
-                return Found(rows, unreadable, len(keys) - start - following)
-        return Found(rows, unreadable)
+                return FoundRows(rows, unreadable, len(keys) - start - following)
+        return FoundRows(rows, unreadable)
 
-    def cells(self, keys: KeyTable, columns: Sequence[int], most: int) -> Cells:
+    def cells(self, keys: KeyBatch, columns: Sequence[int], most: int) -> Cells:
         """The rows of many keys, by a single query to which each key column is passed as an array.
 
         :param most: see :meth:`CurrentRows.fetch`.
@@ -284,7 +286,7 @@ class _Source:
         following = following_key(result)
         return Cells(cells, data, unreadable, 0 if following is None else len(keys) - following)
 
-    def _cells_of_rows(self, keys: KeyTable, columns: Sequence[int], most: int) -> Cells:
+    def _cells_of_rows(self, keys: KeyBatch, columns: Sequence[int], most: int) -> Cells:
         cells = Cells.without_rows(keys, columns).cells
         numbers = {keys.key(number): number for number in range(len(keys))}
         found, data = self.rows(list(numbers), columns, (), most), bytearray(1)
@@ -309,7 +311,7 @@ class _Source:
         return unreadable, [c for c in columns if c not in self._altered]
 
 
-def with_key(table: Table, message: pgoutput.RowMessage) -> pgoutput.RowMessage:
+def with_key(table: SourceTable, message: pgoutput.RowMessage) -> pgoutput.RowMessage:
     """The message with a complete key. A key value that is stored out of line is not sent again in the new row if it is
     unchanged; the old key, which is sent then, contains it (ExtractReplicaIdentity,
     src/backend/access/heap/heapam.c)."""
@@ -322,7 +324,7 @@ def with_key(table: Table, message: pgoutput.RowMessage) -> pgoutput.RowMessage:
     return replace(message, new=new)
 
 
-def row_key(table: Table, values: Sequence[pgoutput.Field]) -> Key:
+def row_key(table: SourceTable, values: Sequence[pgoutput.Field]) -> Key:
     """The binary values of a row's key columns, in the order of the key."""
     places = {c.name: i for i, c in enumerate(table.columns)}
     return tuple(values[places[name]].data for name in table.key)

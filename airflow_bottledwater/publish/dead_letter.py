@@ -16,7 +16,7 @@ from psycopg.pq import Format
 
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import ProtocolError
-from airflow_bottledwater.model.relation import ColumnType, Table
+from airflow_bottledwater.model.relation import ColumnType, SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -93,7 +93,7 @@ class DeadLetter:
         return json.dumps({**record, "truncated": True}, ensure_ascii=False).encode()
 
 
-def counted(state: PipelineState, by: str, tables: Iterable[Table]) -> dict[str, StateRecord]:
+def counted(state: PipelineState, by: str, tables: Iterable[SourceTable]) -> dict[str, StateRecord]:
     """The counts behind the dead letters of a Kafka transaction, which are to be written in it.
 
     :param state: as it is before the transaction.
@@ -109,7 +109,7 @@ def counted(state: PipelineState, by: str, tables: Iterable[Table]) -> dict[str,
     return dict(found)
 
 
-def column_texts(table: Table, message: bytes) -> dict[str, str | None]:
+def column_texts(table: SourceTable, message: bytes) -> dict[str, str | None]:
     """A row's values for a dead letter: numbers, times and the like as PostgreSQL writes them, printable text
     unchanged, and anything else as hex of its binary form."""
     try:

@@ -10,7 +10,7 @@ import numpy as np
 from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.kafka.publisher import Records
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.reject import Rejection, too_large
 from airflow_bottledwater.publish.session import LARGEST
@@ -72,7 +72,7 @@ class BlockEncoder:
         self._headers = headers
         self._output = layout.output(_PIECE_ROWS, _REJECTIONS, _PIECE_BYTES)
 
-    def encode(self, block: Block, programs: Programs, largest: int) -> Iterator[Encoded]:
+    def encode(self, block: MessageBlock, programs: Programs, largest: int) -> Iterator[Encoded]:
         """The block's records; each piece is valid until the next one is requested.
 
         :param largest: bytes of the largest record that any topic takes; a row that needs several times as much memory

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from psycopg import pq, sql
 
 from airflow_bottledwater.encoding import masks
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.postgres.connect import Connection
 
 #: text, varchar, char and bytea, whose size PostgreSQL tells without reading a value that is stored out of line
@@ -28,7 +28,7 @@ class RowQuery:
     :param text: the columns that are read as text, see :func:`wire_types`.
     """
 
-    table: Table
+    table: SourceTable
     name: sql.Identifier
     key: Sequence[Column]
     operators: Mapping[str, tuple[str, str]]
@@ -116,7 +116,7 @@ def unnested(width: int) -> sql.SQL:
     return sql.SQL(f"ROWS FROM ({arrays}) WITH ORDINALITY i({', '.join(f'k{k}' for k in range(width))}, n)")
 
 
-def wire_types(connection: Connection, table: Table) -> tuple[set[str], dict[int, int]]:
+def wire_types(connection: Connection, table: SourceTable) -> tuple[set[str], dict[int, int]]:
     """How values of a table's types are sent and passed: the columns whose types have no send function (those of
     ``isn``, for example), which PostgreSQL sends as text, here as in the stream (logicalrep_write_tuple in
     src/backend/replication/logical/proto.c); and type → the type of its arrays, for :func:`unnested`, without arrays

@@ -12,10 +12,10 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.kafka.publisher import Records, single
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish.dead_letter import MAX_BYTES, DeadLetter, column_texts
 from airflow_bottledwater.publish.encode import BlockEncoder, Encoded
 from airflow_bottledwater.publish.refusals import find_refused
@@ -41,7 +41,9 @@ class RowEncoder:
         #: rows that the broker is known to refuse, by the digest of their bytes, and why
         self._refused: dict[bytes, str] = {}
 
-    def encode(self, version: Version, block: Block, programs: Programs) -> Iterator[tuple[Encoded, list[Rejection]]]:
+    def encode(
+        self, version: Version, block: MessageBlock, programs: Programs
+    ) -> Iterator[tuple[Encoded, list[Rejection]]]:
         """The block's records, piece by piece, and the rows that cannot be published; a piece is valid until the next
         one.
 
@@ -59,7 +61,7 @@ class RowEncoder:
             yield encoded, rejections
 
     def dead_letter(
-        self, version: Version, block: Block, rejection: Rejection, insert_lsn: int, label: str = ""
+        self, version: Version, block: MessageBlock, rejection: Rejection, insert_lsn: int, label: str = ""
     ) -> Records:
         """The dead letter of a row that cannot be published.
 
@@ -94,7 +96,7 @@ class RowEncoder:
         value = of.encode(self._session.dead_letter_limit)
         return single(self._session.dead_letters, 0, f"snapshot/{uuid.uuid4().hex}".encode(), value)
 
-    def find_refused(self, version: Version, block: Block, programs: Programs) -> tuple[int, int]:
+    def find_refused(self, version: Version, block: MessageBlock, programs: Programs) -> tuple[int, int]:
         """Find the rows of a block that the broker refuses, which are rejected from then on; returns how many they are,
         and the bytes of the block's records.
 
@@ -110,17 +112,17 @@ class RowEncoder:
         return len(self._refused) - known, size
 
 
-def _row(block: Block, row: int) -> memoryview:
+def _row(block: MessageBlock, row: int) -> memoryview:
     return memoryview(block.data)[block.offsets[row] : block.offsets[row + 1]]  # type: ignore[arg-type]
 
 
-def _digest(block: Block, row: int) -> bytes:
+def _digest(block: MessageBlock, row: int) -> bytes:
     """A digest that identifies a row however often its range is read and split. Equal rows share it: the broker refuses
     them all."""
     return hashlib.blake2b(_row(block, row), digest_size=16).digest()
 
 
-def _record_error(version: Version, block: Block, rejection: Rejection) -> RecordError:
+def _record_error(version: Version, block: MessageBlock, rejection: Rejection) -> RecordError:
     return RecordError(
         f"A row of {version.table.qualified} cannot be published to topic {version.topic!r}: "
         f"{rejection.reason.rstrip('.')}{_named(version.table, _row(block, rejection.row))}.",
@@ -130,7 +132,7 @@ def _record_error(version: Version, block: Block, rejection: Rejection) -> Recor
     )
 
 
-def _named(table: Table, raw: memoryview) -> str:
+def _named(table: SourceTable, raw: memoryview) -> str:
     """Names a row by its key, for an error; empty if the table has no key."""
     if not table.keyed:
         return ""
@@ -142,7 +144,7 @@ def _named(table: Table, raw: memoryview) -> str:
     return f"; it is the row with {', '.join(values)}"
 
 
-def _as_insert(table: Table, raw: memoryview, *, largest: int) -> bytes:
+def _as_insert(table: SourceTable, raw: memoryview, *, largest: int) -> bytes:
     """A COPY row in the form of an Insert message, so that there is only one decoder of rows.
 
     :param largest: bytes at which a value is cut.

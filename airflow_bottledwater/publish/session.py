@@ -29,7 +29,7 @@ from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.publish.pace import Pace
 from airflow_bottledwater.state import store
@@ -71,7 +71,7 @@ class PublishSession:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Settings,
         job: Job,
         transactional_id: str,
         topics: Mapping[str, Pin],

@@ -13,7 +13,7 @@ from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.current import Cells, KeyTable
+from airflow_bottledwater.publish.current import Cells, KeyBatch
 
 
 class UnchangedValues:
@@ -61,7 +61,7 @@ class UnchangedValues:
         wanted = np.flatnonzero(np.isin(self.lacking["change"], missing["change"])).astype(np.int64)
         return wanted, np.unique(missing["column"]).tolist()
 
-    def keys(self, relation: int, wanted: npt.NDArray[np.int64]) -> tuple[KeyTable, npt.NDArray[np.int64]]:
+    def keys(self, relation: int, wanted: npt.NDArray[np.int64]) -> tuple[KeyBatch, npt.NDArray[np.int64]]:
         """The keys of these changes, each once, and for each change the number of its key."""
         changes = self.lacking["change"][wanted]
         lookups: npt.NDArray[np.int64] = np.zeros(len(wanted), dtype=np.int64)
@@ -71,7 +71,7 @@ class UnchangedValues:
         )
         owners = np.zeros(count, dtype=np.int64)
         owners[lookups] = changes
-        return KeyTable(self.batch.data, self._keys[owners, :width]), lookups
+        return KeyBatch(self.batch.data, self._keys[owners, :width]), lookups
 
     def changes_without(self, relation: int, column: int) -> list[int]:
         """The changes of a relation version that still lack this column's value."""

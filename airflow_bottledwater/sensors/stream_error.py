@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_bottledwater.model.slot import Cluster
-    from airflow_bottledwater.pipeline.settings import Pipeline
+    from airflow_bottledwater.pipeline.settings import Settings
     from airflow_bottledwater.state.control_records import StatusRecord
 
 
@@ -145,7 +145,7 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         return event is not None and self._conclude(event)
 
     def _evaluate(
-        self, pipeline: Pipeline, status: StatusRecord | None, *, earlier: str, silent: float
+        self, pipeline: Settings, status: StatusRecord | None, *, earlier: str, silent: float
     ) -> dict[str, Any] | None:
         max_silence, max_dead_letters = self._limits()
         return evaluate(

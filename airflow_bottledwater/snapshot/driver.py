@@ -24,11 +24,11 @@ from airflow_bottledwater.errors import (
     rotated,
 )
 from airflow_bottledwater.jobs.control import Controller
-from airflow_bottledwater.metrics.meter import Meter as JobMeter
+from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, format_lsn
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
@@ -36,8 +36,8 @@ from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.snapshot.plans import Plans
-from airflow_bottledwater.snapshot.progress import Meter, Report
-from airflow_bottledwater.snapshot.task import LaneTask, Result
+from airflow_bottledwater.snapshot.progress import Report, SnapshotMeter
+from airflow_bottledwater.snapshot.task import LaneTask, SnapshotResult
 from airflow_bottledwater.state import letters, options, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
@@ -53,12 +53,12 @@ RunLanes = Callable[[Sequence[LaneTask]], list[dict[str, int]]]
 
 
 def run(
-    pipeline: Pipeline,
+    pipeline: Settings,
     run_lanes: RunLanes,
     *,
     stopped: threading.Event | None = None,
     report: Report = lambda progress: None,
-) -> Result:
+) -> SnapshotResult:
     """Take the snapshot or resume it; do nothing if it is complete.
 
     :param run_lanes: runs the lanes, each as a task.
@@ -76,8 +76,8 @@ def run(
         controller.status.state = "snapshot"
         controller.start()
         try:
-            with Sampler(pipeline, controller.name, lambda: controller.status, JobMeter()):
-                result = _Driver(pipeline, connection, claim, controller, run_lanes, report).run()
+            with Sampler(pipeline, controller.name, lambda: controller.status, Meter()):
+                result = _SnapshotDriver(pipeline, connection, claim, controller, run_lanes, report).run()
         except StopRequested:
             controller.finish_stopped()
             raise
@@ -98,10 +98,10 @@ def run(
     return result
 
 
-class _Driver:
+class _SnapshotDriver:
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Settings,
         connection: Connection,
         claim: Claim,
         controller: Controller,
@@ -118,7 +118,7 @@ class _Driver:
         #: how far it is
         self._made: tuple[int, ...] = ()
 
-    def run(self) -> Result:
+    def run(self) -> SnapshotResult:
         started = time.monotonic()
         known = self._claim.state
         if known.slot is None:
@@ -150,7 +150,7 @@ class _Driver:
         finally:
             holder.close()
 
-    def _take(self, holder: pg.SnapshotExporter, tables: list[Table], started: float) -> Result:
+    def _take(self, holder: pg.SnapshotExporter, tables: list[SourceTable], started: float) -> SnapshotResult:
         known, wanted = self._claim.state, [table.oid for table in tables]
         oldest = max(known.tables[oid].oldest_xid for oid in wanted)
         held = holder.open(tables, oldest_xid=oldest, timeout=self._pipeline.create_slot_timeout)
@@ -165,7 +165,7 @@ class _Driver:
             "boundary": str(held.snapshot), "in_progress": len(held.snapshot.running),
             "insert_lsn": format_lsn(held.insert_lsn), "ranges": sum(len(t.chunks) for t in tasks) + skipped,
         }  # fmt: skip
-        meter = Meter(tables, self._claim.state, plans.parts)
+        meter = SnapshotMeter(tables, self._claim.state, plans.parts)
         watch.meanwhile = lambda: self._measure(meter)
         totals = watch.work(lambda: self._run_lanes(tasks)) if tasks else []
         self._movement.end()
@@ -178,7 +178,7 @@ class _Driver:
         self._complete(tables)
         self._report(meter.sum_up(self._claim.state, sum(t["dead_letters"] for t in totals)))
         self._tell_letters()
-        return Result(
+        return SnapshotResult(
             len(tables),
             sum(t["rows"] for t in totals),
             sum(t["dead_letters"] for t in totals),
@@ -188,11 +188,11 @@ class _Driver:
             time.monotonic() - started,
         )
 
-    def _nothing_left(self) -> Result:
+    def _nothing_left(self) -> SnapshotResult:
         """What a snapshot does that is complete."""
         self._tell_letters()
         known = self._claim.state
-        return Result(len(known.tables), 0, 0, known.counters["open_dead_letters"], 0, 0, 0.0)
+        return SnapshotResult(len(known.tables), 0, 0, known.counters["open_dead_letters"], 0, 0, 0.0)
 
     def _tell_letters(self) -> None:
         """Tell of the dead letters that nobody has settled: in the log and in the job's status."""
@@ -200,7 +200,7 @@ class _Driver:
         self._controller.status.counters = known.counters
         self._controller.problems.tell("dead letters", letters.problems(known.open_letters))
 
-    def _present(self, wanted: Sequence[int]) -> list[Table]:
+    def _present(self, wanted: Sequence[int]) -> list[SourceTable]:
         """These tables, but for those that were dropped: they have no rows that could be read, and the others are not
         to wait for them."""
         tables = catalog.load(self._connection, wanted, TableMapping.of(self._pipeline))
@@ -209,11 +209,11 @@ class _Driver:
             log.warning("%s was dropped before it was read.", self._claim.state.tables[oid].table.qualified)
         return tables
 
-    def _complete(self, tables: Sequence[Table]) -> None:
+    def _complete(self, tables: Sequence[SourceTable]) -> None:
         completed = {*self._claim.state.completed, *self._gone, *(table.oid for table in tables)}
         self._claim.write({COMPLETE: Complete(tuple(sorted(completed)), False, time.time())})
 
-    def _refresh_pinned(self, tables: Sequence[Table]) -> list[Table]:
+    def _refresh_pinned(self, tables: Sequence[SourceTable]) -> list[SourceTable]:
         """Record the tables as they are today, since they are read by today's names and files, and return them, with
         the keys that their topics have. If columns changed since the slot was created, their new schema is registered.
 
@@ -234,7 +234,7 @@ class _Driver:
             self._claim.write(changed)
         return tables
 
-    def _sweep(self, tables: Sequence[Table]) -> None:
+    def _sweep(self, tables: Sequence[SourceTable]) -> None:
         """Publish tombstones for keys that the topics contained before, and that the source does not have any more."""
         wanted = {
             t.oid: found.ends
@@ -276,7 +276,7 @@ class _Driver:
 
     def _plan(
         self, holder: pg.SnapshotExporter, held: pg.ExportedSnapshot, wanted: Sequence[int], oldest: int
-    ) -> tuple[list[Table], Plans, list[LaneTask], int]:
+    ) -> tuple[list[SourceTable], Plans, list[LaneTask], int]:
         """What is read under the snapshot, recorded."""
         # before the boundary is stored: if PostgreSQL crashed and lost commits that B sees, it would use their ids
         # again
@@ -288,7 +288,7 @@ class _Driver:
         tasks, skipped = plans.tasks(held, oldest)
         return tables, plans, tasks, skipped
 
-    def _measure(self, meter: Meter) -> None:
+    def _measure(self, meter: SnapshotMeter) -> None:
         self._movement.look()
         try:
             state = self._claim.refresh()
@@ -304,7 +304,7 @@ class _Driver:
         self._tell_letters()
         self._report(progress)
 
-    def _check_done(self, tables: Sequence[Table]) -> None:
+    def _check_done(self, tables: Sequence[SourceTable]) -> None:
         state = self._claim.state
         for table in tables:
             plan = state.plan(table.oid)

@@ -22,19 +22,19 @@ from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.publisher import Records
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import copy, large_rows, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.large_rows import LargeRow
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish.dead_letter import counted
 from airflow_bottledwater.publish.refusals import rule_out
 from airflow_bottledwater.publish.reject import without
 from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.warm import warm_up
-from airflow_bottledwater.snapshot.task import Chunk, LaneTask
+from airflow_bottledwater.snapshot.task import LaneTask, SnapshotChunk
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.records import Progress, StateRecord, by_lane, lane_id
 
@@ -49,7 +49,7 @@ class _Slow(BottledWaterError):
     """The range takes longer than half the transaction time-out, so it has to be split."""
 
 
-def run(pipeline: Pipeline, task: LaneTask, *, stopped: Callable[[], bool] = lambda: False) -> dict[str, int]:
+def run(pipeline: Settings, task: LaneTask, *, stopped: Callable[[], bool] = lambda: False) -> dict[str, int]:
     """Read and publish a lane's ranges, except those that are done by the state; returns how many rows and dead letters
     it published.
 
@@ -70,7 +70,7 @@ def run(pipeline: Pipeline, task: LaneTask, *, stopped: Callable[[], bool] = lam
 
 
 class _Lane:
-    def __init__(self, pipeline: Pipeline, task: LaneTask, stopped: Callable[[], bool]) -> None:
+    def __init__(self, pipeline: Settings, task: LaneTask, stopped: Callable[[], bool]) -> None:
         self._pipeline, self._task, self._stopped = pipeline, task, stopped
         memory.keep()
         warm_up()  # compiling takes time, and must not happen while a transaction is open
@@ -111,7 +111,7 @@ class _Lane:
                     pending.pop(0)
         return self._totals
 
-    def _take(self, chunk: Chunk, first: int, last: int) -> None:
+    def _take(self, chunk: SnapshotChunk, first: int, last: int) -> None:
         """Publish the part of the blocks [first, last) that is not published by the state."""
         done = self._session.state.done(chunk.planned, chunk.number)
         if done is not None:
@@ -126,7 +126,7 @@ class _Lane:
             self._find_refused(chunk, first, last, error)
             raise NewProducerNeeded(f"{error.what} What is refused is known now") from error
 
-    def _split(self, chunk: Chunk, first: int, last: int, *, at_least: int) -> list[tuple[int, int]]:
+    def _split(self, chunk: SnapshotChunk, first: int, last: int, *, at_least: int) -> list[tuple[int, int]]:
         """Split a range into as many parts as Kafka takes one at a time, by what it took lately.
 
         :param at_least: how many parts, if the range took too long already.
@@ -151,7 +151,7 @@ class _Lane:
         log.info("Range %d of %s is split at blocks %s. %s", chunk.number, table.qualified, bounds[1:-1], pace)
         return list(itertools.pairwise(bounds))
 
-    def _publish(self, chunk: Chunk, first: int, last: int, rows_before: int) -> None:
+    def _publish(self, chunk: SnapshotChunk, first: int, last: int, rows_before: int) -> None:
         """Publish the rows of blocks [first, last) and the range's progress in one Kafka transaction."""
         pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
@@ -211,11 +211,13 @@ class _Lane:
     def _connect(self) -> Connection:
         return connect(self._pipeline.postgres, application=f"bottledwater snapshot lane {self._task.lane}")
 
-    def _source(self, chunk: Chunk) -> Table:
+    def _source(self, chunk: SnapshotChunk) -> SourceTable:
         """The table, or the partition, that a range is read from."""
         return chunk.part or self._tables[chunk.oid].table
 
-    def _blocks(self, chunk: Chunk, first: int, last: int, *, idle: Callable[[], None]) -> Iterator[Block]:
+    def _blocks(
+        self, chunk: SnapshotChunk, first: int, last: int, *, idle: Callable[[], None]
+    ) -> Iterator[MessageBlock]:
         """The rows of blocks [first, last), read in a transaction under the exported snapshot."""
         source = self._source(chunk)
         snapshot.begin_task(
@@ -235,7 +237,7 @@ class _Lane:
         self._connection = self._connect()
 
     # ------------------------------------------------------------------ rows that cannot be published
-    def _find_large(self, chunk: Chunk, first: int, last: int, error: psycopg.Error) -> None:
+    def _find_large(self, chunk: SnapshotChunk, first: int, last: int, error: psycopg.Error) -> None:
         """Find the rows of the blocks [first, last) that PostgreSQL cannot send; they are not read any more.
 
         :raises RecordError: ``on_error`` is exit.
@@ -267,11 +269,11 @@ class _Lane:
                 topic=topic,
             )
 
-    def _large_in(self, chunk: Chunk, first: int, last: int) -> list[LargeRow]:
+    def _large_in(self, chunk: SnapshotChunk, first: int, last: int) -> list[LargeRow]:
         rows = self._large.get(self._source(chunk).oid, ())
         return [row for row in rows if first <= int(row.place[1:].split(",")[0]) < last]
 
-    def _find_refused(self, chunk: Chunk, first: int, last: int, error: RecordRefused) -> None:
+    def _find_refused(self, chunk: SnapshotChunk, first: int, last: int, error: RecordRefused) -> None:
         """Read the blocks [first, last) once more to find the rows that the broker refuses; the next attempt rejects
         them.
 

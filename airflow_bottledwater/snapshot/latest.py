@@ -11,7 +11,7 @@ from airflow_bottledwater import compiled as compiling
 from airflow_bottledwater.compiled import compiled
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.key_table import FULL, PLACES, RANGE_SHIFT, RANGES, KeyTable
-from airflow_bottledwater.kafka.topic_reader import Block
+from airflow_bottledwater.kafka.topic_reader import RecordBlock
 
 #: mixes the partition into the second half of a key's hash, for the entries of partitions besides the first that a key
 #: was seen in: a key that another program wrote to several partitions has a latest record in each of them
@@ -132,7 +132,7 @@ class LatestRecords(KeyTable):
         super().__init__(_ENTRY, "first", "at", _enter, records=records, low=low, places=places)
         self._ends = np.array(ends, dtype=np.int64)
 
-    def note(self, block: Block) -> None:
+    def note(self, block: RecordBlock) -> None:
         """Enter a block's records; those of a partition come in order.
 
         :raises Refused: the keys of a single range fill the table.
@@ -149,7 +149,7 @@ class LatestRecords(KeyTable):
         """Mark keys that the table has; to be called when all records are entered."""
         _find(self.table, hashes, self.low, self.high)
 
-    def stale(self, block: Block) -> npt.NDArray[np.bool_]:
+    def stale(self, block: RecordBlock) -> npt.NDArray[np.bool_]:
         """Which of a block's records have a value, are the latest of their keys, and of keys that the snapshot has not
         found.
 
@@ -159,7 +159,7 @@ class LatestRecords(KeyTable):
         _find_stale(self.table, block.messages, block.hashes, self.low, self.high, found)
         return found
 
-    def stale_keys(self, block: Block) -> list[tuple[int, bytes]]:
+    def stale_keys(self, block: RecordBlock) -> list[tuple[int, bytes]]:
         """Partition and key of each of the records that :meth:`stale` names."""
         found = np.flatnonzero(self.stale(block)).tolist()
         return [(int(block.messages[i]["partition"]), block.key(i)) for i in found]

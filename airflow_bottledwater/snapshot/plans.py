@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.boundary import Boundary
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.partitions import Partition
-from airflow_bottledwater.snapshot.task import Chunk, LaneTask
+from airflow_bottledwater.snapshot.task import LaneTask, SnapshotChunk
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import shared
 from airflow_bottledwater.state.records import (
@@ -49,7 +49,7 @@ class Plans:
     """
 
     def __init__(
-        self, pipeline: Pipeline, claim: Claim, tables: Sequence[Table], below: Mapping[int, Sequence[Partition]]
+        self, pipeline: Settings, claim: Claim, tables: Sequence[SourceTable], below: Mapping[int, Sequence[Partition]]
     ) -> None:
         self._pipeline, self._claim, self._tables, self._below = pipeline, claim, tables, below
         self.parts = {table.oid: partitions.parts(table, below.get(table.oid, ())) for table in tables}
@@ -66,7 +66,7 @@ class Plans:
         known = self._claim.state
         changes: dict[str, StateRecord | None] = {}
         plans: dict[int, Plan] = {}
-        fresh: list[tuple[Table, list[tuple[int, int]]]] = []
+        fresh: list[tuple[SourceTable, list[tuple[int, int]]]] = []
         for table, part in [(each, part) for each in self._tables for part in self.parts[each.oid]]:
             stored = known.plan(part.oid)
             if table.oid in self._finished:
@@ -103,7 +103,7 @@ class Plans:
             self._claim.write(changes)
         return self._lanes(plans, numbers, held)
 
-    def _is_finished(self, table: Table) -> bool:
+    def _is_finished(self, table: SourceTable) -> bool:
         """Whether a table without a key has been read to its end; otherwise nothing of it was published.
 
         :raises Refused: it was read in part.
@@ -149,7 +149,7 @@ class Plans:
                 changes[sweep_key(table.oid)] = Sweep(tuple(ends), False)
         return changes
 
-    def _published(self, tables: Sequence[Table]) -> dict[str, list[int]]:
+    def _published(self, tables: Sequence[SourceTable]) -> dict[str, list[int]]:
         """The end of each partition of these tables' topics: requested together to be quick, since the tables are
         locked."""
         pinned = [self._claim.state.tables[table.oid] for table in tables]
@@ -180,7 +180,7 @@ class Plans:
                     if done is not None and done.done:
                         skipped += 1
                     else:
-                        chunks.append(Chunk(table.oid, i, first, last, part if table.partitioned else None))
+                        chunks.append(SnapshotChunk(table.oid, i, first, last, part if table.partitioned else None))
             if chunks:
                 mine = {chunk.oid for chunk in chunks}
                 tasks.append(

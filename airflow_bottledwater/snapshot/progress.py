@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_bottledwater.model.amounts import duration, size
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
@@ -46,7 +46,7 @@ class SnapshotProgress:
 Report = Callable[[SnapshotProgress], None]
 
 
-class Meter:
+class SnapshotMeter:
     """Measures a snapshot while it runs, and summarises it at the end.
 
     :param tables: the tables that it reads, with their sizes.
@@ -55,7 +55,10 @@ class Meter:
     """
 
     def __init__(
-        self, tables: Sequence[Table], state: PipelineState, parts: Mapping[int, Sequence[Table]] | None = None
+        self,
+        tables: Sequence[SourceTable],
+        state: PipelineState,
+        parts: Mapping[int, Sequence[SourceTable]] | None = None,
     ) -> None:
         self._tables, self._parts = tables, parts or {}
         self._began = time.monotonic()
@@ -111,10 +114,10 @@ class Meter:
     def _measure(self, state: PipelineState) -> SnapshotProgress:
         return _total([self._of(state, table) for table in self._tables])
 
-    def _of(self, state: PipelineState, table: Table) -> SnapshotProgress:
+    def _of(self, state: PipelineState, table: SourceTable) -> SnapshotProgress:
         return _total([self._of_part(state, part) for part in self._parts.get(table.oid, [table])])
 
-    def _of_part(self, state: PipelineState, table: Table) -> SnapshotProgress:
+    def _of_part(self, state: PipelineState, table: SourceTable) -> SnapshotProgress:
         rows = ranges_done = blocks = 0
         plan = state.plan(table.oid)
         for number, (first, last, _) in enumerate(plan.ranges if plan else ()):

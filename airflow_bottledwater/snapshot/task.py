@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_bottledwater.model.job import Job
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import progress_key
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class SnapshotChunk:
     """A range of a table.
 
     :param oid: the table's.
@@ -24,7 +24,7 @@ class Chunk:
     number: int
     first: int
     last: int
-    part: Table | None = None
+    part: SourceTable | None = None
 
     @property
     def progress_key(self) -> str:
@@ -47,11 +47,11 @@ class LaneTask:
     state_topic: str
     held: ExportedSnapshot
     tables: tuple[PinnedTable, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[SnapshotChunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SnapshotResult:
     """What one run of the snapshot did.
 
     :param tables: how many tables it covers.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused
 from airflow_bottledwater.jobs.submit import is_local
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import Failure, received, returned
 from airflow_bottledwater.spark.job import SettingsFile
@@ -52,7 +52,7 @@ def _probe(_: Iterable[int], file: SettingsFile, wanted: str) -> list[dict[str, 
     return [returned(work, repeated=False)]
 
 
-def _reach(pipeline: Pipeline) -> None:
+def _reach(pipeline: Settings) -> None:
     """Ask each server once, all at the same time.
 
     :raises Outage: one of them does not answer.
@@ -85,7 +85,7 @@ def _reach(pipeline: Pipeline) -> None:
         del waiting[name]
 
 
-def _servers(pipeline: Pipeline) -> dict[str, Callable[[], None]]:
+def _servers(pipeline: Settings) -> dict[str, Callable[[], None]]:
     """What a task connects to, by its name in messages, and how it is asked."""
     from airflow_bottledwater.kafka.registry import Registry
     from airflow_bottledwater.kafka.topics import Topics
@@ -108,7 +108,7 @@ def _servers(pipeline: Pipeline) -> dict[str, Callable[[], None]]:
     return found
 
 
-def check(context: SparkContext, pipeline: Pipeline, file: SettingsFile, *, count: int = 1) -> None:
+def check(context: SparkContext, pipeline: Settings, file: SettingsFile, *, count: int = 1) -> None:
     """Let executors try what a task needs; on one host nothing is checked, since its executors are the driver's own
     threads.
 
@@ -157,7 +157,7 @@ class Presence:
     What waits for tasks asks it again and again. With a master ``local`` it does nothing.
     """
 
-    def __init__(self, context: SparkContext, pipeline: Pipeline) -> None:
+    def __init__(self, context: SparkContext, pipeline: Settings) -> None:
         self._context, self._pipeline = context, pipeline
         self._looked = time.monotonic()
         self._without = 0.0

@@ -27,7 +27,7 @@ from airflow_bottledwater.jobs.submit import refuse_speculation
 from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY, stop_asked
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.stop import Stop
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import copies
 from airflow_bottledwater.spark.error_codec import unpack
 
@@ -66,7 +66,7 @@ class SettingsFile:
     path: str
     more: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self) -> Pipeline:
+    def load(self) -> Settings:
         """Read the settings file, at its path or where Spark's ``--files`` put it.
 
         In cluster mode that is the driver's working directory (YARN and Kubernetes); an executor finds it through
@@ -79,7 +79,7 @@ class SettingsFile:
         for place in (path, *copies.protected(path)):
             if place.exists():
                 try:
-                    return Pipeline.read(place, **self.more)
+                    return Settings.read(place, **self.more)
                 except OSError as error:
                     raise Refused(f"The settings file {str(place)!r} cannot be read: {error.strerror}.") from error
         raise Refused(
@@ -188,7 +188,7 @@ def translate(error: BaseException) -> BaseException:
     return error
 
 
-def check_attempt(pipeline: Pipeline, state_topic: str, claimed: Job) -> None:
+def check_attempt(pipeline: Settings, state_topic: str, claimed: Job) -> None:
     """In a task that Spark has started again, check that the job still has the claim, before the transactional id is
     initialised.
 
@@ -212,7 +212,7 @@ def log_to_stderr() -> None:
 
 #: what a job does: with the pipeline, where executors find its settings, whether it is bounded, and the event that ends
 #: it
-Work = Callable[[Pipeline, SettingsFile, bool, Stop], dict[str, Any]]
+Work = Callable[[Settings, SettingsFile, bool, Stop], dict[str, Any]]
 
 
 def run(kind: str, title: str, work: Work) -> None:

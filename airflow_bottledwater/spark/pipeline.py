@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import StopRequested
 from airflow_bottledwater.jobs import run_directory
-from airflow_bottledwater.jobs.run_directory import Prepared
+from airflow_bottledwater.jobs.run_directory import PreparedPipeline
 from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import executors, job, snapshot, stream
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.spark.tasks import warm_workers
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _INTERVAL = 0.05
 
 
-def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def _work(pipeline: Settings, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     snapshot.import_driver()
     name = f"bottledwater {pipeline.slot}"
     failed = threading.Event()
@@ -57,12 +57,12 @@ def _setting(failed: threading.Event) -> Iterator[None]:
         raise
 
 
-def _begin(pipeline: Pipeline, stopped: threading.Event, failed: threading.Event) -> Start | None:
+def _begin(pipeline: Settings, stopped: threading.Event, failed: threading.Event) -> Start | None:
     """The claimed stream; None if the snapshot comes first."""
     return None if _prepared(stopped, failed).snapshot else stream.begin(pipeline, stopped)
 
 
-def _prepared(*ended: threading.Event) -> Prepared:
+def _prepared(*ended: threading.Event) -> PreparedPipeline:
     """Wait until the command has made everything.
 
     :param ended: events of which one is set when the job is to end.
@@ -70,8 +70,8 @@ def _prepared(*ended: threading.Event) -> Prepared:
     """
     folder = os.environ.get(RUN_DIRECTORY)
     if folder is None:  # submitted by hand: a snapshot that is complete is found to be
-        return Prepared(snapshot=True)
-    while (found := run_directory.read(Path(folder), Prepared)) is None:
+        return PreparedPipeline(snapshot=True)
+    while (found := run_directory.read(Path(folder), PreparedPipeline)) is None:
         # not Event.wait, whose lock a signal's handler would need
         time.sleep(_INTERVAL)
         if any(each.is_set() for each in ended):

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.jobs import run_directory
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, returned
 from airflow_bottledwater.spark.job import SettingsFile
@@ -36,7 +36,7 @@ def _run_lane(file: SettingsFile, task: LaneTask) -> dict[str, int] | Failure:
 
 
 def run_lanes(
-    context: SparkContext, pipeline: Pipeline, file: SettingsFile, tasks: Sequence[LaneTask]
+    context: SparkContext, pipeline: Settings, file: SettingsFile, tasks: Sequence[LaneTask]
 ) -> list[dict[str, int]]:
     """Run each lane as a task; see :func:`~airflow_bottledwater.spark.tasks.run_each`."""
     return run_each(context, pipeline, functools.partial(_run_lane, file), tasks, "lane")
@@ -57,7 +57,7 @@ def import_driver() -> None:
     ).start()
 
 
-def take(context: SparkContext, pipeline: Pipeline, file: SettingsFile, stopped: threading.Event) -> dict[str, Any]:
+def take(context: SparkContext, pipeline: Settings, file: SettingsFile, stopped: threading.Event) -> dict[str, Any]:
     """Take the snapshot, with lanes as tasks of this context; returns what it did.
 
     :raises BottledWaterError: see :func:`airflow_bottledwater.snapshot.driver.run`.
@@ -72,10 +72,10 @@ def take(context: SparkContext, pipeline: Pipeline, file: SettingsFile, stopped:
 
 
 def _leave_progress(found: SnapshotProgress) -> None:
-    job.leave(run_directory.Progress(found.rows, found.bytes, found.total_bytes, found.rows_per_second))
+    job.leave(run_directory.ProgressReport(found.rows, found.bytes, found.total_bytes, found.rows_per_second))
 
 
-def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def _work(pipeline: Settings, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     import_driver()
     with job.context(f"bottledwater snapshot {pipeline.slot}") as context:
         return take(context, pipeline, file, stopped)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_bottledwater.errors import BottledWaterError, Outage, SchemasLost
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.stop import interruption
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, received, returned, unpack
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _GRACE = 30.0
 
 
-def begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
+def begin(pipeline: Settings, stopped: threading.Event) -> Start:
     """Claim the slot for the stream, see :func:`airflow_bottledwater.stream.start.begin`.
 
     :raises StopRequested: the event was set meanwhile.
@@ -43,7 +43,7 @@ def begin(pipeline: Pipeline, stopped: threading.Event) -> Start:
         return begin(pipeline)
 
 
-def run(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def run(pipeline: Settings, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     """Stream, in a Spark application of its own; returns position and counters.
 
     :param file: the settings, for executors.
@@ -58,7 +58,7 @@ def run(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threadin
 
 
 def follow(
-    context: SparkContext, pipeline: Pipeline, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
+    context: SparkContext, pipeline: Settings, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
     """Stream from a claimed start, and begin anew where the registry has lost schemas; returns position and
     counters."""
@@ -86,7 +86,7 @@ def _follow(file: SettingsFile, start: Start, bounded: bool) -> dict[str, int] |
 
 
 def run_task(
-    context: SparkContext, pipeline: Pipeline, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
+    context: SparkContext, pipeline: Settings, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
     """Run the task, and pass a stop on to it (through the state topic, since it may be on another host); returns
     position and counters.
@@ -128,7 +128,7 @@ def run_task(
 
 
 def _watch(
-    context: SparkContext, pipeline: Pipeline, start: Start, stopped: threading.Event, thread: threading.Thread
+    context: SparkContext, pipeline: Settings, start: Start, stopped: threading.Event, thread: threading.Thread
 ) -> None:
     """Wait for the task's end, and pass a stop on. The task itself reports its progress: a reader of the state topic in
     the driver would slow down every commit.
@@ -164,7 +164,7 @@ def _watch(
             return
 
 
-def _report_death(pipeline: Pipeline, start: Start, error: BaseException, stopped: threading.Event) -> None:
+def _report_death(pipeline: Settings, start: Start, error: BaseException, stopped: threading.Event) -> None:
     """Write the last status for a worker that died, and so could not write it itself."""
     from airflow_bottledwater.jobs import control
     from airflow_bottledwater.jobs.status import read_status

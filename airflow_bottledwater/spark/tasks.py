@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import Failure, received
 from airflow_bottledwater.spark.executors import Presence
@@ -24,7 +24,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def warm_workers(context: SparkContext, pipeline: Pipeline, count: int, warm: Callable[[], None]) -> None:
+def warm_workers(context: SparkContext, pipeline: Settings, count: int, warm: Callable[[], None]) -> None:
     """Start this many workers, and have each import and compile what it will need, which takes a second or two. This is
     done before a snapshot is taken: its locks and its horizon are not held while workers start.
 
@@ -40,7 +40,7 @@ def warm_workers(context: SparkContext, pipeline: Pipeline, count: int, warm: Ca
 
 
 def run_each(
-    context: SparkContext, pipeline: Pipeline, work: Callable[[T], R | Failure], tasks: Sequence[T], name: str
+    context: SparkContext, pipeline: Settings, work: Callable[[T], R | Failure], tasks: Sequence[T], name: str
 ) -> list[R]:
     """Run each task as a Spark job of its own, so that the first failure of a task is noticed at once, and ends the
     others; returns the results in the tasks' order.
@@ -58,7 +58,7 @@ def run_each(
     return _run_all(context, pipeline, [functools.partial(one, task) for task in tasks], name)
 
 
-def _run_all(context: SparkContext, pipeline: Pipeline, works: Sequence[Callable[[], R]], name: str) -> list[R]:
+def _run_all(context: SparkContext, pipeline: Settings, works: Sequence[Callable[[], R]], name: str) -> list[R]:
     """Do each work in a thread of its own, in which it waits for Spark."""
     ended: queue.Queue[tuple[int, R] | BaseException] = queue.Queue()
 

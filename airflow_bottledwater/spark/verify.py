@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import SchemasLost
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, returned
 from airflow_bottledwater.spark.job import SettingsFile
@@ -19,13 +19,13 @@ from airflow_bottledwater.spark.tasks import run_each, warm_workers
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from airflow_bottledwater.verify.task import Answer, Reading
+    from airflow_bottledwater.verify.task import Answer, VerifyTask
 
 
 log = logging.getLogger(__name__)
 
 
-def _read(file: SettingsFile, reading: Reading) -> dict[int, Answer] | Failure:
+def _read(file: SettingsFile, reading: VerifyTask) -> dict[int, Answer] | Failure:
     """Read a part, in an executor."""
     from airflow_bottledwater.verify import lane
 
@@ -33,7 +33,7 @@ def _read(file: SettingsFile, reading: Reading) -> dict[int, Answer] | Failure:
 
 
 def run_readings(
-    context: SparkContext, pipeline: Pipeline, file: SettingsFile, readings: Sequence[Reading]
+    context: SparkContext, pipeline: Settings, file: SettingsFile, readings: Sequence[VerifyTask]
 ) -> list[dict[int, Answer]]:
     """Read all parts; see :func:`~airflow_bottledwater.spark.tasks.run_each`."""
     return run_each(context, pipeline, functools.partial(_read, file), readings, "verify")
@@ -45,7 +45,7 @@ def _warm() -> None:
     lane.warm_up()
 
 
-def _advance(pipeline: Pipeline, stopped: threading.Event) -> None:
+def _advance(pipeline: Settings, stopped: threading.Event) -> None:
     """Run a bounded stream in this process."""
     # compiled code, a hundred megabytes, which a verification beside a stream does without
     from airflow_bottledwater.stream import engine, start
@@ -59,7 +59,7 @@ def _advance(pipeline: Pipeline, stopped: threading.Event) -> None:
             return
 
 
-def _work(pipeline: Pipeline, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def _work(pipeline: Settings, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     from airflow_bottledwater.verify import driver
 
     with job.context(f"bottledwater verify {pipeline.slot}") as context:

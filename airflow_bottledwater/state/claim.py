@@ -24,7 +24,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.identity import check_cluster, check_settings
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _PUBLISHING = frozenset({"create", "snapshot", "stream", "redrive"})
 
 
-def ensure_state_topics(pipeline: Pipeline, topic: str, topics: Topics) -> None:
+def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics) -> None:
     """Create the shared state topic and the slot's, if they are missing.
 
     :raises StateError: one is missing and may not be created, or has settings under which records would be lost.
@@ -55,7 +55,7 @@ def ensure_state_topics(pipeline: Pipeline, topic: str, topics: Topics) -> None:
 
 
 def read_state(
-    pipeline: Pipeline, topic: str, admin: Topics | None = None, *, must_exist: bool = False
+    pipeline: Settings, topic: str, admin: Topics | None = None, *, must_exist: bool = False
 ) -> PipelineState:
     """Read all state records, up to the topic's end. An open transaction in it ends with its producer's time-out at the
     latest.
@@ -70,7 +70,7 @@ def read_state(
 
 
 def read_behind(
-    pipeline: Pipeline, topic: str, backoff: Backoff, release: Callable[[], None], admin: Topics | None = None
+    pipeline: Settings, topic: str, backoff: Backoff, release: Callable[[], None], admin: Topics | None = None
 ) -> PipelineState:
     """Read the state after a producer's initialisation, waiting out outages.
 
@@ -86,7 +86,7 @@ def read_behind(
             release()
 
 
-def reached(pipeline: Pipeline, topic: str, job: Job) -> Position | None:
+def reached(pipeline: Settings, topic: str, job: Job) -> Position | None:
     """P, read from the state topic now; None if nothing was streamed yet.
 
     :raises TakenOver: another job has claimed the slot.
@@ -163,7 +163,7 @@ class Claim:
     :raises StopRequested: this process is a job that was asked to stop before it began.
     """
 
-    def __init__(self, pipeline: Pipeline, cluster: Cluster, kind: str, backoff: Backoff) -> None:
+    def __init__(self, pipeline: Settings, cluster: Cluster, kind: str, backoff: Backoff) -> None:
         self.pipeline, self.cluster = pipeline, cluster
         self.topic = store.state_topic_name(cluster.database, pipeline.slot)
         self.prefix = id_prefix(cluster, pipeline.slot)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -39,7 +39,7 @@ def unsent(connection: Connection, known: PipelineState) -> dict[str, str]:
     return found
 
 
-def attached(connection: Connection, pipeline: Pipeline, known: PipelineState) -> dict[int, list[partitions.Partition]]:
+def attached(connection: Connection, pipeline: Settings, known: PipelineState) -> dict[int, list[partitions.Partition]]:
     """By the table's oid, what was attached below it with the rows that it had, and is to be read: if ``new_tables`` is
     add, and the table has a key, without which it cannot be read again. What is not in the WAL cannot be followed."""
     if pipeline.new_tables != "add":
@@ -72,7 +72,7 @@ def followed(connection: Connection, known: PipelineState) -> dict[str, Partitio
 
 def _partitioned(
     connection: Connection, known: PipelineState
-) -> Iterator[tuple[Table, partitions.Known, list[partitions.Partition]]]:
+) -> Iterator[tuple[SourceTable, partitions.Known, list[partitions.Partition]]]:
     """The tables that are published as one and still exist: with the partitions that are known, and those of today."""
     recorded = known.partitions
     below = partitions.below(connection, recorded)
@@ -80,7 +80,7 @@ def _partitioned(
         yield known.tables[oid].table, recorded[oid], below.get(oid, [])
 
 
-def mismatches(connection: Connection, tables: Sequence[Table]) -> dict[int, str]:
+def mismatches(connection: Connection, tables: Sequence[SourceTable]) -> dict[int, str]:
     """The partitioned tables among these of which what PostgreSQL sends cannot be read: by oid, the first partition
     with another replica identity, and how to mend it."""
     below = partitions.below(connection, [table.oid for table in tables if table.partitioned])
@@ -88,7 +88,7 @@ def mismatches(connection: Connection, tables: Sequence[Table]) -> dict[int, str
     return {oid: wrong[0] for oid, wrong in found.items() if wrong}
 
 
-def renamed(connection: Connection, pipeline: Pipeline, known: PipelineState, wanted: set[int]) -> set[int]:
+def renamed(connection: Connection, pipeline: Settings, known: PipelineState, wanted: set[int]) -> set[int]:
     """The tables that the settings name as they were called before; they are still the pipeline's, unless others have
     these names."""
     taken = {named for oid, named in catalog.names(connection, list(wanted)).items() if oid not in known.tables}

@@ -13,9 +13,9 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, StateError
 from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state import control_topic, store
@@ -42,7 +42,7 @@ def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:
         )
 
 
-def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
+def check_settings(pipeline: Settings, known: PipelineState) -> None:
     """Check that what is published goes where the pipeline's records are, and is made as they are. Otherwise the same
     key would be in a topic twice, once in each format; and new topics would get what belongs into those that exist.
 
@@ -66,7 +66,7 @@ def check_settings(pipeline: Pipeline, known: PipelineState) -> None:
     _check_topic_options(pipeline, known)
 
 
-def _check_topic_options(pipeline: Pipeline, known: PipelineState) -> None:
+def _check_topic_options(pipeline: Settings, known: PipelineState) -> None:
     """Check that the options of single tables give each table the topic that they gave it at the last start.
 
     :raises StateError: they give it another one; nothing was changed.
@@ -86,13 +86,13 @@ def _check_topic_options(pipeline: Pipeline, known: PipelineState) -> None:
             )
 
 
-def topic_of(table: Table, known: PipelineState, mapping: TableMapping) -> str:
+def topic_of(table: SourceTable, known: PipelineState, mapping: TableMapping) -> str:
     """A table's topic: a renamed table keeps the one that it has."""
     pinned = known.tables.get(table.oid)
     return pinned.topic if pinned else mapping.topic(table)
 
 
-def via_root(pipeline: Pipeline, known: PipelineState) -> bool:
+def via_root(pipeline: Settings, known: PipelineState) -> bool:
     """Whether a partitioned table is published as one, by the state or, for a new pipeline, by the settings.
 
     :raises StateError: the settings demand another way than the one that the pipeline was made with.
@@ -153,7 +153,7 @@ def check_slot(
 
 def resolve(
     connection: Connection,
-    pipeline: Pipeline,
+    pipeline: Settings,
     known: PipelineState,
     tables: Sequence[str],
     schemas: Sequence[str] = (),
@@ -168,7 +168,7 @@ def resolve(
     return catalog.resolve(connection, tables, schemas, via_root=via_root(pipeline, known), strict=strict)
 
 
-def topic_problems(known: PipelineState, tables: Sequence[Table], mapping: TableMapping) -> list[str]:
+def topic_problems(known: PipelineState, tables: Sequence[SourceTable], mapping: TableMapping) -> list[str]:
     """A message for each table whose topic already holds the rows of another table that had this name before.
 
     :param tables: the pipeline's tables as they are in the catalog today.
@@ -225,7 +225,7 @@ def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
         )
 
 
-def check_topics(pipeline: Pipeline, known: PipelineState) -> None:
+def check_topics(pipeline: Settings, known: PipelineState) -> None:
     """Check that the topics are still those that were pinned.
 
     :raises StateError: one is not, see :func:`~airflow_bottledwater.state.identity.check_topic`.
@@ -236,7 +236,7 @@ def check_topics(pipeline: Pipeline, known: PipelineState) -> None:
         check_topic(name, present.get(name), pin)
 
 
-def refuse_shared(pipeline: Pipeline, topics: Sequence[str], what: str) -> None:
+def refuse_shared(pipeline: Settings, topics: Sequence[str], what: str) -> None:
     """Check that nobody else publishes to topics: keys that a table does not have may then be another pipeline's.
 
     :param what: cannot be done, as the beginning of a sentence.
@@ -253,7 +253,7 @@ def refuse_shared(pipeline: Pipeline, topics: Sequence[str], what: str) -> None:
         )
 
 
-def shared(pipeline: Pipeline, topics: Sequence[str]) -> dict[str, str]:
+def shared(pipeline: Settings, topics: Sequence[str]) -> dict[str, str]:
     """The topics among these that other pipelines publish to, too, and who that is.
 
     :raises Outage: Kafka does not answer.

@@ -8,16 +8,16 @@ from collections.abc import Collection, Iterable, Sequence
 from airflow_bottledwater.encoding import masks
 from airflow_bottledwater.encoding.mapping import TableMapping, mask_of, matches
 from airflow_bottledwater.errors import PreflightError
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.patterns import specificity
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
-def problems(connection: Connection, pipeline: Pipeline, oids: Collection[int], *, rules: bool = True) -> list[str]:
+def problems(connection: Connection, pipeline: Settings, oids: Collection[int], *, rules: bool = True) -> list[str]:
     """What is wrong with the options of these tables.
 
     :param rules: whether the tables are all of the pipeline's, so that each rule has to match one of them.
@@ -45,7 +45,7 @@ def problems(connection: Connection, pipeline: Pipeline, oids: Collection[int], 
     return [*found, *_unnamed(mapping, whole).values()]
 
 
-def _unfit(table: Table, column: Column, said: str) -> str:
+def _unfit(table: SourceTable, column: Column, said: str) -> str:
     """Why a column cannot have a mask, and what can be done; empty if it can."""
     if column.name in table.key:
         return "cannot be: the column is in the key, by which the rows of the table are told apart. Take it out."
@@ -54,14 +54,14 @@ def _unfit(table: Table, column: Column, said: str) -> str:
     return ""
 
 
-def unnamed(connection: Connection, pipeline: Pipeline, tables: Iterable[Table]) -> dict[int, str]:
+def unnamed(connection: Connection, pipeline: Settings, tables: Iterable[SourceTable]) -> dict[int, str]:
     """The tables with columns of which no option says whether they are published, where that is an error; by oid."""
     mapping = TableMapping.of(pipeline)
     strict = [table.oid for table in tables if mapping.options(table.schema, table.name).new_columns == "error"]
     return _unnamed(mapping, catalog.load(connection, strict, mapping.all_columns())) if strict else {}
 
 
-def _unnamed(mapping: TableMapping, whole: Iterable[Table]) -> dict[int, str]:
+def _unnamed(mapping: TableMapping, whole: Iterable[SourceTable]) -> dict[int, str]:
     """See :func:`unnamed`.
 
     :param whole: the tables with all their columns.
@@ -81,7 +81,7 @@ def unnamed_column(table: str, columns: Sequence[str]) -> str:
     )
 
 
-def exposed(pipeline: Pipeline, known: PipelineState, today: Iterable[Table]) -> dict[int, str]:
+def exposed(pipeline: Settings, known: PipelineState, today: Iterable[SourceTable]) -> dict[int, str]:
     """The tables whose columns would not be left out or masked any more, since they have got other names; by oid.
 
     :param today: tables that are followed.
@@ -94,7 +94,7 @@ def exposed(pipeline: Pipeline, known: PipelineState, today: Iterable[Table]) ->
     return found
 
 
-def exposed_table(mapping: TableMapping, before: Table, schema: str, name: str) -> str:
+def exposed_table(mapping: TableMapping, before: SourceTable, schema: str, name: str) -> str:
     """What is said of a table whose columns would not be left out or masked any more; empty if all is well.
 
     :param before: the table as it was called; it has ``schema`` and ``name`` now.
@@ -107,7 +107,7 @@ def exposed_table(mapping: TableMapping, before: Table, schema: str, name: str) 
     )
 
 
-def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> None:
+def check(connection: Connection, pipeline: Settings, known: PipelineState) -> None:
     """Check the options of a pipeline that exists, if they are others than at its last start: a rule that means no
     column leaves nothing out.
 
@@ -121,7 +121,7 @@ def check(connection: Connection, pipeline: Pipeline, known: PipelineState) -> N
         raise PreflightError(wrong)
 
 
-def _without_match(mapping: TableMapping, tables: Sequence[Table]) -> list[str]:
+def _without_match(mapping: TableMapping, tables: Sequence[SourceTable]) -> list[str]:
     """The rules that match no table, or name no column of the tables that they match."""
     found = []
     for pattern, rule in mapping.rules.items():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 
 #: text and varchar, whose lengths can be changed at any time: a key of one has the same bytes as the same text of the
@@ -16,7 +16,7 @@ from airflow_bottledwater.model.version import Version
 _TEXTS = (25, 1043)
 
 
-def _key_types(table: Table) -> list[object]:
+def _key_types(table: SourceTable) -> list[object]:
     kinds = [column.type for name in table.key for column in table.columns if column.name == name]
     return [
         (
@@ -36,7 +36,7 @@ class PinnedTable:
     :param topic_id: Kafka's id of the topic; a different one means that the topic was deleted and created anew.
     """
 
-    table: Table
+    table: SourceTable
     topic: str
     topic_id: str
     partitions: int
@@ -44,7 +44,7 @@ class PinnedTable:
     value_schema: int
     oldest_xid: int
 
-    def check_key(self, table: Table, *, complete: bool = True) -> Table:
+    def check_key(self, table: SourceTable, *, complete: bool = True) -> SourceTable:
         """Check that the table's key still means the same as the keys in its topic. Returns the table with its key as
         the topic has it: in the same order, and none if it was recorded without one, since the topic's records have
         none.
@@ -75,7 +75,7 @@ class PinnedTable:
             f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.", remedy
         )
 
-    def check_forms(self, table: Table) -> None:
+    def check_forms(self, table: SourceTable) -> None:
         """Check that the settings give the key the form that the keys in its topic have.
 
         :param table: the table as it is now.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from airflow_bottledwater.model.below import Below
+from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
@@ -27,6 +27,7 @@ from airflow_bottledwater.state.records import (
     POSITION,
     SAVED_SETTINGS,
     SLOT,
+    ChangedTypes,
     Complete,
     Gap,
     Ids,
@@ -40,7 +41,6 @@ from airflow_bottledwater.state.records import (
     SavedSettings,
     StateRecord,
     Sweep,
-    Types,
     decode,
     encode,
     live_key,
@@ -162,9 +162,9 @@ class PipelineState:
         return self._of_tables("gap", Gap)
 
     @property
-    def types(self) -> dict[int, Types]:
+    def types(self) -> dict[int, ChangedTypes]:
         """What the types of columns consist of, for the tables of which that has changed since they were recorded."""
-        return self._of_tables("types", Types)
+        return self._of_tables("types", ChangedTypes)
 
     @property
     def accepted(self) -> frozenset[int]:
@@ -177,9 +177,9 @@ class PipelineState:
         return {key.removeprefix(FORMER) for key in self.raw if key.startswith(FORMER)}
 
     @property
-    def below(self) -> dict[int, Below]:
+    def below(self) -> dict[int, AttachedTable]:
         """The tables that were attached below another one of the pipeline, by oid."""
-        return self._of_tables("below", Below)
+        return self._of_tables("below", AttachedTable)
 
     def parts(self, oid: int) -> list[int]:
         """The oids by which plan and progress of a table are recorded: those of its partitions, if it is

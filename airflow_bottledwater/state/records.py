@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from airflow_bottledwater.errors import LOST_STATE, StateError
-from airflow_bottledwater.model.below import Below
+from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
@@ -267,7 +267,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Types:
+class ChangedTypes:
     """What the types of a table's columns consist of, as its published records have it, if that has changed since the
     table was recorded.
 
@@ -339,7 +339,7 @@ class LiveProgress:
 StateRecord = (
     Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan
     | Progress | Sweep
-    | Partitions | Below | Gap | Types | Former | LiveProgress | Letters
+    | Partitions | AttachedTable | Gap | ChangedTypes | Former | LiveProgress | Letters
 )  # fmt: skip
 
 #: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the
@@ -360,9 +360,9 @@ _KINDS: dict[str, type[StateRecord]] = {
     "sweep": Sweep,
     "partitions": Partitions,
     "gap": Gap,
-    "types": Types,
+    "types": ChangedTypes,
     "former": Former,
-    "below": Below,
+    "below": AttachedTable,
     "live": LiveProgress,
     LETTERS: Letters,
 }

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from airflow_bottledwater.errors import StateError
-from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state.claim import Claim, read_state
@@ -19,7 +19,7 @@ from airflow_bottledwater.state.store import state_topic_name
 log = logging.getLogger(__name__)
 
 
-def remember(pipeline: Pipeline, claim: Claim) -> None:
+def remember(pipeline: Settings, claim: Claim) -> None:
     """Save the settings with which the pipeline starts, if they are not those of its last start."""
     before, now = claim.state.settings, pipeline.chosen()
     if before == now:
@@ -31,7 +31,7 @@ def remember(pipeline: Pipeline, claim: Claim) -> None:
     claim.write({SAVED_SETTINGS: SavedSettings(now)})
 
 
-def settings_of(pipeline: Pipeline) -> dict[str, Any]:
+def settings_of(pipeline: Settings) -> dict[str, Any]:
     """The settings of a pipeline's last start that differ from the defaults, by name.
 
     :param pipeline: has at least the slot's name and the connections.
@@ -47,7 +47,7 @@ def settings_of(pipeline: Pipeline) -> dict[str, Any]:
     return found
 
 
-def completed(pipeline: Pipeline, given: Collection[str]) -> Pipeline:
+def completed(pipeline: Settings, given: Collection[str]) -> Settings:
     """A pipeline with the settings of its last start, but for those that are given; unchanged if there is no such
     pipeline.
 
@@ -60,7 +60,7 @@ def completed(pipeline: Pipeline, given: Collection[str]) -> Pipeline:
     return pipeline.with_(**values) if values else pipeline
 
 
-def _saved(pipeline: Pipeline) -> dict[str, Any] | None:
+def _saved(pipeline: Settings) -> dict[str, Any] | None:
     with session(pipeline.postgres, "Reading the pipeline's settings") as connection:
         cluster = identify(connection)
     topic = state_topic_name(cluster.database, pipeline.slot)

@@ -26,8 +26,8 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import DOCS, BottledWaterError, Outage, Refused, SchemasLost
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state.claim import Claim
@@ -61,7 +61,7 @@ class PinnedSchema:
     of_key: bool
 
 
-def pinned_schemas(pipeline: Pipeline, tables: Iterable[PinnedTable]) -> list[PinnedSchema]:
+def pinned_schemas(pipeline: Settings, tables: Iterable[PinnedTable]) -> list[PinnedSchema]:
     """The schemas of these tables as they were registered; none if the format needs no registry."""
     found, mapping = [], TableMapping.of(pipeline)
     for pinned in tables:
@@ -72,7 +72,7 @@ def pinned_schemas(pipeline: Pipeline, tables: Iterable[PinnedTable]) -> list[Pi
     return found
 
 
-def register_value(pipeline: Pipeline, topic: str, table: Table) -> int:
+def register_value(pipeline: Settings, topic: str, table: SourceTable) -> int:
     """Register the schema of the rows in a table's topic. Returns its id; 0 if the format needs no registry.
 
     :raises Outage: the registry does not answer, or takes no schemas now.
@@ -104,7 +104,7 @@ def lost(
     return [each for each in wanted if not meaning.same(known[each.number] or "", each.schema)]
 
 
-def wait_for(pipeline: Pipeline, pinned: PinnedTable) -> None:
+def wait_for(pipeline: Settings, pinned: PinnedTable) -> None:
     """Check that the registry has a table's schemas, if it can be asked, before rows are published that their ids are
     to replace.
 
@@ -122,7 +122,7 @@ def wait_for(pipeline: Pipeline, pinned: PinnedTable) -> None:
         )
 
 
-def key_problems(pipeline: Pipeline, tables: Iterable[PinnedTable]) -> list[str]:
+def key_problems(pipeline: Settings, tables: Iterable[PinnedTable]) -> list[str]:
     """What is wrong with the ids of these tables' keys, for a check that changes nothing.
 
     :raises Outage: the registry does not answer.
@@ -145,7 +145,7 @@ class Settled:
     problems: tuple[Problem, ...] = ()
 
 
-def settle(pipeline: Pipeline, connection: Connection, claim: Claim) -> Settled:
+def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
     """Compare the ids in the state with the registry, register again what it has lost, and record it. If the registry
     cannot be asked, the job goes on with the ids that it has: the registry is not needed to publish with them.
 
@@ -194,7 +194,7 @@ def _register_deleted(registry: Registry, each: PinnedSchema) -> None:
 
 
 def _value_again(
-    pipeline: Pipeline, registry: Registry, each: PinnedSchema, pinned: PinnedTable, today: Table
+    pipeline: Settings, registry: Registry, each: PinnedSchema, pinned: PinnedTable, today: SourceTable
 ) -> PinnedTable:
     """The table with the schema of its rows registered again. If it gets another id, that of today is registered
     instead: an earlier one need not be compatible with it.
@@ -270,7 +270,7 @@ class SchemaWatch:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Settings,
         tables: Iterable[PinnedTable],
         problems: Problems,
         left: frozenset[int] = frozenset(),

@@ -18,10 +18,10 @@ from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.errors import BottledWaterError, ProtocolError, Refused
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.replication import XLOG_HEADER
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.stream.assemble import (
@@ -96,7 +96,7 @@ class TransactionAssembler:
         self._changes: npt.NDArray[np.void]
         self._allocate()
         self._announced: tuple[pgoutput.RelationMessage | None, Position] = None, Position(0)
-        self._block: Block | None = None
+        self._block: MessageBlock | None = None
         self._tables: npt.NDArray[np.void] = np.zeros(0, dtype=TABLE)
         # the first are no column's: an empty array has no address
         self._shapes: npt.NDArray[np.void] = np.zeros(1, dtype=SHAPE)
@@ -187,7 +187,7 @@ class TransactionAssembler:
             if self._tables[at]["version"] >= 0:
                 self._shape(at, self._versions[self._current[oid]].table)
 
-    def _shape(self, at: int, table: Table) -> None:
+    def _shape(self, at: int, table: SourceTable) -> None:
         """Enter which columns of a table's rows are left out or masked, if some are."""
         entry = self._tables[at]
         entry["columns"] = entry["first"] = entry["grows"] = 0
@@ -203,7 +203,7 @@ class TransactionAssembler:
         entry["columns"], entry["first"] = len(shapes), len(self._shapes)
         self._shapes = np.concatenate([self._shapes, shapes])
 
-    def add(self, block: Block) -> None:
+    def add(self, block: MessageBlock) -> None:
         """Add the next block; before another one, call :meth:`cut` until it returns None."""
         assert self._block is None
         self._block, self._state.next = block, 0
@@ -423,5 +423,5 @@ def _assemble_nothing() -> None:
         raise AssertionError("an empty block has no Relation message")
 
     assembler = TransactionAssembler(Position(0), {}, resolve, batch_bytes=1, largest_transaction=1)
-    assembler.add(Block(np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)))
+    assembler.add(MessageBlock(np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)))
     assembler.cut()

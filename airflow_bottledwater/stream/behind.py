@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import publication
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.stream.assembler import TransactionAssembler
@@ -24,7 +24,7 @@ _HEAD = struct.Struct(">cQQq")
 _ALL = 1 << 40
 
 
-def passed(pipeline: Pipeline, rows: NewRows, tables: Mapping[int, PinnedTable], reached: Position) -> list[Batch]:
+def passed(pipeline: Settings, rows: NewRows, tables: Mapping[int, PinnedTable], reached: Position) -> list[Batch]:
     """The changes of new tables that were committed behind their rows and that the stream has left out, since it did
     not know the tables.
 
@@ -49,7 +49,7 @@ def passed(pipeline: Pipeline, rows: NewRows, tables: Mapping[int, PinnedTable],
         largest_transaction=_ALL,
         unknown=lambda _: None,
     )
-    assembler.add(Block(np.frombuffer(bytes(data), dtype=np.uint8), np.array(ends, dtype=np.int64)))
+    assembler.add(MessageBlock(np.frombuffer(bytes(data), dtype=np.uint8), np.array(ends, dtype=np.int64)))
     found = []
     while (batch := assembler.cut()) is not None:
         found.append(batch)

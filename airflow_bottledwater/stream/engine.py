@@ -26,11 +26,11 @@ from airflow_bottledwater.errors import (
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.memory import Rest
-from airflow_bottledwater.metrics.line import Line
+from airflow_bottledwater.metrics.line import ProgressLine
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, parse_lsn
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import own, session, stoppable
 from airflow_bottledwater.state import letters
@@ -46,7 +46,7 @@ from airflow_bottledwater.stream.start import Start
 from airflow_bottledwater.tables import writer
 from airflow_bottledwater.tables.new_rows import NewRows
 from airflow_bottledwater.tables.watch import TableWatch
-from airflow_bottledwater.tables.writer import Prepared
+from airflow_bottledwater.tables.writer import PreparedSteps
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ _TELL_LETTERS = 60.0
 
 
 @contextmanager
-def reported(pipeline: Pipeline, start: Start, stopped: threading.Event | None = None) -> Iterator[Controller]:
+def reported(pipeline: Settings, start: Start, stopped: threading.Event | None = None) -> Iterator[Controller]:
     """Run a stream's work with a controller: it writes heartbeats while the work runs, and its outcome as the last
     status.
 
@@ -106,7 +106,7 @@ class StreamReport:
     def __init__(self, controller: Controller, watch: TableWatch, position: Position, meter: Meter) -> None:
         self._controller, self._watch = controller, watch
         self.position = position
-        self._line = Line(meter)
+        self._line = ProgressLine(meter)
         self._letters: Mapping[str, Mapping[str, int]] = {}
         self._told_letters = -math.inf
 
@@ -142,7 +142,7 @@ class StreamReport:
 
 
 def follow(
-    pipeline: Pipeline, start: Start, *, bounded: bool = False, stopped: threading.Event | None = None
+    pipeline: Settings, start: Start, *, bounded: bool = False, stopped: threading.Event | None = None
 ) -> dict[str, int]:
     """Stream with a slot that is claimed already; returns the counters. It begins at P and with the tables as the state
     has them now, which may be further than at the claim, if an earlier attempt has worked since.
@@ -165,7 +165,7 @@ class _Follower:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Settings,
         start: Start,
         controller: Controller,
         bounded: bool,
@@ -303,7 +303,7 @@ class _Follower:
         return prepared.changes_topics
 
     def _take_in(
-        self, prepared: Prepared, rows: NewRows, make: MakeRecords, known: PipelineState
+        self, prepared: PreparedSteps, rows: NewRows, make: MakeRecords, known: PipelineState
     ) -> PipelineState | None:
         """Publish the rows of new tables without a key, by a publisher that knows their topics, too; returns the state
         behind them, or None if they cannot be published. The stream has to begin anew in any case."""
@@ -341,12 +341,12 @@ def _gaps(set_aside: Mapping[int, str], known: PipelineState) -> dict[str, State
     }
 
 
-def stream_backoff(pipeline: Pipeline, stopped: threading.Event | None = None) -> Backoff:
+def stream_backoff(pipeline: Settings, stopped: threading.Event | None = None) -> Backoff:
     """The backoff of a stream, up to ``outage_timeout``; without a limit if ``on_error`` is not exit."""
     return Backoff(pipeline.outage_timeout if pipeline.on_error == "exit" else None, stopped)
 
 
-def flush_target(pipeline: Pipeline) -> int:
+def flush_target(pipeline: Settings) -> int:
     """The LSN at which a bounded run ends: ``pg_current_wal_flush_lsn()`` now."""
     with session(pipeline.postgres, "Reading the WAL position", application="bottledwater bounded run") as connection:
         row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()

@@ -22,8 +22,8 @@ from airflow_bottledwater.metrics import batch as counting
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.provision.kafka_checks import expiry_problem
 from airflow_bottledwater.publish.ahead import Ahead
@@ -69,7 +69,7 @@ class StreamPublisher:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Settings,
         start: Start,
         known: PipelineState,
         backoff: Backoff,
@@ -154,7 +154,7 @@ class StreamPublisher:
                 return  # the outcome of an earlier attempt was unknown
             values = dict(make(known))
             tables = {oid: pin for oid in rows.blocks if isinstance(pin := values[table_key(oid)], PinnedTable)}
-            letters: list[Table] = []
+            letters: list[SourceTable] = []
             try:
                 self._session.transact(self._first(rows, tables, encoder, letters, values), values, divisible=False)
             except (TooSlow, RecordRefused) as error:
@@ -167,7 +167,7 @@ class StreamPublisher:
         rows: NewRows,
         tables: Mapping[int, PinnedTable],
         encoder: RowEncoder,
-        letters: list[Table],
+        letters: list[SourceTable],
         values: dict[str, StateRecord | None],
     ) -> Iterator[Records]:
         """The records of new tables' rows, and of what was committed behind them."""

@@ -17,9 +17,9 @@ from airflow_bottledwater.errors import (
     SchemasLost,
 )
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, pgoutput
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, session
@@ -46,7 +46,7 @@ class Resolver:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Settings,
         pinned: dict[int, PinnedTable],
         mismatch: Callable[[int, Refused], None] = lambda *_: None,
         *,
@@ -57,7 +57,7 @@ class Resolver:
         self._registry, self._mapping = Registry.of(pipeline), TableMapping.of(pipeline)
         #: when the registry last refused a schema, by the table's oid
         self._refused_at: dict[int, float] = {}
-        self._read: dict[int, Table] = {}
+        self._read: dict[int, SourceTable] = {}
         self._read_at = -math.inf
         # the replica identities that partitioned tables had when their last messages came, and the tables of partitions
         # by oid
@@ -218,7 +218,7 @@ class Resolver:
             # a pattern that matches nothing any more: preflight reports it
             return oid in catalog.resolve(connection, tables, schemas, via_root=self._via_root, strict=False)
 
-    def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> Table:
+    def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> SourceTable:
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
             tables = catalog.load(connection, [message.oid], self._mapping)
             today = {c.name: c for t in tables for c in t.columns}
@@ -270,7 +270,7 @@ class Resolver:
                 "Its changes cannot be read; drop the slot and start again with a snapshot.",
             ) from None
 
-    def _as_read(self, message: pgoutput.RelationMessage) -> Table | None:
+    def _as_read(self, message: pgoutput.RelationMessage) -> SourceTable | None:
         """The table of a message as it was read from the catalog together with all others, a moment ago; None if the
         message has other columns. A stream that starts gets a message for each table, and so one query is enough for
         all of them."""
@@ -294,7 +294,7 @@ class Resolver:
         pinned: PinnedTable,
         columns: tuple[Column, ...],
         key_of_today: tuple[str, ...] | None = None,
-    ) -> Table:
+    ) -> SourceTable:
         flagged = {c.name for c in message.columns if c.key}
         # the message flags the key's columns without their order; under FULL it flags all columns, and the catalog has
         # the key
@@ -304,7 +304,7 @@ class Resolver:
         elif message.identity == "f" and key_of_today is not None:
             key = key_of_today
         known = pinned.table
-        return Table(
+        return SourceTable(
             message.oid,
             message.schema,
             message.name,
@@ -321,7 +321,7 @@ class TypeAltered(Outage):
     """A type was altered, which the stream does not report: the definitions are to be read anew."""
 
 
-def check_definitions(pipeline: Pipeline, table: Table, columns: Iterable[int]) -> None:
+def check_definitions(pipeline: Settings, table: SourceTable, columns: Iterable[int]) -> None:
     """Check whether values do not fit their types because a type was altered, which the stream does not report. The job
     then has to read the definitions anew, as it does at its start: a column has the type that it was declared with, as
     that type is today.

@@ -21,7 +21,7 @@ from airflow_bottledwater.errors import (
     StaleBatch,
 )
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import coverage, publication, slot
 from airflow_bottledwater.postgres.connect import MessageTooLarge, ObjectMissing, session
@@ -48,7 +48,7 @@ _LOOK_FOR = 30.0
 
 
 def open_source(
-    pipeline: Pipeline, start: Start, known: PipelineState, backoff: Backoff, position: Position
+    pipeline: Settings, start: Start, known: PipelineState, backoff: Backoff, position: Position
 ) -> ChangeSource:
     """The source of a claimed stream, from a position on.
 
@@ -70,7 +70,7 @@ class ChangeSource:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Settings,
         state: PipelineState,
         position: Position,
         backoff: Backoff,

@@ -11,7 +11,7 @@ from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, session
@@ -42,7 +42,7 @@ class Start:
     schemas: Settled = field(default_factory=Settled)
 
 
-def begin(pipeline: Pipeline) -> Start:
+def begin(pipeline: Settings) -> Start:
     """Claim the slot, and check that the stream can continue at the position in the state.
 
     :raises StateError: the snapshot is not complete, records are missing, a topic is not the one that was pinned, or
@@ -67,7 +67,7 @@ def begin(pipeline: Pipeline) -> Start:
             claimed.close()
 
 
-def _check(pipeline: Pipeline, connection: Connection, cluster: Cluster, claimed: Claim) -> Start:
+def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed: Claim) -> Start:
     """Compare the state with the slot, the publications, the topics and the registry, and write what has changed."""
     known = claimed.state
     record = known.slot
@@ -97,7 +97,7 @@ def _check(pipeline: Pipeline, connection: Connection, cluster: Cluster, claimed
     return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, settled)
 
 
-def _report(pipeline: Pipeline, cluster: Cluster, claimed: Claim, error: Exception) -> None:
+def _report(pipeline: Settings, cluster: Cluster, claimed: Claim, error: Exception) -> None:
     """Write the last status of a job that fails before it streams: that of the job before it, which may have been
     stopped on request, says nothing of a pipeline that is meant to run."""
     controller = Controller(pipeline, cluster, claimed.job)

@@ -9,13 +9,13 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import EncodedBatch
 
 
-def truncate_stop(pipeline: Pipeline, batch: Batch) -> RecordError | None:
+def truncate_stop(pipeline: Settings, batch: Batch) -> RecordError | None:
     """The error for the first TRUNCATE, if ``on_truncate`` is stop; the one at ``skip_position`` passes."""
     if pipeline.on_truncate != "stop":
         return None
@@ -33,7 +33,7 @@ def truncate_stop(pipeline: Pipeline, batch: Batch) -> RecordError | None:
     )
 
 
-def rejection_stop(pipeline: Pipeline, encoded: EncodedBatch, programs: Programs) -> RecordError | None:
+def rejection_stop(pipeline: Settings, encoded: EncodedBatch, programs: Programs) -> RecordError | None:
     """The error for the first rejection, if ``on_error`` is exit; the one at ``skip_position`` passes."""
     if not encoded.rejections:
         return None
@@ -61,7 +61,7 @@ def rejection_stop(pipeline: Pipeline, encoded: EncodedBatch, programs: Programs
     )
 
 
-def _skips(pipeline: Pipeline, change: np.void) -> bool:
+def _skips(pipeline: Settings, change: np.void) -> bool:
     """Whether a person has decided, with ``skip_position``, that the stream is not to stop at this change."""
     return str(position_of(change)) == pipeline.skip_position.upper()
 

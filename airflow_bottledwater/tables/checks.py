@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import BottledWaterError, Refused, SchemaRefused
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision import kafka_checks
@@ -22,16 +22,16 @@ from airflow_bottledwater.tables import new_rows
 from airflow_bottledwater.tables.plan import PINNING, Step, Unfit
 
 #: what checks tables by their topics; returns what is wrong
-Check = Callable[[dict[str, Table]], list[str]]
+Check = Callable[[dict[str, SourceTable]], list[str]]
 
 
 def unfit(
     connection: Connection,
-    pipeline: Pipeline,
+    pipeline: Settings,
     cluster: Cluster,
     known: PipelineState,
     steps: Sequence[Step],
-    tables: Mapping[int, Table],
+    tables: Mapping[int, SourceTable],
 ) -> dict[int, Unfit]:
     """Why the tables of some steps cannot be published or read, by oid.
 
@@ -68,7 +68,7 @@ def refused(error: BottledWaterError) -> Unfit:
     return Unfit(f"{waits}: {error.what.rstrip('.')}", error.remedy)
 
 
-def _blame(check: Check, by_topic: dict[str, Table]) -> dict[str, list[str]]:
+def _blame(check: Check, by_topic: dict[str, SourceTable]) -> dict[str, list[str]]:
     """By topic, the problems that a check has with a table: of all together, and if there are some, of one half after
     the other."""
     if not by_topic:
@@ -84,7 +84,7 @@ def _blame(check: Check, by_topic: dict[str, Table]) -> dict[str, list[str]]:
 
 
 def _in_source(
-    connection: Connection, pipeline: Pipeline, cluster: Cluster, known: PipelineState, table: Table
+    connection: Connection, pipeline: Settings, cluster: Cluster, known: PipelineState, table: SourceTable
 ) -> list[str]:
     if not table.keyed and table.oid not in known.tables:
         if not pipeline.allow_unkeyed:
@@ -104,16 +104,16 @@ def _in_source(
     return problems + check_publications(connection, pipeline, found)
 
 
-def _kafka(pipeline: Pipeline, cluster: Cluster) -> Check:
+def _kafka(pipeline: Settings, cluster: Cluster) -> Check:
     return lambda by_topic: kafka_checks.check_topics(pipeline, cluster, by_topic)
 
 
-def _registry(pipeline: Pipeline) -> Check:
+def _registry(pipeline: Settings) -> Check:
     registry, mapping = Registry.of(pipeline), TableMapping.of(pipeline)
     if registry is None:
         return lambda _: []
 
-    def check(by_topic: dict[str, Table]) -> list[str]:
+    def check(by_topic: dict[str, SourceTable]) -> list[str]:
         subjects: list[tuple[str, str]] = []
         for topic, table in by_topic.items():
             try:

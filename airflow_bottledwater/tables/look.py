@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, coverage, partitions, publication
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.coverage import Coverage
@@ -17,7 +17,7 @@ from airflow_bottledwater.state import coverage as compared
 from airflow_bottledwater.state import options
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Types
+from airflow_bottledwater.state.records import ChangedTypes
 from airflow_bottledwater.tables.types import altered
 
 #: changes with every statement that may change the result of a look: the catalog rows of such an object are written
@@ -41,7 +41,7 @@ _MARK_OF_SCHEMAS = _SUM.format("oid", "pg_publication_namespace")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CatalogLook:
     """What one look at the catalog has found.
 
     :param wanted: the oids of the tables that the settings name.
@@ -64,7 +64,7 @@ class Seen:
 
     wanted: frozenset[int]
     kept: frozenset[int]
-    tables: dict[int, Table]
+    tables: dict[int, SourceTable]
     coverage: Coverage
     members: frozenset[int] = frozenset()
     below: dict[int, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Seen:
     hindered: dict[int, str] = field(default_factory=dict)
     elsewhere: dict[int, str] = field(default_factory=dict)
     altered: dict[int, str] = field(default_factory=dict)
-    types: dict[int, Types] = field(default_factory=dict)
+    types: dict[int, ChangedTypes] = field(default_factory=dict)
     unsent: dict[str, str] = field(default_factory=dict)
     lsn: int = 0
 
@@ -83,7 +83,7 @@ def mark(connection: Connection) -> str:
     return str([connection.execute(query).fetchone() for query in queries])
 
 
-def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Seen:
+def look(connection: Connection, pipeline: Settings, known: PipelineState) -> CatalogLook:
     """Look at the catalog, all of it as it is at one moment.
 
     :param connection: in no transaction.
@@ -100,7 +100,7 @@ def look(connection: Connection, pipeline: Pipeline, known: PipelineState) -> Se
         loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
         followed = [table for table in loaded if table.oid in known.tables]
         changed = compared.unsent(connection, known)
-        return Seen(
+        return CatalogLook(
             frozenset(wanted),
             frozenset(kept),
             {table.oid: table for table in loaded},

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.boundary import Boundary
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import Connection, connect
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.slot import TemporarySlot
 from airflow_bottledwater.postgres.snapshot import BLOCK_BYTES, LAST_BLOCK, begin_under, copy_query
 
@@ -37,14 +37,14 @@ class NewRows:
 
     slot: TemporarySlot
     boundary: Boundary
-    blocks: Mapping[int, Sequence[Block]]
+    blocks: Mapping[int, Sequence[MessageBlock]]
 
     def close(self) -> None:
         """Give up the slot."""
         self.slot.close()
 
 
-def read(connection: Connection, pipeline: Pipeline, tables: Sequence[Table], oldest_xid: int) -> NewRows:
+def read(connection: Connection, pipeline: Settings, tables: Sequence[SourceTable], oldest_xid: int) -> NewRows:
     """Read tables that are published already, under the exported snapshot of a temporary slot.
 
     :param oldest_xid: X0, taken after they were published.
@@ -71,12 +71,12 @@ def read(connection: Connection, pipeline: Pipeline, tables: Sequence[Table], ol
     return NewRows(made, boundary, found)
 
 
-def _rows(reader: Connection, table: Table) -> list[Block]:
+def _rows(reader: Connection, table: SourceTable) -> list[MessageBlock]:
     query = copy_query(table, select_list(table), 0, LAST_BLOCK)
-    return [Block(block.data.copy(), block.offsets.copy()) for block in copy.rows(reader, query)]
+    return [MessageBlock(block.data.copy(), block.offsets.copy()) for block in copy.rows(reader, query)]
 
 
-def too_large(connection: Connection, tables: Sequence[Table]) -> set[int]:
+def too_large(connection: Connection, tables: Sequence[SourceTable]) -> set[int]:
     """Those of the tables that are too large to be read while the stream runs, by oid: they have more bytes than
     :data:`LARGEST`, alone or together with smaller ones."""
     pages = catalog.measured(connection, [table.oid for table in tables])

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.connect import quoted
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.tables.look import Seen
+from airflow_bottledwater.tables.look import CatalogLook
 
 #: the kind of the problem of a table that is wanted and not followed, and of one whose topic lacks changes
 NOT_FOLLOWED, NOT_COMPLETE = "not-followed", "not-complete"
@@ -88,7 +88,9 @@ class Unfit:
     remedy: str = ""
 
 
-def plan(pipeline: Pipeline, known: PipelineState, seen: Seen, unfit: Mapping[int, Unfit] | None = None) -> list[Step]:
+def plan(
+    pipeline: Settings, known: PipelineState, seen: CatalogLook, unfit: Mapping[int, Unfit] | None = None
+) -> list[Step]:
     """What is to be done about each table; nothing for those that are followed as they are meant.
 
     :param unfit: the tables that cannot be published or read, which :mod:`airflow_bottledwater.tables.checks` finds.
@@ -97,7 +99,7 @@ def plan(pipeline: Pipeline, known: PipelineState, seen: Seen, unfit: Mapping[in
 
 
 class _Planner:
-    def __init__(self, pipeline: Pipeline, known: PipelineState, seen: Seen, unfit: Mapping[int, Unfit]) -> None:
+    def __init__(self, pipeline: Settings, known: PipelineState, seen: CatalogLook, unfit: Mapping[int, Unfit]) -> None:
         self._pipeline, self._known, self._seen, self._unfit = pipeline, known, seen, unfit
         self._tables = known.tables
         self._owners = {pinned.topic: pinned for pinned in self._tables.values()}
@@ -283,7 +285,7 @@ def _because(step: Step, why: str, do: Do | None = None, remedy: str = "", *, kn
     )
 
 
-def _incomparable(owner: PinnedTable, table: Table) -> Unfit | None:
+def _incomparable(owner: PinnedTable, table: SourceTable) -> Unfit | None:
     """Why a table cannot get the topic of another one: its records, or those that are there, have no keys."""
     if table.keyed and owner.table.keyed:
         return None
@@ -294,11 +296,11 @@ def _incomparable(owner: PinnedTable, table: Table) -> Unfit | None:
     )
 
 
-def publication_of(pipeline: Pipeline, pinned: PinnedTable) -> str:
+def publication_of(pipeline: Settings, pinned: PinnedTable) -> str:
     """The name of the publication that a table belongs to: see :func:`publication.split`."""
     return publication.names(pipeline.publication_name)[not pinned.table.identifiable]
 
 
-def unfollowed(pipeline: Pipeline, known: PipelineState, seen: Seen) -> list[str]:
+def unfollowed(pipeline: Settings, known: PipelineState, seen: CatalogLook) -> list[str]:
     """The names of the tables that the settings name and that are not followed."""
     return sorted(seen.tables[oid].qualified for oid in seen.wanted if oid not in known.tables and oid in seen.tables)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Types
+from airflow_bottledwater.state.records import ChangedTypes
 
 
-def altered(known: PipelineState, today: Mapping[int, Table]) -> tuple[dict[int, str], dict[int, Types]]:
+def altered(known: PipelineState, today: Mapping[int, SourceTable]) -> tuple[dict[int, str], dict[int, ChangedTypes]]:
     """Compare the types of columns with what they were when the rows were published. What is only added needs nothing:
     no record has it yet.
 
@@ -20,7 +20,7 @@ def altered(known: PipelineState, today: Mapping[int, Table]) -> tuple[dict[int,
         to be published again; and what is to be recorded for the next comparison, by table.
     """
     reasons: dict[int, str] = {}
-    changed: dict[int, Types] = {}
+    changed: dict[int, ChangedTypes] = {}
     recorded = known.types
     for oid, pinned in known.tables.items():
         if oid not in today:
@@ -36,7 +36,7 @@ def altered(known: PipelineState, today: Mapping[int, Table]) -> tuple[dict[int,
             if any(_names(column.type)):
                 columns.append(column)
         if _compared(columns) != _compared(column for column in before.values() if any(_names(column.type))):
-            changed[oid] = Types(tuple(columns))
+            changed[oid] = ChangedTypes(tuple(columns))
     return reasons, changed
 
 

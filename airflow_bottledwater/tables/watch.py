@@ -15,15 +15,15 @@ from airflow_bottledwater.errors import BottledWaterError, Refused
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.tables import checks, writer
-from airflow_bottledwater.tables.look import Seen, look, mark
+from airflow_bottledwater.tables.look import CatalogLook, look, mark
 from airflow_bottledwater.tables.plan import NOT_COMPLETE, PINNING, ROWS_ELSEWHERE, Do, Step, Unfit, plan, unfollowed
-from airflow_bottledwater.tables.writer import Prepared
+from airflow_bottledwater.tables.writer import PreparedSteps
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class TableWatch:
     """
 
     def __init__(
-        self, pipeline: Pipeline, cluster: Cluster, known: PipelineState, problems: Problems, *, patient: bool
+        self, pipeline: Settings, cluster: Cluster, known: PipelineState, problems: Problems, *, patient: bool
     ) -> None:
         self._pipeline, self._cluster, self._problems = pipeline, cluster, problems
         self._known, self._patient = known, patient
@@ -60,7 +60,7 @@ class TableWatch:
         self._since: dict[tuple[int, Do, str], tuple[float, int]] = {}
         #: when live snapshots whose rows are owed are tried again; 0 if none has failed
         self._retry_at = 0.0
-        self._prepared: Prepared | None = None
+        self._prepared: PreparedSteps | None = None
         # how often something was carried out; what is prepared for a state of before does not count
         self._generation, self._lock, self._looking = 0, threading.Lock(), threading.Lock()
         self._error: Exception | None = None
@@ -103,7 +103,7 @@ class TableWatch:
             self._give_up()
         self._again = 0.0
 
-    def due(self, reached: Position) -> Prepared | None:
+    def due(self, reached: Position) -> PreparedSteps | None:
         """What is to be carried out now; None if there is nothing.
 
         :param reached: P.
@@ -129,7 +129,7 @@ class TableWatch:
         """Where the stream has to be before what is prepared can be carried out; 0 if nothing is."""
         return self._prepared.lsn if self._prepared is not None else 0
 
-    def refused(self, prepared: Prepared, error: BottledWaterError) -> None:
+    def refused(self, prepared: PreparedSteps, error: BottledWaterError) -> None:
         """Leave the new tables out whose rows cannot be published, until the next start of the stream: that of the
         topic which the error names, or else all that were read together."""
         if prepared.rows is not None:
@@ -139,7 +139,7 @@ class TableWatch:
             remedy = f"{error.remedy} It is tried again when the stream starts again.".strip()
             self._refused |= dict.fromkeys(named or new, Unfit(why, remedy))
 
-    def carried_out(self, prepared: Prepared, known: PipelineState) -> None:
+    def carried_out(self, prepared: PreparedSteps, known: PipelineState) -> None:
         """Go on with the state behind what was prepared."""
         writer.tell(prepared)
         self.changed(known)
@@ -214,7 +214,9 @@ class TableWatch:
             self._prepared.close()
         self._prepared = None
 
-    def _prepare(self, connection: Connection, known: PipelineState, seen: Seen) -> tuple[list[Step], Prepared | None]:
+    def _prepare(
+        self, connection: Connection, known: PipelineState, seen: CatalogLook
+    ) -> tuple[list[Step], PreparedSteps | None]:
         """The plan, and what of it is due. What turns out to be unfit may change what is meant for others, which are
         planned anew."""
         unfit = dict(self._refused)
@@ -238,7 +240,7 @@ class TableWatch:
             prepared.close()
             unfit |= prepared.unfit
 
-    def _due(self, steps: Sequence[Step], known: PipelineState, seen: Seen) -> tuple[list[Step], int]:
+    def _due(self, steps: Sequence[Step], known: PipelineState, seen: CatalogLook) -> tuple[list[Step], int]:
         """The steps whose reasons have lasted, those of new tables first, which wait for nothing; and where the stream
         has to be first."""
         now = time.monotonic()
@@ -278,7 +280,7 @@ class TableWatch:
         self._retry_at = 0.0
         return True
 
-    def _tell(self, known: PipelineState, seen: Seen, steps: Sequence[Step]) -> None:
+    def _tell(self, known: PipelineState, seen: CatalogLook, steps: Sequence[Step]) -> None:
         found = unfollowed(self._pipeline, known, seen)
         wrong = [step.problem for step in steps if step.do is Do.NOTHING or (step.do is Do.STOP and step.remedy)]
         wrong += self._failed(known)

@@ -22,10 +22,10 @@ from airflow_bottledwater.errors import BottledWaterError, Refused, StopRequeste
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.kafka.topic_reader import blocks
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.model.below import Below
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.attached import AttachedTable
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import coverage, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, own
 from airflow_bottledwater.postgres.coverage import Coverage
@@ -36,13 +36,13 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
     COMPLETE,
     COVERAGE,
+    ChangedTypes,
     Complete,
     Former,
     Gap,
     LiveProgress,
     Partitions,
     StateRecord,
-    Types,
     below_key,
     boundary_key,
     former_key,
@@ -56,7 +56,7 @@ from airflow_bottledwater.state.records import (
     types_key,
 )
 from airflow_bottledwater.tables import checks, new_rows
-from airflow_bottledwater.tables.look import Seen
+from airflow_bottledwater.tables.look import CatalogLook
 from airflow_bottledwater.tables.new_rows import NewRows
 from airflow_bottledwater.tables.plan import PINNING, Do, Step, Unfit, publication_of
 
@@ -69,7 +69,7 @@ _FILLED = Unfit(
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSteps:
     """Steps of which only the records are left to be written.
 
     :param pinned: the tables that are recorded anew, by oid.
@@ -91,7 +91,7 @@ class Prepared:
     swept: frozenset[int] = frozenset()
     lsn: int = 0
     retry: bool = False
-    types: dict[int, Types] = field(default_factory=dict)
+    types: dict[int, ChangedTypes] = field(default_factory=dict)
     rows: NewRows | None = None
     unfit: dict[int, Unfit] = field(default_factory=dict)
 
@@ -106,7 +106,7 @@ class Prepared:
         return any(step.do in PINNING or step.do is Do.STOP for step in self.steps)
 
 
-def set_aside(connection: Connection, pipeline: Pipeline, seen: Seen) -> list[str]:
+def set_aside(connection: Connection, pipeline: Settings, seen: CatalogLook) -> list[str]:
     """Take the tables out of the pipeline's publication that have neither a key nor the full old row any more, since
     the application's UPDATE and DELETE fail on them as long as they are in there; returns their names.
 
@@ -128,12 +128,12 @@ def set_aside(connection: Connection, pipeline: Pipeline, seen: Seen) -> list[st
 
 def prepare(
     connection: Connection,
-    pipeline: Pipeline,
+    pipeline: Settings,
     cluster: Cluster,
     known: PipelineState,
-    seen: Seen,
+    seen: CatalogLook,
     steps: Sequence[Step],
-) -> Prepared:
+) -> PreparedSteps:
     """Make what the steps need: tables are added to the publication, topics and schemas are made. Nothing of it changes
     what the stream does: changes of a table that it does not know are left out, and read later.
 
@@ -162,7 +162,7 @@ def prepare(
     rows = None
     if new and not unfit:
         rows, unfit = _read(connection, pipeline, [each.table for each in new], oldest_xid)
-    return Prepared(
+    return PreparedSteps(
         left,
         pinned,
         partition_records(connection, [each.table for each in found]),
@@ -175,13 +175,13 @@ def prepare(
 
 
 def _publish(
-    connection: Connection, pipeline: Pipeline, known: PipelineState, seen: Seen, steps: Sequence[Step]
-) -> tuple[dict[int, Table], dict[int, Unfit]]:
+    connection: Connection, pipeline: Settings, known: PipelineState, seen: CatalogLook, steps: Sequence[Step]
+) -> tuple[dict[int, SourceTable], dict[int, Unfit]]:
     """Add the tables of steps to the pipeline's publications, unless others make these; returns those that may be
     published, by oid, and why the others cannot be."""
     names = publication.names(pipeline.publication_name)
     unfit: dict[int, Unfit] = {}
-    tables: dict[int, Table] = {}
+    tables: dict[int, SourceTable] = {}
     if pipeline.create_publication and not seen.coverage.publications.keys() >= set(names):
         # what was dropped is made again; which tables are in it comes next
         timeout = pipeline.create_slot_timeout
@@ -204,14 +204,14 @@ def _publish(
     return tables, unfit
 
 
-def _has_records(pipeline: Pipeline, ends: dict[str, list[int]], table: PinnedTable) -> bool:
+def _has_records(pipeline: Settings, ends: dict[str, list[int]], table: PinnedTable) -> bool:
     """Whether the topic of a table has committed records."""
     backoff = Backoff(pipeline.outage_timeout)
     return any(len(block) for block in blocks(pipeline.kafka, table.topic, ends[table.topic], backoff))
 
 
 def _read(
-    connection: Connection, pipeline: Pipeline, tables: Sequence[Table], oldest_xid: int
+    connection: Connection, pipeline: Settings, tables: Sequence[SourceTable], oldest_xid: int
 ) -> tuple[NewRows | None, dict[int, Unfit]]:
     """The rows of new tables without a key, or why they cannot be read now."""
     # one that waits makes room for the others: it is read at the next look
@@ -225,7 +225,7 @@ def _read(
         return None, {table.oid: why for table in tables}
 
 
-def _as_known(known: PipelineState, table: Table) -> Table:
+def _as_known(known: PipelineState, table: SourceTable) -> SourceTable:
     """A table with its key in the order that its topic has, if it is the same key."""
     pinned = known.tables.get(table.oid)
     try:
@@ -235,7 +235,7 @@ def _as_known(known: PipelineState, table: Table) -> Table:
 
 
 def _pin(
-    pipeline: Pipeline, cluster: Cluster, topics: dict[str, Table], oldest_xid: int
+    pipeline: Settings, cluster: Cluster, topics: dict[str, SourceTable], oldest_xid: int
 ) -> tuple[dict[int, PinnedTable], dict[int, Unfit]]:
     """Pin tables together, if that can be done; otherwise one half after the other, so that only what is unfit is left
     out."""
@@ -255,7 +255,7 @@ def _pin(
 
 
 # ---------------------------------------------------------------------- what is recorded
-def records(pipeline: Pipeline, prepared: Prepared, known: PipelineState) -> dict[str, StateRecord | None]:
+def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -> dict[str, StateRecord | None]:
     """The records that carry the steps out, for one transaction.
 
     :param known: the state as it is in this moment; the stream is between two transactions.
@@ -284,7 +284,7 @@ def records(pipeline: Pipeline, prepared: Prepared, known: PipelineState) -> dic
             done.discard(step.oid)
             lives.stop(step.oid)
         elif step.do is Do.BELOW:
-            values[below_key(step.oid)] = Below(step.root) if step.root else None
+            values[below_key(step.oid)] = AttachedTable(step.root) if step.root else None
         elif step.do is Do.APART:
             values[below_key(step.oid)] = None
             # the keys of another pipeline are not removed
@@ -306,7 +306,7 @@ def records(pipeline: Pipeline, prepared: Prepared, known: PipelineState) -> dic
 
 
 def _covered(
-    pipeline: Pipeline, recorded: Coverage, prepared: Prepared, known: PipelineState
+    pipeline: Settings, recorded: Coverage, prepared: PreparedSteps, known: PipelineState
 ) -> dict[str, StateRecord | None]:
     """How the tables are covered from now on. A publication that was altered is recorded as it is now, so that it is
     noticed if that happens again; its tables that are not read now have gaps."""
@@ -325,7 +325,7 @@ def _covered(
     return values
 
 
-def tell(prepared: Prepared) -> None:
+def tell(prepared: PreparedSteps) -> None:
     """Log what was carried out."""
     for step in prepared.steps:
         topic = f" (topic {step.topic!r})" if step.topic else ""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.hooks.backfill import BackfillWatch
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.watching import WatchTrigger
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class BackfillTrigger(WatchTrigger):
     def _result(self, found: dict[str, Any] | None) -> dict[str, Any]:
         return {} if found is None else {"report": found}
 
-    def _stop(self, pipeline: Pipeline | None, replace: bool) -> None:
+    def _stop(self, pipeline: Settings | None, replace: bool) -> None:
         if pipeline is None:
             return
         try:

@@ -15,7 +15,7 @@ from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import leftovers, stop
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.watch import Ended, JobWatch
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.stored import StoredTrigger
 from airflow_bottledwater.triggers.watching import SETTLED, WatchTrigger
 
@@ -78,7 +78,7 @@ class JobTrigger(WatchTrigger):
     def _result(self, found: Ended | None) -> dict[str, Any]:
         return {"identity": self.identity, **(found.as_event() if found is not None else {})}
 
-    def _stop(self, pipeline: Pipeline | None, replace: bool) -> None:
+    def _stop(self, pipeline: Settings | None, replace: bool) -> None:
         """Stop the job, or end only its processes if its pipeline is not known, and remove its folder."""
         try:
             if pipeline is not None:

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.stored import StoredTrigger
 
 log = logging.getLogger(__name__)
@@ -27,9 +27,9 @@ class PipelineTrigger(StoredTrigger):
     def __init__(self, *, hook: dict[str, Any]) -> None:
         super().__init__()
         self.hook = hook
-        self._known: Pipeline | None = None
+        self._known: Settings | None = None
 
-    async def pipeline(self) -> Pipeline:
+    async def pipeline(self) -> Settings:
         """The pipeline, with its connections as they are now.
 
         :raises BottledWaterError: a connection could not be looked up.
@@ -37,7 +37,7 @@ class PipelineTrigger(StoredTrigger):
         self._known = await PipelineHook(**self.hook).apipeline()
         return self._known
 
-    async def pipeline_at_end(self) -> Pipeline | None:
+    async def pipeline_at_end(self) -> Settings | None:
         """Like :meth:`pipeline`, while Airflow ends the trigger and may not answer it any more: then with the
         connections that were looked up last; None if none were. It is looked up while Airflow is asked for the task's
         state, so that there is time left."""

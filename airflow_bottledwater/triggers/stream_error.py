@@ -16,7 +16,7 @@ from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.jobs.alive import longest_silence, silence
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import letters, problems
 from airflow_bottledwater.state.control_records import (
     REPLACEMENT,
@@ -27,7 +27,7 @@ from airflow_bottledwater.state.control_records import (
 )
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
-from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, STOPPING, Watching
+from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, STOPPING, AsyncWatch
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _TELL = 600.0
 _ORPHANS, _ANSWER = 60.0, 60.0
 
 
-def limit(pipeline: Pipeline, max_silence: float) -> float:
+def limit(pipeline: Settings, max_silence: float) -> float:
     """Seconds without a report after which a stream counts as dead: at least ``max_silence``, see
     :class:`StreamErrorSensor`."""
     return max(max_silence, longest_silence(pipeline.heartbeat_interval), _OUTAGES * pipeline.outage_timeout)
@@ -132,7 +132,7 @@ def _failed(message: str, position: str = "") -> dict[str, Any]:
     return {"status": "failed", "message": message, "position": position}
 
 
-class Watch:
+class StatusWatch:
     """Fetches one pipeline's status repeatedly; it has to be closed.
 
     :param earlier: see :func:`evaluate`.
@@ -140,7 +140,7 @@ class Watch:
     """
 
     def __init__(
-        self, pipeline: Pipeline, cluster: Cluster, *, earlier: str, max_silence: float, max_dead_letters: int | None
+        self, pipeline: Settings, cluster: Cluster, *, earlier: str, max_silence: float, max_dead_letters: int | None
     ) -> None:
         self._records = ControlTopic.of(pipeline.kafka)
         self._name = cluster.pipeline(pipeline.slot)
@@ -193,7 +193,7 @@ class Watch:
         self._records.close()
 
 
-def read(pipeline: Pipeline, cluster: Cluster, *, now: bool = False) -> tuple[StatusRecord | None, float]:
+def read(pipeline: Settings, cluster: Cluster, *, now: bool = False) -> tuple[StatusRecord | None, float]:
     """Fetch a pipeline's status once, and when it last changed, see :meth:`ControlTopic.get`."""
     with ControlTopic.of(pipeline.kafka) as topic:
         found, changed = topic.get(status_key(cluster.pipeline(pipeline.slot)), now=now)
@@ -228,7 +228,7 @@ class StreamErrorTrigger(PipelineTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""
         looked = -_ORPHANS
-        async with Watching(self._begin, "The stream's status") as watching:
+        async with AsyncWatch(self._begin, "The stream's status") as watching:
             while True:
                 await asyncio.sleep(min(self.poll_interval, LONGEST_PAUSE))
                 if self._known is not None and time.monotonic() - looked >= _ORPHANS:
@@ -258,12 +258,12 @@ class StreamErrorTrigger(PipelineTrigger):
             # whatever it is, the next look comes: what this trigger is for is the watch
             log.info("Jobs without a task could not be looked for: %s", type(error).__name__)
 
-    async def _begin(self) -> Watch:
+    async def _begin(self) -> StatusWatch:
         """Begin to watch.
 
         :raises Outage: a connection could not be looked up.
         """
-        return Watch(
+        return StatusWatch(
             await self.pipeline(),
             Cluster(**self.cluster),
             earlier=self.earlier,

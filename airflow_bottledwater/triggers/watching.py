@@ -14,7 +14,7 @@ from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks import tasks
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Watch(Protocol):
         """End the watch."""
 
 
-class Watching:
+class AsyncWatch:
     """A watch that is begun when it is needed, and begun anew after an error that is not an outage: with the
     connections as they are then, since a password may have been changed. All calls are made in threads, not in the
     triggerer's event loop.
@@ -54,7 +54,7 @@ class Watching:
         self._begin, self._what, self._ti = begin, what, ti
         self._watch: Watch | None = None
 
-    async def __aenter__(self) -> Watching:
+    async def __aenter__(self) -> AsyncWatch:
         self._asking = asyncio.create_task(tasks.ask_early(self._ti))
         return self
 
@@ -117,7 +117,7 @@ class WatchTrigger(PipelineTrigger):
         """
 
     @abstractmethod
-    def _stop(self, pipeline: Pipeline | None, replace: bool) -> None:
+    def _stop(self, pipeline: Settings | None, replace: bool) -> None:
         """End what the task has begun. This blocks, in a thread.
 
         :param pipeline: None if its connections are not known.
@@ -127,7 +127,7 @@ class WatchTrigger(PipelineTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event: ended, or timeout."""
         await asyncio.sleep(max(SETTLED, self.poll_interval))
-        async with Watching(self._begin, self.WHAT.capitalize(), self.task_instance) as watching:
+        async with AsyncWatch(self._begin, self.WHAT.capitalize(), self.task_instance) as watching:
             while True:
                 found = None
                 try:

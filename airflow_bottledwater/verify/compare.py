@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.state.verification import Difference
-from airflow_bottledwater.verify.place import Places
-from airflow_bottledwater.verify.task import Answer, Found, Row, Version, View
+from airflow_bottledwater.verify.place import RecordOrder
+from airflow_bottledwater.verify.task import Answer, FoundRecords, RecordVersion, Row, View
 from airflow_bottledwater.verify.values import Decoded, Expectation, Schemas, TopicReader, Unreadable, canonical, shown
 
 
@@ -47,7 +47,7 @@ class Comparison:
     """Compares one table with its topic."""
 
     def __init__(self, view: View, schemas: Schemas | None) -> None:
-        self._view, self._places = view, Places(view)
+        self._view, self._places = view, RecordOrder(view)
         self._expectation = Expectation(view.table, as_json=schemas is None)
         self._reader = TopicReader(view.table, schemas)
         self._found = Compared()
@@ -62,9 +62,9 @@ class Comparison:
             self._compare_key(identity, None, found)
         return self._found
 
-    def _by_key(self, records: Iterator[Found]) -> dict[str, list[Found]]:
+    def _by_key(self, records: Iterator[FoundRecords]) -> dict[str, list[FoundRecords]]:
         """The records that are in their keys' partitions; the others are differences if they have a value."""
-        by_key: dict[str, list[Found]] = {}
+        by_key: dict[str, list[FoundRecords]] = {}
         for found in records:
             try:
                 identity = canonical(self._reader.key(found.key))
@@ -78,7 +78,7 @@ class Comparison:
                 self._note(identity, found, "wrong partition")
         return by_key
 
-    def _note(self, identity: str, found: Found, kind: str, *, in_topic: str = "") -> None:
+    def _note(self, identity: str, found: FoundRecords, kind: str, *, in_topic: str = "") -> None:
         """A difference that no transaction can explain: the pipeline never writes such a record."""
         difference = Difference(
             kind, self._key_of(found), in_topic=in_topic, partition=found.partition, offset=found.latest.offset  # type: ignore[arg-type]
@@ -86,13 +86,13 @@ class Comparison:
         suspect = Suspect(f"{identity}@{found.partition}/{found.key.hex()}", found.bucket, difference, certain=True)
         self._found.suspects.append(suspect)
 
-    def _key_of(self, found: Found) -> Mapping[str, str]:
+    def _key_of(self, found: FoundRecords) -> Mapping[str, str]:
         try:
             return {name: shown(value) for name, value in self._reader.key(found.key).items()}
         except Unreadable:
             return {"bytes": shown(found.key)}
 
-    def _compare_key(self, identity: str, row: Row | None, records: list[Found]) -> None:
+    def _compare_key(self, identity: str, row: Row | None, records: list[FoundRecords]) -> None:
         """Compare a key: its row with the record that the snapshot shows, or with the latest one."""
         # another program's key may be equal in other bytes: consumers then have it twice
         ranked = sorted(((self._matches(row, found), found) for found in records), key=lambda each: not each[0])
@@ -105,13 +105,13 @@ class Comparison:
             key = self._row_key(row)
             self._found.suspects.append(Suspect(identity, row.bucket, Difference("missing", key)))
 
-    def _matches(self, row: Row | None, found: Found) -> bool:
+    def _matches(self, row: Row | None, found: FoundRecords) -> bool:
         versions = [found.latest, *([found.shown] if found.shown is not None else [])]
         if row is None and found.shown is None:
             return True  # all records of the key are later than the snapshot
         return any(self._equals(row, version) for version in versions)
 
-    def _equals(self, row: Row | None, version: Version) -> bool:
+    def _equals(self, row: Row | None, version: RecordVersion) -> bool:
         gone = version.value is None or self._places.before_truncate(version.pos)
         if row is None:
             # of a record without a position it is not known whether the TRUNCATE came before or after it
@@ -130,7 +130,7 @@ class Comparison:
     def _row_key(self, row: Row) -> dict[str, str]:
         return {name: shown(value) for name, value in self._expectation.key(row.texts).items()}
 
-    def _suspect(self, identity: str, row: Row | None, found: Found) -> None:
+    def _suspect(self, identity: str, row: Row | None, found: FoundRecords) -> None:
         version = found.latest
         kind, column, in_table, in_topic = "different", "", "", ""
         if row is None:

@@ -18,8 +18,8 @@ import numpy as np
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.model.lsn import format_lsn
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
@@ -37,13 +37,13 @@ from airflow_bottledwater.verify.buckets import Buckets, bitmap, bits_for
 from airflow_bottledwater.verify.compare import Compared, Comparison, Suspect
 from airflow_bottledwater.verify.moment import Moment, Moments, check_complete
 from airflow_bottledwater.verify.streaming import Streaming
-from airflow_bottledwater.verify.task import Answer, Chunk, Reading, View
+from airflow_bottledwater.verify.task import Answer, VerifiedRange, VerifyTask, View
 from airflow_bottledwater.verify.values import unverified
 
 log = logging.getLogger(__name__)
 
 #: runs tasks; returns what each has found
-RunTasks = Callable[[Sequence[Reading]], list[dict[int, Answer]]]
+RunTasks = Callable[[Sequence[VerifyTask]], list[dict[int, Answer]]]
 
 #: rows and records that are looked at one by one at once: they are all in the driver's memory
 _AT_ONCE = 200_000
@@ -56,7 +56,7 @@ _ENOUGH = 10_000
 
 
 def run(
-    pipeline: Pipeline,
+    pipeline: Settings,
     run_tasks: RunTasks,
     *,
     stopped: threading.Event | None = None,
@@ -102,7 +102,7 @@ def run(
             pipeline, connection, topic, wanted, stopped, Streaming(pipeline, cluster, connection, advance)
         )
         try:
-            position = _Driver(pipeline, moments, wanted, results, run_tasks).run() if wanted else 0
+            position = _VerifyDriver(pipeline, moments, wanted, results, run_tasks).run() if wanted else 0
         finally:
             moments.close()
         if differ := {oid: wanted[oid] for oid, result in results.items() if result.counts}:
@@ -117,7 +117,7 @@ def run(
     return verified
 
 
-def _record(pipeline: Pipeline, name: str, found: Verification) -> None:
+def _record(pipeline: Settings, name: str, found: Verification) -> None:
     """Record when a pipeline was verified, for whoever watches that it is; a failure is only logged."""
     different, unverified = (tuple(table.table for table in each) for each in (found.different, found.unverified))
     last = VerifiedRecord(found.rows, different, unverified, time.time())
@@ -127,7 +127,7 @@ def _record(pipeline: Pipeline, name: str, found: Verification) -> None:
         log.warning("That the pipeline was verified could not be recorded: %s", error)
 
 
-def _chosen(pipeline: Pipeline, connection: Connection, known: PipelineState) -> dict[int, PinnedTable]:
+def _chosen(pipeline: Settings, connection: Connection, known: PipelineState) -> dict[int, PinnedTable]:
     """The tables to verify: those of the pipeline that ``verify_tables`` names, or all.
 
     :raises PreflightError: a name is not one of a table of the pipeline.
@@ -146,7 +146,7 @@ def _chosen(pipeline: Pipeline, connection: Connection, known: PipelineState) ->
     return {oid: known.tables[oid] for oid in oids}
 
 
-def _not_comparable(connection: Connection, pipeline: Pipeline, known: PipelineState) -> dict[int, str]:
+def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineState) -> dict[int, str]:
     """The pipeline's tables whose topics say nothing of what the tables hold today, and why."""
     there, below = catalog.names(connection, list(known.tables)), coverage.below(connection, known)
     children = catalog.inherited(connection, known.tables, pipeline.tables, pipeline.schemas)
@@ -164,7 +164,7 @@ def _not_comparable(connection: Connection, pipeline: Pipeline, known: PipelineS
     return found
 
 
-def _to_be_read(connection: Connection, pipeline: Pipeline, known: PipelineState) -> set[int]:
+def _to_be_read(connection: Connection, pipeline: Settings, known: PipelineState) -> set[int]:
     """The tables whose topics lack rows that the stream is going to read, when it has noticed it: see
     :func:`check_complete`."""
     return {*coverage.attached(connection, pipeline, known), *coverage.moved(coverage.below(connection, known), known)}
@@ -184,10 +184,10 @@ class _Search:
     suspects: dict[str, Suspect] = field(default_factory=dict)
 
 
-class _Driver:
+class _VerifyDriver:
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Settings,
         moments: Moments,
         wanted: Mapping[int, PinnedTable],
         results: Mapping[int, TableResult],
@@ -347,9 +347,9 @@ class _Driver:
         oids = list(wanted or views)
         lanes = self._pipeline.lanes
         plan = [(views[oid].table, pg.ranges(views[oid].table, self._pipeline.range_bytes)) for oid in oids]
-        chunks: dict[int, list[Chunk]] = {}
+        chunks: dict[int, list[VerifiedRange]] = {}
         for t, r, number in pg.deal(plan, lanes):
-            chunks.setdefault(number, []).append(Chunk(oids[t], *plan[t][1][r]))
+            chunks.setdefault(number, []).append(VerifiedRange(oids[t], *plan[t][1][r]))
         partitions: dict[int, dict[int, list[int]]] = {}
         every = [(oid, p) for oid in oids for p in range(len(views[oid].ends))]
         for n, (oid, p) in enumerate(every):
@@ -370,23 +370,23 @@ class _Driver:
         moment: Moment,
         views: Mapping[int, View],
         *,
-        chunks: tuple[Chunk, ...] = (),
+        chunks: tuple[VerifiedRange, ...] = (),
         partitions: tuple[tuple[int, tuple[int, ...]], ...] = (),
-    ) -> Reading:
+    ) -> VerifyTask:
         mine = {chunk.oid for chunk in chunks} | {oid for oid, _ in partitions}
         seen = tuple(view for oid, view in views.items() if oid in mine)
-        return Reading(number, seen, moment.held, self._seed, self._pipeline.verify_sample, chunks, partitions)
+        return VerifyTask(number, seen, moment.held, self._seed, self._pipeline.verify_sample, chunks, partitions)
 
 
-def _rows(table: Table) -> int:
+def _rows(table: SourceTable) -> int:
     """About how many rows a table has, by its size."""
     return table.pages * 64
 
 
-def in_threads(pipeline: Pipeline) -> RunTasks:
+def in_threads(pipeline: Settings) -> RunTasks:
     """Runs tasks as threads of this process, without a JVM: for tests and small tables."""
 
-    def run_tasks(readings: Sequence[Reading]) -> list[dict[int, Answer]]:
+    def run_tasks(readings: Sequence[VerifyTask]) -> list[dict[int, Answer]]:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(max_workers=max(1, len(readings))) as pool:

@@ -18,17 +18,17 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.registry import Registry
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import copy, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
-from airflow_bottledwater.postgres.receive import Block as RowBlock
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.verify import latest, program, records
 from airflow_bottledwater.verify.buckets import Buckets, bucket_of, members, sampled
 from airflow_bottledwater.verify.latest import LatestValues
-from airflow_bottledwater.verify.place import Misplaced, Places
+from airflow_bottledwater.verify.place import Misplaced, RecordOrder
 from airflow_bottledwater.verify.program import compile_scan
 from airflow_bottledwater.verify.scan import PlainScan, Scan, line
-from airflow_bottledwater.verify.task import Answer, Chunk, Found, Reading, Row, Version, View
+from airflow_bottledwater.verify.task import Answer, FoundRecords, RecordVersion, Row, VerifiedRange, VerifyTask, View
 from airflow_bottledwater.verify.values import Expectation, Schemas, TopicReader, copied, select_list
 
 #: seconds that a task waits for a lock beyond lock_queue_limit: the driver, which sees all that wait, is to give up
@@ -36,7 +36,7 @@ from airflow_bottledwater.verify.values import Expectation, Schemas, TopicReader
 _LATER = 5.0
 
 
-def run(pipeline: Pipeline, reading: Reading, *, stopped: Callable[[], None] = lambda: None) -> dict[int, Answer]:
+def run(pipeline: Settings, reading: VerifyTask, *, stopped: Callable[[], None] = lambda: None) -> dict[int, Answer]:
     """Read a task's ranges or partitions; returns what it has found of each table, by oid.
 
     :param stopped: raises if the task is to stop.
@@ -44,7 +44,7 @@ def run(pipeline: Pipeline, reading: Reading, *, stopped: Callable[[], None] = l
     :raises StopRequested: the task was stopped.
     """
     memory.keep()
-    work = _Work(pipeline, reading, stopped)
+    work = _TaskRun(pipeline, reading, stopped)
     if reading.chunks:
         work.read_tables()
     for oid, partitions in reading.partitions:
@@ -52,7 +52,7 @@ def run(pipeline: Pipeline, reading: Reading, *, stopped: Callable[[], None] = l
     return work.answers()
 
 
-def schemas(pipeline: Pipeline) -> Schemas | None:
+def schemas(pipeline: Settings) -> Schemas | None:
     """Reads the registry's schemas by id, each once; None for JSON."""
     registry = Registry.of(pipeline)
     return None if registry is None else functools.cache(registry.schema)
@@ -87,8 +87,8 @@ def warm_up() -> None:
     program.warm_up()
 
 
-class _Work:
-    def __init__(self, pipeline: Pipeline, reading: Reading, stopped: Callable[[], None]) -> None:
+class _TaskRun:
+    def __init__(self, pipeline: Settings, reading: VerifyTask, stopped: Callable[[], None]) -> None:
         self._pipeline, self._reading, self._check_stopped = pipeline, reading, stopped
         self._schemas = schemas(pipeline)
         self._found: dict[int, Answer] = {}
@@ -141,13 +141,13 @@ class _Work:
         finally:
             connection.close()
 
-    def _rows(self, connection: Connection, view: View, chunk: Chunk) -> Iterator[RowBlock]:
+    def _rows(self, connection: Connection, view: View, chunk: VerifiedRange) -> Iterator[MessageBlock]:
         limit = self._pipeline.lock_queue_limit + _LATER
         snapshot.begin_task(connection, view.table, self._reading.held, lock_timeout=limit)
         query = snapshot.copy_query(view.table, select_list(view.table), chunk.first, chunk.last, text=True)
         return copy.lines(connection, query, idle=self._check_stopped)
 
-    def _take_rows(self, view: View, block: RowBlock) -> None:
+    def _take_rows(self, view: View, block: MessageBlock) -> None:
         keys, rows = self._scan(view).rows(block)
         if not view.table.keyed:
             keys = rows
@@ -173,7 +173,7 @@ class _Work:
         else:
             self._sum_up_records(view, ends)
 
-    def _blocks(self, view: View, ends: list[int]) -> Iterator[topic_reader.Block]:
+    def _blocks(self, view: View, ends: list[int]) -> Iterator[topic_reader.RecordBlock]:
         backoff = Backoff(self._pipeline.outage_timeout)
         for block in topic_reader.blocks(self._pipeline.kafka, view.topic, ends, backoff):
             self._check_stopped()
@@ -183,7 +183,7 @@ class _Work:
     def _sum_up_unkeyed(self, view: View, ends: list[int]) -> None:
         """Sum up all records of a table without a key that the snapshot can show: its rows are compared as a
         multiset."""
-        places, scan = Places(view), self._scan(view)
+        places, scan = RecordOrder(view), self._scan(view)
         for block in self._blocks(view, ends):
             _, rows = scan.records(block)
             counts = sampled(rows, self._reading.sample) & (places.kinds(block) == latest.VALUE)
@@ -198,7 +198,7 @@ class _Work:
     def _sum_up_range(self, view: View, ends: list[int], low: int) -> int:
         """Sum up the keys whose hashes lie from ``low`` on, as many as memory is for; returns where those of the next
         reading begin."""
-        places, scan = Places(view), self._scan(view)
+        places, scan = RecordOrder(view), self._scan(view)
         values, misplaced = LatestValues(sum(ends), low), Misplaced()
         for block in self._blocks(view, ends):
             keys, rows = scan.records(block)
@@ -216,8 +216,8 @@ class _Work:
 
     def _find_records(self, view: View, ends: list[int]) -> None:
         """Return the records of the wanted buckets' keys that count."""
-        places, scan = Places(view), self._scan(view)
-        found: dict[tuple[int, bytes], Found] = {}
+        places, scan = RecordOrder(view), self._scan(view)
+        found: dict[tuple[int, bytes], FoundRecords] = {}
         for block in self._blocks(view, ends):
             keys, _ = scan.records(block)
             chosen = np.flatnonzero(self._chosen(view, keys)).tolist()
@@ -230,11 +230,11 @@ class _Work:
             for i in chosen:
                 partition = int(block.messages[i]["partition"])
                 pos = f"{reached[i]:016X}/{ordinals[i]:08X}" if reached[i] else ""
-                version = Version(int(block.messages[i]["offset"]), block.value(i), pos)
+                version = RecordVersion(int(block.messages[i]["offset"]), block.value(i), pos)
                 known = found.get((partition, key := block.key(i)))
                 shown = None if places.later(int(lsns[i])) else version
                 if known is None:
-                    found[partition, key] = Found(
+                    found[partition, key] = FoundRecords(
                         int(buckets[i]), key, partition, version, shown, int(right[i]) != partition
                     )
                 else:

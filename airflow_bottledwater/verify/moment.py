@@ -17,8 +17,8 @@ from airflow_bottledwater.errors import Outage, Refused, StateError
 from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, locks, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, check_stopped, pause
 from airflow_bottledwater.postgres.server import end_of_wal
@@ -50,7 +50,7 @@ class Moment:
     """
 
     held: ExportedSnapshot
-    tables: Mapping[int, Table]
+    tables: Mapping[int, SourceTable]
     ends: Mapping[str, Sequence[int]]
     last_lsn: int
     truncated: Mapping[str, str]
@@ -65,7 +65,7 @@ class Moments:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Settings,
         connection: Connection,
         state_topic: str,
         wanted: Mapping[int, PinnedTable],
@@ -104,12 +104,12 @@ class Moments:
         finally:
             holder.close()
 
-    def _named(self, tables: Sequence[Table]) -> list[Table]:
+    def _named(self, tables: Sequence[SourceTable]) -> list[SourceTable]:
         """The tables by today's names."""
         found = catalog.load(self._connection, [t.oid for t in tables], TableMapping.of(self._pipeline))
         return list(self._checked(found).values())
 
-    def _checked(self, tables: Sequence[Table]) -> dict[int, Table]:
+    def _checked(self, tables: Sequence[SourceTable]) -> dict[int, SourceTable]:
         """The tables by oid, with the keys that their topics have."""
         found = {table.oid: table for table in tables}
         for oid, pinned in self._wanted.items():

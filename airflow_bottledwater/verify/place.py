@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from airflow_bottledwater.kafka.topic_reader import Block
+from airflow_bottledwater.kafka.topic_reader import RecordBlock
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.verify import records
 from airflow_bottledwater.verify.buckets import Hashes
@@ -17,7 +17,7 @@ from airflow_bottledwater.verify.task import View
 _MOST = 100_000
 
 
-class Places:
+class RecordOrder:
     """Decides by positions what records of a view do to their keys."""
 
     def __init__(self, view: View) -> None:
@@ -31,7 +31,7 @@ class Places:
 
     def before_truncate(self, pos: str) -> bool:
         """Whether a TRUNCATE deleted the row of a record with this position (see
-        :class:`~airflow_bottledwater.verify.task.Version`); of a record without one it is not known."""
+        :class:`~airflow_bottledwater.verify.task.RecordVersion`); of a record without one it is not known."""
         return self._truncated is not None and bool(pos) and Position.parse(pos) < self._truncated
 
     @property
@@ -39,7 +39,7 @@ class Places:
         """Whether the table was truncated."""
         return self._truncated is not None
 
-    def kinds(self, block: Block) -> npt.NDArray[np.int64]:
+    def kinds(self, block: RecordBlock) -> npt.NDArray[np.int64]:
         """What each record does to its key, for the sums."""
         lsns, ordinals = records.positions(block)
         found = np.where(block.messages["payload"] != 0, VALUE, TOMBSTONE).astype(np.int64)
@@ -59,7 +59,7 @@ class Misplaced:
     def __init__(self) -> None:
         self._keys: dict[tuple[int, bytes], np.uint64] = {}
 
-    def take(self, block: Block, keys: Hashes, kinds: npt.NDArray[np.int64], partitions: int) -> None:
+    def take(self, block: RecordBlock, keys: Hashes, kinds: npt.NDArray[np.int64], partitions: int) -> None:
         """Take misplaced records out of a block: their kinds become SKIP.
 
         :param keys: hashes of the keys.

@@ -12,9 +12,9 @@ from airflow_bottledwater import compiled as compiling
 from airflow_bottledwater.encoding import names, types, wire
 from airflow_bottledwater.encoding.layout import Rows
 from airflow_bottledwater.kafka import librdkafka as rd
-from airflow_bottledwater.kafka.topic_reader import Block as RecordBlock
-from airflow_bottledwater.model.relation import ColumnType, Table
-from airflow_bottledwater.postgres.receive import Block as RowBlock
+from airflow_bottledwater.kafka.topic_reader import RecordBlock
+from airflow_bottledwater.model.relation import ColumnType, SourceTable
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.verify import fields as f
 from airflow_bottledwater.verify.buckets import Hashes
 from airflow_bottledwater.verify.fields import hash_rows
@@ -175,7 +175,7 @@ def _scratch() -> tuple[Any, ...]:
     return np.zeros(f.ROOM, dtype=np.uint8), double, double.view(np.int64), single, single.view(np.int32), left
 
 
-def compile_scan(table: Table, schemas: Schemas | None, seed: bytes) -> CompiledScan | None:
+def compile_scan(table: SourceTable, schemas: Schemas | None, seed: bytes) -> CompiledScan | None:
     """The compiled way for a table; None if one of its columns has no compiled form."""
     forms = [_form(column.type, as_json=schemas is None) for column in table.columns]
     if unverified(table) or any(form is None for form in forms):
@@ -189,7 +189,7 @@ class CompiledScan:
     :param forms: of each column.
     """
 
-    def __init__(self, table: Table, forms: list[_Form], schemas: Schemas | None, seed: bytes) -> None:
+    def __init__(self, table: SourceTable, forms: list[_Form], schemas: Schemas | None, seed: bytes) -> None:
         warm_up()
         self._seed: Hashes = np.frombuffer(bytearray(seed[:16]), dtype=np.uint64)
         fields = {c.name: form.field(i) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))}
@@ -211,7 +211,7 @@ class CompiledScan:
             self._room = np.zeros((2, 2 * largest + 64), dtype=np.uint8)
         return self._room
 
-    def rows(self, block: RowBlock) -> tuple[Hashes, Hashes]:
+    def rows(self, block: MessageBlock) -> tuple[Hashes, Hashes]:
         """See :meth:`Scan.rows <airflow_bottledwater.verify.scan.Scan.rows>`."""
         out = np.zeros(block.count, dtype=np.uint64), np.zeros(block.count, dtype=np.uint64)
         room = self._texts(int(np.diff(block.offsets).max(initial=0)))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from airflow_bottledwater import compiled as compiling
 from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.kafka import librdkafka as rd
-from airflow_bottledwater.kafka.topic_reader import Block
+from airflow_bottledwater.kafka.topic_reader import RecordBlock
 
 _POS, _SNAPSHOT = (np.frombuffer(name, dtype=np.uint8).copy() for name in (b"pos\0", b"snapshot\0"))
 #: the characters of a position: sixteen hex digits, a slash, eight hex digits
@@ -100,7 +100,7 @@ def _read_partitions(messages, count, out):
         out[i] = rd.msg_partitioner_murmur2(0, messages[i].key, messages[i].key_len, np.int32(count), 0, 0)
 
 
-def positions(block: Block) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+def positions(block: RecordBlock) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """LSN and ordinal of each record's header ``pos``; 0 where there is none."""
     lsns, ordinals = np.zeros(len(block), dtype=np.uint64), np.zeros(len(block), dtype=np.uint64)
     scratch, text = np.zeros(3, dtype=np.int64), np.zeros(_LENGTH, dtype=np.uint8)
@@ -108,7 +108,7 @@ def positions(block: Block) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint
     return lsns, ordinals
 
 
-def shown(block: Block) -> npt.NDArray[np.uint64]:
+def shown(block: RecordBlock) -> npt.NDArray[np.uint64]:
     """The LSN up to which each row that was read again shows the table, by its header ``snapshot``; 0 of every other
     record."""
     lsns = np.zeros(len(block), dtype=np.uint64)
@@ -116,7 +116,7 @@ def shown(block: Block) -> npt.NDArray[np.uint64]:
     return lsns
 
 
-def partitions(block: Block, count: int) -> npt.NDArray[np.int64]:
+def partitions(block: RecordBlock, count: int) -> npt.NDArray[np.int64]:
     """The partition that each record's key belongs to, of so many."""
     out = np.zeros(len(block), dtype=np.int64)
     _read_partitions(block.messages, count, out)
@@ -129,7 +129,7 @@ def warm_up() -> None:
 
 
 def _read_nothing() -> None:
-    nothing = Block(np.zeros(0, dtype=rd.MESSAGE), np.zeros(0, dtype=np.int64))
+    nothing = RecordBlock(np.zeros(0, dtype=rd.MESSAGE), np.zeros(0, dtype=np.int64))
     positions(nothing)
     shown(nothing)
     partitions(nothing, 1)

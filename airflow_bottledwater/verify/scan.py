@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from airflow_bottledwater.kafka.topic_reader import Block as RecordBlock
-from airflow_bottledwater.postgres.receive import Block as RowBlock
+from airflow_bottledwater.kafka.topic_reader import RecordBlock
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.verify.buckets import Hashes
 from airflow_bottledwater.verify.values import Expectation, TopicReader, Unreadable, canonical, copied
 
@@ -21,14 +21,14 @@ from airflow_bottledwater.verify.values import Expectation, TopicReader, Unreada
 class Scan(Protocol):
     """Makes hashes of blocks: two arrays, of the keys and of the rows."""
 
-    def rows(self, block: RowBlock) -> tuple[Hashes, Hashes]:
+    def rows(self, block: MessageBlock) -> tuple[Hashes, Hashes]:
         """Of rows in COPY's text format."""
 
     def records(self, block: RecordBlock) -> tuple[Hashes, Hashes]:
         """Of records. A value that cannot be decoded has a hash that no row has; a tombstone's is not used."""
 
 
-def line(block: RowBlock, i: int) -> bytes:
+def line(block: MessageBlock, i: int) -> bytes:
     """A row of a block."""
     return block.data[block.offsets[i] : block.offsets[i + 1]].tobytes()
 
@@ -51,7 +51,7 @@ class PlainScan:
     def _row(self, key: str, values: dict[str, object]) -> int:
         return self._hash(key + canonical([values.get(name) for name in self._columns]))
 
-    def rows(self, block: RowBlock) -> tuple[Hashes, Hashes]:
+    def rows(self, block: MessageBlock) -> tuple[Hashes, Hashes]:
         """See :class:`Scan`."""
         keys, rows = np.zeros(block.count, dtype=np.uint64), np.zeros(block.count, dtype=np.uint64)
         for i in range(block.count):

@@ -11,7 +11,7 @@ from airflow_bottledwater.errors import Outage, SlotInUse, TakenOver
 from airflow_bottledwater.jobs.alive import suspect
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, pause
 
@@ -27,7 +27,7 @@ class Streaming:
     """
 
     def __init__(
-        self, pipeline: Pipeline, cluster: Cluster, connection: Connection, advance: Callable[[], None] | None
+        self, pipeline: Settings, cluster: Cluster, connection: Connection, advance: Callable[[], None] | None
     ) -> None:
         self._pipeline, self._connection, self._advance = pipeline, connection, advance
         self._name = cluster.pipeline(pipeline.slot)

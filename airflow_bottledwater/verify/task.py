@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
 
 
@@ -22,7 +22,7 @@ class View:
     :param wanted: the buckets whose keys are looked at one by one, as a bitmap; None: all are only summed up.
     """
 
-    table: Table
+    table: SourceTable
     topic: str
     ends: tuple[int, ...]
     insert_lsn: int
@@ -38,7 +38,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class VerifiedRange:
     """A range of a table's blocks; ``last`` is the one behind it."""
 
     oid: int
@@ -47,7 +47,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class VerifyTask:
     """What one task reads: either block ranges of tables under the snapshot, or partitions of topics.
 
     :param seed: the key of all hashes, the same in all tasks of a verification.
@@ -60,7 +60,7 @@ class Reading:
     held: ExportedSnapshot
     seed: bytes
     sample: float
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[VerifiedRange, ...] = ()
     partitions: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def view(self, oid: int) -> View:
@@ -77,7 +77,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class RecordVersion:
     """A record of a key.
 
     :param value: None for a tombstone.
@@ -91,7 +91,7 @@ class Version:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundRecords:
     """The records of a key of a wanted bucket that count, in one partition.
 
     :param latest: the last one below the high watermark.
@@ -102,8 +102,8 @@ class Found:
     bucket: int
     key: bytes
     partition: int
-    latest: Version
-    shown: Version | None
+    latest: RecordVersion
+    shown: RecordVersion | None
     misplaced: bool
 
 
@@ -119,4 +119,4 @@ class Answer:
     rows: int = 0
     sums: bytes = b""
     found_rows: list[Row] = field(default_factory=list)
-    found_records: list[Found] = field(default_factory=list)
+    found_records: list[FoundRecords] = field(default_factory=list)

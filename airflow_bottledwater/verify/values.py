@@ -19,7 +19,7 @@ import fastavro
 from psycopg import sql
 
 from airflow_bottledwater.encoding import avro, masks, names, types, wire
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.verify.expected import json_native, native, parsed, without_logical
 from airflow_bottledwater.verify.nested import Unrepresentable
 
@@ -94,7 +94,7 @@ class TopicReader:
     :param schemas: the registry's schemas; None for JSON.
     """
 
-    def __init__(self, table: Table, schemas: Schemas | None) -> None:
+    def __init__(self, table: SourceTable, schemas: Schemas | None) -> None:
         self._schemas = schemas
         self._known: dict[int, tuple[Any, frozenset[str]]] = {}
         self._columns = {c.name: c for c in table.columns}
@@ -172,7 +172,7 @@ def _json(data: bytes) -> dict[str, Any]:
     return found
 
 
-def unverified(table: Table) -> list[str]:
+def unverified(table: SourceTable) -> list[str]:
     """The columns whose values PostgreSQL's text does not tell about, so that they are not compared."""
     return [c.name for c in table.columns if _untold(c.type, top=True)]
 
@@ -188,7 +188,7 @@ def _untold(column: ColumnType, *, top: bool = False) -> bool:
     return any(_untold(each) for each in inner)
 
 
-def select_list(table: Table) -> sql.Composed:
+def select_list(table: SourceTable) -> sql.Composed:
     """The columns for a COPY in text form, which uses the types' own output functions. A reg* that is published as its
     number is cast to one, and what is published as GeoJSON is converted by PostGIS."""
     return sql.SQL(", ").join(_selected(column) for column in table.columns)
@@ -212,7 +212,7 @@ class Expectation:
     :param as_json: the topic's format.
     """
 
-    def __init__(self, table: Table, *, as_json: bool) -> None:
+    def __init__(self, table: SourceTable, *, as_json: bool) -> None:
         self.table = table
         self._make = json_native if as_json else native
         left_out = set(unverified(table))

@@ -27,8 +27,8 @@ from airflow_bottledwater.jobs import submit, supervise
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.postgres import programs
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.model.relation import Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision.create import create
@@ -143,7 +143,7 @@ class Workload:
         name = f"b{uuid.uuid4().hex[:8]}"
         self.dsn = stack.postgres.createdb(name)
         self.execute(TABLE, CHURN, SINGLE)
-        self.pipeline = Pipeline.of(
+        self.pipeline = Settings.of(
             postgres=self.dsn,
             kafka={"bootstrap.servers": stack.kafka.bootstrap},
             registry={"url": stack.registry.url},
@@ -189,7 +189,7 @@ class Workload:
         """``pg_current_wal_flush_lsn()``."""
         return str(self.execute("SELECT pg_current_wal_flush_lsn()")[0][0])
 
-    def table(self, name: str = "bench") -> Table:
+    def table(self, name: str = "bench") -> SourceTable:
         """A table as the catalog has it."""
         with connect(self.dsn) as connection:
             row = connection.execute("SELECT ('public.' || %s::text)::regclass::oid::int", (name,)).fetchone()
@@ -267,7 +267,7 @@ class Job:
     :param engine: :data:`RUNNER` is the stream in a plain process without Spark.
     """
 
-    def __init__(self, pipeline: Pipeline, name: str, *, engine: str | None = None) -> None:
+    def __init__(self, pipeline: Settings, name: str, *, engine: str | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="bottledwater-bench-job-")
         self.run = Path(self._folder.name)
         settings = pipeline.write(self.run)
@@ -436,7 +436,7 @@ def drain(dsn: str, query: sql.Composable) -> int:
         return sum(block.count for block in copy.rows(connection, query))
 
 
-def copy_all(table: Table) -> sql.Composed:
+def copy_all(table: SourceTable) -> sql.Composed:
     """The COPY of a whole table."""
     return sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT binary)").format(
         select_list(table), sql.Identifier(table.schema, table.name)

@@ -19,11 +19,11 @@ from psycopg import sql
 from airflow_bottledwater.encoding import avro, kernels, layout
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.postgres import copy
 from airflow_bottledwater.postgres.connect import connect
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from tests.benchmarks.common import Workload, copy_all, drain, emit, scaled
 
 _ROWS = 2_000_000
@@ -54,11 +54,11 @@ _REPEAT = 3
 class Encoder:
     """Blocks of COPY rows to records, as a lane does it."""
 
-    def __init__(self, table: Table, format: str) -> None:
+    def __init__(self, table: SourceTable, format: str) -> None:
         self._programs = compile_programs([(table, Target(0, 1, 1, 2))], FORMATS[format], copied=True)
         self._output = layout.output(1 << 15, 256, 4 << 20)
 
-    def encode(self, block: Block) -> int:
+    def encode(self, block: MessageBlock) -> int:
         """:returns: records made."""
         p, made = self._programs, 0
         start, scratch = 0, p.scratch()
@@ -71,10 +71,10 @@ class Encoder:
         return made
 
 
-def read_blocks(dsn: str, query: sql.Composable) -> list[Block]:
+def read_blocks(dsn: str, query: sql.Composable) -> list[MessageBlock]:
     """A COPY's blocks, kept."""
     with connect(dsn) as connection:
-        return [Block(b.data.copy(), b.offsets.copy()) for b in copy.rows(connection, query)]
+        return [MessageBlock(b.data.copy(), b.offsets.copy()) for b in copy.rows(connection, query)]
 
 
 def best(rows: int, *seconds: float) -> float:
@@ -83,7 +83,7 @@ def best(rows: int, *seconds: float) -> float:
 
 
 def timed_encode(
-    table: Table, format: str, blocks: list[Block], clock: Callable[[], float] = time.perf_counter
+    table: SourceTable, format: str, blocks: list[MessageBlock], clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Seconds for blocks in memory."""
     encoder = Encoder(table, format)
@@ -100,7 +100,7 @@ def _timed_drain(source: Workload, query: sql.Composable) -> float:
     return time.perf_counter() - started
 
 
-def _timed_both(source: Workload, table: Table, query: sql.Composable) -> float:
+def _timed_both(source: Workload, table: SourceTable, query: sql.Composable) -> float:
     encoder = Encoder(table, "avro")
     started = time.perf_counter()
     with connect(source.dsn) as connection:
@@ -109,7 +109,7 @@ def _timed_both(source: Workload, table: Table, query: sql.Composable) -> float:
     return time.perf_counter() - started
 
 
-def _timed_peer(source: Workload, table: Table, rows: int) -> float:
+def _timed_peer(source: Workload, table: SourceTable, rows: int) -> float:
     """psycopg's binary rows, fastavro's writer, and the frame of the registry's protocol."""
     key = fastavro.parse_schema(json.loads(avro.key_schema(table)))
     value = fastavro.parse_schema(json.loads(avro.value_schema(table)))
@@ -127,7 +127,7 @@ def _timed_peer(source: Workload, table: Table, rows: int) -> float:
     return time.perf_counter() - started
 
 
-def _measure(source: Workload, table: Table, rows: int) -> tuple[dict[str, Any], float]:
+def _measure(source: Workload, table: SourceTable, rows: int) -> tuple[dict[str, Any], float]:
     """Rates of both formats, of reading and encoding, and the size; and that of draining COPY."""
     query = copy_all(table)
     blocks = read_blocks(source.dsn, query)

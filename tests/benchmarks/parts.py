@@ -19,7 +19,7 @@ from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.session import PublishSession
@@ -63,7 +63,7 @@ class _Stages:
         emit("parts", total, "ns/row", {}, path=path, stages=self.found, rows=self._rows, **more)
 
 
-def _encode(stack: DataStack, source: Workload, table: Table, rows: int) -> None:
+def _encode(stack: DataStack, source: Workload, table: SourceTable, rows: int) -> None:
     """CPU time: a row of one bigint, the key that it is again, and what each other column adds."""
 
     only = {

@@ -13,10 +13,10 @@ import numpy as np
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import FORMATS
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED, Completed
 from airflow_bottledwater.stream.assembler import TransactionAssembler
@@ -29,7 +29,7 @@ _INT8 = 20
 _KINDS = [("id", _INT8), *((f"t{k}", w.TEXT) for k in range(8)), *((f"n{k}", _INT8) for k in range(7))]
 
 
-def _messages(changes: int) -> Block:
+def _messages(changes: int) -> MessageBlock:
     relation = w.relation(1, [(name == "id", name, kind, -1) for name, kind in _KINDS])
     rows = []
     for i in range(changes):
@@ -38,7 +38,7 @@ def _messages(changes: int) -> Block:
     return w.block([w.xlog(w.begin(9, 1)), w.xlog(relation), *rows, w.xlog(w.commit(9, 10))])
 
 
-def _seconds(block: Block, table: Table) -> float:
+def _seconds(block: MessageBlock, table: SourceTable) -> float:
     """Seconds of the processor for all changes, of the fastest repetition."""
     version, found = Version(table, "bench"), []
     programs = compile_programs([(table, Target(0, 1, 1, 2))], FORMATS["avro"], copied=False)
@@ -62,12 +62,12 @@ def run(stack: DataStack) -> None:
     changes = scaled(_CHANGES, 1000)
     block = _messages(changes)
     columns = tuple(Column(name, w.plain(kind)) for name, kind in _KINDS)
-    whole = Table(1, "public", "bench", "d", ("id",), columns)
+    whole = SourceTable(1, "public", "bench", "d", ("id",), columns)
 
-    def masked(said: str) -> Table:
+    def masked(said: str) -> SourceTable:
         """All texts masked."""
         made = tuple(Column(c.name, c.type, mask=said if c.type.oid == w.TEXT else "") for c in columns)
-        return Table(1, "public", "bench", "d", ("id",), made)
+        return SourceTable(1, "public", "bench", "d", ("id",), made)
 
     shapes = {
         "left_out_1": whole.without([1]),

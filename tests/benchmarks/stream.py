@@ -19,7 +19,7 @@ import numpy as np
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres import publication
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.replication import XLOG_HEADER, ReplicationStream
 from tests.benchmarks.common import (
     CHANGES_PER_TRANSACTION,
@@ -42,7 +42,7 @@ _CHANGES, _SINGLE_CHANGES = 1_000_000, 300_000
 _WARMING = 2
 
 
-def row_messages(block: Block) -> int:
+def row_messages(block: MessageBlock) -> int:
     """How many inserts, updates and deletes a block has."""
     begins = block.offsets[:-1]
     rows = block.data[begins] == ord("w")
@@ -50,11 +50,11 @@ def row_messages(block: Block) -> int:
     return int(np.isin(kinds, np.frombuffer(b"IUD", dtype=np.uint8)).sum())
 
 
-def receive(source: Workload, slot: str, changes: int, *, keep: bool = False) -> tuple[float, list[Block]]:
+def receive(source: Workload, slot: str, changes: int, *, keep: bool = False) -> tuple[float, list[MessageBlock]]:
     """Seconds in which our receiver has a slot's changes, and the blocks if they are kept."""
     start = source.execute(f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{slot}'")[0][0]
     names = publication.names(source.pipeline.publication_name)
-    blocks: list[Block] = []
+    blocks: list[MessageBlock] = []
     started = time.monotonic()
     stream = ReplicationStream(source.dsn, slot, names, parse_lsn(start))
     try:

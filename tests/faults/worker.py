@@ -27,11 +27,11 @@ from airflow_bottledwater.jobs.snapshots import SnapshotRequests
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.publisher import Publisher, Records
-from airflow_bottledwater.live.chunks import Chunk
-from airflow_bottledwater.live.reading import Reading
+from airflow_bottledwater.live.chunks import LiveChunk
+from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.live.snapshot import LiveSnapshot
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.provision import create
 from airflow_bottledwater.publish.session import PublishSession
@@ -334,12 +334,12 @@ def _during_the_commit_of_a_chunk(trap: Trap) -> None:
 
 def _before_swept_keys_are_handed_over(trap: Trap) -> None:
     """The sweep has read the topic and the table."""
-    _before(trap, Reading, "_hand_over", lambda _, chunk: chunk.stale)
+    _before(trap, LiveReader, "_hand_over", lambda _, chunk: chunk.stale)
 
 
 def _in_swept_keys(trap: Trap) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def records(self: LiveSnapshot, chunk: Chunk, *arguments: Any) -> Iterator[Records]:
+        def records(self: LiveSnapshot, chunk: LiveChunk, *arguments: Any) -> Iterator[Records]:
             for each in original(self, chunk, *arguments):
                 yield each
                 if chunk.stale:
@@ -444,7 +444,7 @@ def _note_what_is_done() -> None:
 
 def work(job: dict[str, Any]) -> int:
     """Run a job, in the fork; 0, or 1 and the error in the output."""
-    pipeline = Pipeline.read(Path(job["pipeline"]))
+    pipeline = Settings.read(Path(job["pipeline"]))
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     if job["point"]:

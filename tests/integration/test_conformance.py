@@ -29,7 +29,7 @@ from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.model.forms import TypeOptions
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, connect
 from tests.support import reference
@@ -80,7 +80,7 @@ def shown(schema: Any, value: Any, names: dict[str, Any]) -> Any:
     return value
 
 
-def avro_of(table: Table, made: Made) -> dict[str, Any]:
+def avro_of(table: SourceTable, made: Made) -> dict[str, Any]:
     """An Avro record's fields."""
     assert made.value is not None
     schema = json.loads(avro.value_schema(table))
@@ -121,7 +121,7 @@ def supported(connection: Connection, case: Case) -> bool:
     return True
 
 
-def both_ways(connection: Connection, follower: Follower, tables: Sequence[Table]) -> dict[str, list[Made]]:
+def both_ways(connection: Connection, follower: Follower, tables: Sequence[SourceTable]) -> dict[str, list[Made]]:
     """The rows of tables that were filled one after the other: by the stream, once it is the same as the snapshot."""
     batches = follower.batches()
     found = {}
@@ -239,7 +239,7 @@ def test_every_type_of_the_server_is_the_same_both_ways(server: tuple[str, Conne
     connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
     follower = Follower(dsn)
     missing: list[str] = []
-    tables: list[Table] = []
+    tables: list[SourceTable] = []
     unsendable: set[str] = set()
     for oid, name, below, delimiter in connection.execute(ALL_TYPES).fetchall():
         label = name.rpartition(".")[2].strip('"')

@@ -18,7 +18,7 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import SnapshotRequest, StopRequest, encode, request_key
 from airflow_bottledwater.state.control_topic import ControlTopic
@@ -26,15 +26,15 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-def pipeline(kafka: KafkaBroker) -> Pipeline:
+def pipeline(kafka: KafkaBroker) -> Settings:
     properties = {"bootstrap.servers": kafka.bootstrap, "client.id": uuid.uuid4().hex}
     topics = Topics(properties)
     if store.CONTROL_TOPIC not in topics.describe([store.CONTROL_TOPIC]):
         topics.make(store.new_topic(store.CONTROL_TOPIC, 1))
-    return Pipeline.of(postgres="host=nowhere", kafka=properties, format="json", slot=uuid.uuid4().hex)
+    return Settings.of(postgres="host=nowhere", kafka=properties, format="json", slot=uuid.uuid4().hex)
 
 
-def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its status, its submission, the requests for live snapshots, and whoever watches it from within the process."""
     made, original = list[str](), store.Reader.__init__
 
@@ -74,7 +74,7 @@ def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Pipeline, monkeypat
     assert found[f"status/{name}"]["state"] == "stopped" and request_key(name) not in found
 
 
-def test_a_subscriber_gets_what_it_wants_once_and_in_order(pipeline: Pipeline) -> None:
+def test_a_subscriber_gets_what_it_wants_once_and_in_order(pipeline: Settings) -> None:
     key = f"verified/{pipeline.slot}"
     control_topic.write(pipeline.kafka, {key: {"rows": 0}, f"{key}/other": {"rows": 9}})
     with ControlTopic.of(pipeline.kafka) as topic:
@@ -94,7 +94,7 @@ def test_a_subscriber_gets_what_it_wants_once_and_in_order(pipeline: Pipeline) -
         topic.write({f"{key}/other": None})
 
 
-def test_what_the_broker_does_not_take_is_an_outage(pipeline: Pipeline) -> None:
+def test_what_the_broker_does_not_take_is_an_outage(pipeline: Settings) -> None:
     away = {**pipeline.kafka, "bootstrap.servers": "127.0.0.1:1"}
     with ControlTopic.of(away) as topic:
         topic.write({"verified/nothing": {}}, wait=0)

@@ -12,7 +12,7 @@ from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import connect
-from airflow_bottledwater.publish.current import CurrentRows, KeyTable
+from airflow_bottledwater.publish.current import CurrentRows, KeyBatch
 from tests.support.waiting import until
 
 #: how a table's key is made of a number, and what has to be there first
@@ -60,7 +60,7 @@ def prepare(server: PostgresServer, columns: str, key: str, expression: str, fir
     return dsn
 
 
-def keys_of(dsn: str, names: str, where: str) -> KeyTable:
+def keys_of(dsn: str, names: str, where: str) -> KeyBatch:
     """Keys as PostgreSQL sends them."""
     with psycopg.connect(dsn) as connection:
         rows = connection.cursor(binary=True).execute(f"SELECT {names} FROM t WHERE {where} ORDER BY v")  # type: ignore[arg-type]
@@ -72,10 +72,10 @@ def keys_of(dsn: str, names: str, where: str) -> KeyTable:
                 value = result.get_value(row, column) or b""
                 fields[row, column] = (wire.FIELD_BINARY, len(data), len(value))
                 data += value
-        return KeyTable(np.frombuffer(data, dtype=np.uint8), fields)
+        return KeyBatch(np.frombuffer(data, dtype=np.uint8), fields)
 
 
-def fetched(dsn: str, keys: KeyTable) -> list[tuple[int | None, bytes | None]]:
+def fetched(dsn: str, keys: KeyBatch) -> list[tuple[int | None, bytes | None]]:
     """v and w of each key; v is None where there is no row."""
     with connect(dsn) as connection:
         (row,) = connection.execute("SELECT 'public.t'::regclass::oid::int").fetchall()

@@ -67,8 +67,8 @@ def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(mak
     assert _open(status.report(flow.pipeline)) == ({"public.b": {"snapshot": 1}}, 1, 7)
     assert flow.compare("a").differences == []
 
-    assert redrive.dismiss(flow.pipeline, ["a"]) == redrive.Result()
-    assert redrive.dismiss(flow.pipeline, ["b*"]) == redrive.Result(dismissed=1)
+    assert redrive.dismiss(flow.pipeline, ["a"]) == redrive.RedriveResult()
+    assert redrive.dismiss(flow.pipeline, ["b*"]) == redrive.RedriveResult(dismissed=1)
     assert _open(status.report(flow.pipeline)) == ({}, 0, 7)
     flow.stream()
     report = status.report(flow.pipeline)
@@ -84,7 +84,7 @@ def test_letters_that_went_with_their_topic_are_no_longer_open(make_flow: MakeFl
     admin = AdminClient(flow.pipeline.kafka)
     admin.delete_topics([topic])[topic].result()
     Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config={"cleanup.policy": "compact"})
-    assert redrive.redrive(flow.pipeline) == redrive.Result()
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult()
     assert _open(status.report(flow.pipeline)) == ({}, 0, 1)
 
 

@@ -134,10 +134,10 @@ def test_a_change_of_columns_or_types_is_published_or_a_record_error(
         assert flow.stream()["dead_letters"] == 2
         assert [letter["op"] for letter in letters(flow)] == ["c", "c"]
         assert "refuses the schema" in letters(flow)[0]["error"]
-        assert redrive.redrive(flow.pipeline) == redrive.Result(failed=2)
+        assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=2)
         # the subject takes it now, and the delete has overtaken one of them
         SchemaRegistryClient({"url": registry.url}).set_compatibility(f"{flow.topic('t')}-value", level="NONE")
-        assert redrive.redrive(flow.pipeline) == redrive.Result(published=1, overtaken=1)
+        assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=1, overtaken=1)
     assert says(flow, 1, {"n": 1, "m": "sad"})
     assert says(flow, 2, expected)
 

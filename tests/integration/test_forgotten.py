@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.jobs import health, pipelines
-from airflow_bottledwater.jobs.pipelines import Limits
+from airflow_bottledwater.jobs.pipelines import HealthLimits
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.publish import session
@@ -211,7 +211,7 @@ def _watchers(flow: Flow) -> tuple[str, str, str]:
         return (str(error),) * 3  # whoever asks fails
     if status is None:
         return ("No job has ever reported.",) * 3
-    limits = Limits(silence=0.0, pause=None)
+    limits = HealthLimits(silence=0.0, pause=None)
     if status.state == "finished":
         # a bounded run: nothing has to run, and only the DAG of the health looks at what it has left
         wrong = " ".join(pipelines.wrong(flow.name, status, records, limits, alive=True))

@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import Outage, PreflightError, SlotError, StateError
 from airflow_bottledwater.live import reading
-from airflow_bottledwater.live.slices import Places
+from airflow_bottledwater.live.slices import RowLocations
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.local.process import run
@@ -493,7 +493,7 @@ def test_a_slice_is_found_by_nothing_that_a_crash_of_the_server_can_undo(
             commit_unflushed(flow, "UPDATE items SET day = 6 WHERE id = 1100")
         return begin(*arguments, **more)
 
-    def found_before_a_crash(*arguments: Any, **more: Any) -> Places | None:
+    def found_before_a_crash(*arguments: Any, **more: Any) -> RowLocations | None:
         found = find(*arguments, **more)
         if not crashed:
             crashed.append(len(found.tids) if found else 0)

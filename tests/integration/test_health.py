@@ -16,7 +16,7 @@ from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.tasks import Fate
 from airflow_bottledwater.jobs import alive, requests, submitted
 from airflow_bottledwater.jobs.control import Controller
-from airflow_bottledwater.jobs.pipelines import Limits
+from airflow_bottledwater.jobs.pipelines import HealthLimits
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job, Owner
@@ -57,7 +57,7 @@ class Watched:
             self.flow.pipeline.kafka,
             pipelines=[self.flow.pipeline.slot],
             postgres_conn_ids=["source"],
-            limits=Limits(**limits),  # type: ignore[arg-type]
+            limits=HealthLimits(**limits),  # type: ignore[arg-type]
         )
 
     def wrong(self, **limits: float) -> str:

@@ -20,7 +20,7 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightErro
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
@@ -247,7 +247,7 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: So
     drop(other, when="always")
 
 
-PUBLISHING: dict[str, Callable[[Pipeline], object]] = {
+PUBLISHING: dict[str, Callable[[Settings], object]] = {
     "preflight": preflight.run,
     "create": create,
     "snapshot": lambda pipeline: driver.run(pipeline, running.in_threads(pipeline)),

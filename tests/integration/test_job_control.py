@@ -17,7 +17,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import SlotError
 from airflow_bottledwater.jobs import requests, status
 from airflow_bottledwater.jobs.control import Controller
-from airflow_bottledwater.jobs.pipelines import Limits, wrong
+from airflow_bottledwater.jobs.pipelines import HealthLimits, wrong
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.publish.session import PublishSession
@@ -222,4 +222,4 @@ def test_a_start_that_is_refused_is_told_even_if_the_job_before_it_was_stopped_o
     last = status.read_status(flow.pipeline, name)
     assert last is not None and last.wanted and (last.state, last.permanent) == ("failed", True)
     assert "does not exist" in last.error and last.position
-    assert wrong(name, last, {}, Limits(), alive=False)
+    assert wrong(name, last, {}, HealthLimits(), alive=False)

@@ -17,8 +17,8 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.live import snapshots as live_snapshots
-from airflow_bottledwater.live.chunks import Chunk
-from airflow_bottledwater.live.reading import Reading
+from airflow_bottledwater.live.chunks import LiveChunk
+from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres import snapshot
 from airflow_bottledwater.postgres.connect import connect
@@ -89,20 +89,20 @@ def test_all_that_the_snapshot_shows_was_committed_below_l(flow: Flow) -> None:
 def test_whatever_is_handed_over_is_on_disk(streamed: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: set[int] = set()
     handed: list[tuple[bool, bool]] = []
-    wait, hand_over = reading.wait_flushed, Reading._hand_over
+    wait, hand_over = reading.wait_flushed, LiveReader._hand_over
 
     def waited(connection: Any, dsn: str, lsn: int, *, timeout: float) -> None:
         wait(connection, dsn, lsn, timeout=timeout)
         flushed.add(lsn)
 
-    def handing_over(self: Reading, chunk: Chunk) -> None:
+    def handing_over(self: LiveReader, chunk: LiveChunk) -> None:
         handed.append((bool(chunk.stale), chunk.insert_lsn in flushed))
         # each snapshot has an L of its own
         streamed.execute("SELECT pg_logical_emit_message(true, 'x', 'x')")
         hand_over(self, chunk)
 
     monkeypatch.setattr(reading, "wait_flushed", waited)
-    monkeypatch.setattr(Reading, "_hand_over", handing_over)
+    monkeypatch.setattr(LiveReader, "_hand_over", handing_over)
     streamed.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
     request_id = streamed.ask("items", sweep=True)
     streamed.stream()
@@ -159,18 +159,18 @@ def test_a_session_that_is_ended_between_its_steps_reads_again(
 ) -> None:
     monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
     monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
-    hits, original = list[int](), Reading._connect
+    hits, original = list[int](), LiveReader._connect
 
     def end(pid: int) -> None:
         hits.append(pid)
         if len(hits) in (1, 3):
             streamed.execute(f"SELECT pg_terminate_backend({pid}, 5000)", "DELETE FROM items WHERE id = 2")
 
-    def connect(self: Reading) -> Any:
+    def connect(self: LiveReader) -> Any:
         found = original(self)
         return found if isinstance(found, _Ended) else _Ended(found, step, end)
 
-    monkeypatch.setattr(Reading, "_connect", connect)
+    monkeypatch.setattr(LiveReader, "_connect", connect)
     request_id = streamed.ask("items", sweep=True)
     with streamed.streaming() as errors:
         until(lambda: streamed.reported(request_id).ended, "it ends", failed=errors)
@@ -186,15 +186,15 @@ def test_after_too_many_changes_to_note_rows_are_read_again(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(live_snapshots, "MOST", 50)
-    original, done = Reading._hand_over, list[bool]()
+    original, done = LiveReader._hand_over, list[bool]()
 
-    def hand_over(self: Reading, chunk: Chunk) -> None:
+    def hand_over(self: LiveReader, chunk: LiveChunk) -> None:
         if not done:
             done.append(True)
             streamed.published("UPDATE items SET name = 'changed' WHERE id <= 100")
         original(self, chunk)
 
-    monkeypatch.setattr(Reading, "_hand_over", hand_over)
+    monkeypatch.setattr(LiveReader, "_hand_over", hand_over)
     request_id = streamed.ask("items")
     with streamed.streaming() as errors:
         until(lambda: streamed.reported(request_id).state == "finished", "it ends", failed=errors)
@@ -305,14 +305,14 @@ def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
     flow.snapshot()
     flow.stream()
     flow.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
-    sweep, begin_one, hashes = Reading._sweep, Reading._begin, reading.key_hashes
+    sweep, begin_one, hashes = LiveReader._sweep, LiveReader._begin, reading.key_hashes
     sweeping, begun, moved, altered = list[bool](), list[int](), list[int](), list[int]()
 
-    def sweeps(self: Reading, *arguments: Any) -> None:
+    def sweeps(self: LiveReader, *arguments: Any) -> None:
         sweeping.append(True)
         sweep(self, *arguments)
 
-    def begins(self: Reading, *arguments: Any) -> Any:
+    def begins(self: LiveReader, *arguments: Any) -> Any:
         begun.append(len(sweeping))
         if begun.count(1) == 3:
             flow.execute("DELETE FROM items WHERE id <= 20", "VACUUM items")
@@ -332,8 +332,8 @@ def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
             time.sleep(0.5)
         return hashes(*arguments)
 
-    monkeypatch.setattr(Reading, "_sweep", sweeps)
-    monkeypatch.setattr(Reading, "_begin", begins)
+    monkeypatch.setattr(LiveReader, "_sweep", sweeps)
+    monkeypatch.setattr(LiveReader, "_begin", begins)
     monkeypatch.setattr(reading, "key_hashes", key_hashes)
     request_id = flow.ask("items", sweep=True)
     with flow.streaming() as errors:

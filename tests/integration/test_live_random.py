@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.live import reading
-from airflow_bottledwater.live.reading import Reading
+from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.local.kafka import KafkaBroker
 from tests.support.again import SLICES, Asked, ask, check_rows, ended, left_alone
 from tests.support.topics import Flow
@@ -51,13 +51,13 @@ class _Slow:
 
 
 def _slow_down(patch: pytest.MonkeyPatch, dice: random.Random) -> None:
-    original = Reading._connect
+    original = LiveReader._connect
 
-    def connect(self: Reading) -> Any:
+    def connect(self: LiveReader) -> Any:
         found = original(self)
         return found if isinstance(found, _Slow) else _Slow(found, dice)
 
-    patch.setattr(Reading, "_connect", connect)
+    patch.setattr(LiveReader, "_connect", connect)
     # a chunk is a few blocks, so that there are many
     patch.setattr(reading, "_FIRST_BLOCKS", dice.choice((1, 3)))
     patch.setattr(reading, "_MOST_BLOCKS_BY_KEY", dice.choice((1, 3)))

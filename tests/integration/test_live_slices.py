@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from airflow_bottledwater.live import reading, slices
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.snapshot import copy_query
@@ -19,7 +19,7 @@ from tests.support.waiting import until
 ROWS = 20_000
 
 
-def _fill(connection: Connection, *, clustered: bool) -> Table:
+def _fill(connection: Connection, *, clustered: bool) -> SourceTable:
     day = "g / 200" if clustered else "(g * 7919) % 100"
     for statement in (
         "CREATE TABLE public.items (id int PRIMARY KEY, day int, name text)",
@@ -35,7 +35,7 @@ def _fill(connection: Connection, *, clustered: bool) -> Table:
     return table
 
 
-def _chunks(connection: Connection, table: Table, condition: sql.SQL, blocks: int) -> list[int]:
+def _chunks(connection: Connection, table: SourceTable, condition: sql.SQL, blocks: int) -> list[int]:
     """How many rows each chunk has; the rows are compared with those that PostgreSQL finds."""
     with connection.transaction():
         found = slices.find(connection, table, condition, idle=lambda: None)
@@ -123,9 +123,9 @@ def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypa
     """Rows leave the slice, join it, and move to other places between the chunks; the stream has published what the
     chunks do not show."""
     flow = _in_small_chunks(make_flow, monkeypatch)
-    dice, original, steps = random.Random(1), reading.Reading._step, [0]
+    dice, original, steps = random.Random(1), reading.LiveReader._step, [0]
 
-    def step(self: reading.Reading) -> Any:
+    def step(self: reading.LiveReader) -> Any:
         steps[0] += 1
         low = dice.randrange(ROWS - 2000)
         flow.execute(
@@ -135,7 +135,7 @@ def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypa
         )
         return original(self)
 
-    monkeypatch.setattr(reading.Reading, "_step", step)
+    monkeypatch.setattr(reading.LiveReader, "_step", step)
     request_id = flow.ask("items", where="day = 5", sweep=True)
     flow.stream()
     report = flow.reported(request_id)
@@ -150,9 +150,9 @@ def test_places_that_rows_outside_the_slice_have_got_are_left_out(
 ) -> None:
     flow = _in_small_chunks(make_flow, monkeypatch)
     places = {ctid for (ctid,) in flow.execute("SELECT ctid::text FROM items WHERE day = 5")}
-    original, steps = reading.Reading._step, [0]
+    original, steps = reading.LiveReader._step, [0]
 
-    def step(self: reading.Reading) -> Any:
+    def step(self: reading.LiveReader) -> Any:
         steps[0] += 1
         if steps[0] == 2:
             flow.execute("DELETE FROM items WHERE day = 5 AND id > 5000")
@@ -168,7 +168,7 @@ def test_places_that_rows_outside_the_slice_have_got_are_left_out(
         )
         return bool(places & {ctid for (ctid,) in flow.execute(f"SELECT ctid::text FROM items WHERE id >= {first}")})
 
-    monkeypatch.setattr(reading.Reading, "_step", step)
+    monkeypatch.setattr(reading.LiveReader, "_step", step)
     request_id = flow.ask("items", where="day = 5")
     flow.stream()
     assert flow.reported(request_id).state == "finished"

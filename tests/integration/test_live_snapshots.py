@@ -24,10 +24,10 @@ from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.live import reading, wanted
 from airflow_bottledwater.live import snapshot as live_snapshot
 from airflow_bottledwater.live import snapshots as live_snapshots
-from airflow_bottledwater.live.chunks import Chunk
-from airflow_bottledwater.live.reading import Reading
+from airflow_bottledwater.live.changed_keys import ChangedKeys
+from airflow_bottledwater.live.chunks import LiveChunk
+from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.live.snapshot import LiveSnapshot
-from airflow_bottledwater.live.touched import Touched
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.policy import transient
@@ -147,15 +147,15 @@ def test_old_reports_are_removed(flow: Flow, monkeypatch: pytest.MonkeyPatch) ->
 
 # ---------------------------------------------------------------------- what happens in the middle
 def _before_the_first_chunk_is_handed_over(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    original, done = Reading._hand_over, list[bool]()
+    original, done = LiveReader._hand_over, list[bool]()
 
-    def hand_over(self: Reading, chunk: Chunk) -> None:
+    def hand_over(self: LiveReader, chunk: LiveChunk) -> None:
         if not done:
             done.append(True)
             act()
         original(self, chunk)
 
-    patch.setattr(Reading, "_hand_over", hand_over)
+    patch.setattr(LiveReader, "_hand_over", hand_over)
 
 
 def test_rows_from_before_a_truncate_are_not_published_behind_it(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,18 +187,18 @@ def test_a_change_that_cannot_be_encoded_does_not_make_a_sweep_begin_anew_that_h
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of such a change, no key is known that would be newer."""
-    original, swept, note = Reading._find_keys, list[bool](), Touched.newer
+    original, swept, note = LiveReader._find_keys, list[bool](), ChangedKeys.newer
 
-    def find_keys(self: Reading, *arguments: Any) -> Any:
+    def find_keys(self: LiveReader, *arguments: Any) -> Any:
         swept.append(True)
         return original(self, *arguments)
 
-    def newer(self: Touched, *arguments: Any) -> Any:
+    def newer(self: ChangedKeys, *arguments: Any) -> Any:
         found = note(self, *arguments)
         return dataclasses.replace(found, all=found.all or 0 < len(swept) < 3)
 
-    monkeypatch.setattr(Reading, "_find_keys", find_keys)
-    monkeypatch.setattr(Touched, "newer", newer)
+    monkeypatch.setattr(LiveReader, "_find_keys", find_keys)
+    monkeypatch.setattr(ChangedKeys, "newer", newer)
     request_id = flow.ask("items", sweep=True)
     flow.stream()
     assert len(swept) == 1 and flow.reported(request_id).state == "finished"
@@ -294,14 +294,14 @@ def test_what_cannot_be_read_fails_and_the_stream_goes_on(flow: Flow, tables: st
 
 
 def test_a_change_that_the_rows_show_leaves_none_of_them_out(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Reading._step
+    original = LiveReader._step
 
-    def step(self: Reading) -> None:
+    def step(self: LiveReader) -> None:
         # noted by the publisher, and shown by the snapshot that is taken then
         flow.published("UPDATE items SET name = 'noted' WHERE id <= 10")
         original(self)
 
-    monkeypatch.setattr(Reading, "_step", step)
+    monkeypatch.setattr(LiveReader, "_step", step)
     request_id = flow.ask("items")
     with flow.streaming() as errors:
         until(lambda: flow.reported(request_id).state == "finished", "it ends", failed=errors)
@@ -374,14 +374,14 @@ def test_a_request_that_was_answered_is_not_begun_again_when_a_job_starts(
 
 def test_a_sweep_ends_beside_changes_of_other_tables(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_snapshots, "MOST", 500)
-    original, begun = Reading._sweep, list[bool]()
+    original, begun = LiveReader._sweep, list[bool]()
 
-    def sweep(self: Reading, connection: Any, oid: int) -> None:
+    def sweep(self: LiveReader, connection: Any, oid: int) -> None:
         begun.append(True)
         flow.published("UPDATE busy SET n = n + 1")
         original(self, connection, oid)
 
-    monkeypatch.setattr(Reading, "_sweep", sweep)
+    monkeypatch.setattr(LiveReader, "_sweep", sweep)
     flow = make_flow(tables="*")
     flow.execute(
         "CREATE TABLE busy AS SELECT g AS id, 0 AS n FROM generate_series(1, 1000) g",
@@ -406,9 +406,9 @@ def test_tables_are_read_side_by_side_and_none_twice_at_a_time(
     flow.create()
     flow.snapshot()
     now, most, together = list[str](), list[int](), list[int]()
-    original = Reading.run
+    original = LiveReader.run
 
-    def run(self: Reading) -> None:
+    def run(self: LiveReader) -> None:
         (oid,) = self._at.tables
         name = self._tables[oid].table.name
         now.append(name)
@@ -418,7 +418,7 @@ def test_tables_are_read_side_by_side_and_none_twice_at_a_time(
         original(self)
         now.remove(name)
 
-    monkeypatch.setattr(Reading, "run", run)
+    monkeypatch.setattr(LiveReader, "run", run)
     for name in names:
         flow.damage(name, {"id": 777}, {"id": 777})
     asked = [flow.ask(name, sweep=True) for name in (*names, names[0])]
@@ -435,21 +435,21 @@ def test_between_two_ranges_of_a_sweep_what_the_topic_has_by_then_is_forgotten(
     """However often a large topic is read, it does not begin anew because of all changes since its first range."""
     monkeypatch.setattr(live_snapshots, "MOST", 300)
     monkeypatch.setattr(reading, "LatestRecords", functools.partial(LatestRecords, places=64))
-    original, begun = Reading._sweep, list[bool]()
+    original, begun = LiveReader._sweep, list[bool]()
 
-    def sweep(self: Reading, connection: Any, oid: int) -> None:
+    def sweep(self: LiveReader, connection: Any, oid: int) -> None:
         begun.append(True)
         original(self, connection, oid)
 
-    begin = Reading._begin
+    begin = LiveReader._begin
 
-    def beside(self: Reading, connection: Any, oid: int) -> Any:
+    def beside(self: LiveReader, connection: Any, oid: int) -> Any:
         if begun:
             flow.published("UPDATE items SET name = name || '.' WHERE id <= 100")
         return begin(self, connection, oid)
 
-    monkeypatch.setattr(Reading, "_sweep", sweep)
-    monkeypatch.setattr(Reading, "_begin", beside)
+    monkeypatch.setattr(LiveReader, "_sweep", sweep)
+    monkeypatch.setattr(LiveReader, "_begin", beside)
     flow = _make(make_flow(tables="items"), 200)
     flow.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
     request_id = flow.ask("items", sweep=True)
@@ -532,7 +532,7 @@ def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
     transact, publish, rule_out = PublishSession.transact, LiveSnapshot._publish, live_snapshot.rule_out
     kinds, refused, asked = list[bool](), list[bool](), list[bool]()
 
-    def publishing(self: LiveSnapshot, chunk: Chunk, progress: Any) -> None:
+    def publishing(self: LiveSnapshot, chunk: LiveChunk, progress: Any) -> None:
         kinds.append(bool(chunk.stale))
         publish(self, chunk, progress)
 

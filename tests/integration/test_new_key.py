@@ -165,8 +165,8 @@ def test_dead_letters_of_before_are_not_published(make_flow: MakeFlow, how: str)
     limit_records(flow, "t", 100_000)
     flow.stream()
     assert flow.compare("t").equal
-    assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=1)
-    assert redrive.redrive(flow.pipeline) == redrive.Result()
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(overtaken=1)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult()
     assert flow.compare("t").equal
 
 

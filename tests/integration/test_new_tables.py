@@ -13,7 +13,7 @@ import pytest
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Outage, Refused, TakenOver
-from airflow_bottledwater.live.reading import Reading
+from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision import preflight
@@ -162,13 +162,13 @@ def test_one_whose_rows_cannot_be_published_does_not_keep_the_others_waiting(flo
 
 def test_what_is_still_being_read_is_not_said_to_differ(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later SELECT generate_series(1, 500)")
-    goes_on, original = threading.Event(), Reading._step
+    goes_on, original = threading.Event(), LiveReader._step
 
-    def step(self: Reading) -> None:
+    def step(self: LiveReader) -> None:
         goes_on.wait(60)
         original(self)
 
-    monkeypatch.setattr(Reading, "_step", step)
+    monkeypatch.setattr(LiveReader, "_step", step)
     pipeline = flow.pipeline.with_(verify_timeout=30.0)
     with flow.streaming() as errors:
         until(lambda: read_state(flow.pipeline, state_topic(flow)).lives, "it is taken in", failed=errors)
@@ -314,7 +314,7 @@ def test_one_that_is_dropped_once_more_keeps_nobody_waiting(
     flow.execute(*AGAIN)
     records = writer.records
 
-    def recorded(pipeline: Any, prepared: writer.Prepared, known: Any) -> Any:
+    def recorded(pipeline: Any, prepared: writer.PreparedSteps, known: Any) -> Any:
         if any(each.table.name == "first" for each in prepared.pinned.values()):
             flow.execute("DROP TABLE IF EXISTS first")
         return records(pipeline, prepared, known)

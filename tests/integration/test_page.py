@@ -7,7 +7,7 @@ import pytest
 from airflow_bottledwater.plugin.detail import detail
 from airflow_bottledwater.plugin.overview import rows
 from airflow_bottledwater.plugin.past import past
-from airflow_bottledwater.plugin.watch import Watch
+from airflow_bottledwater.plugin.watch import KafkaWatch
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 
@@ -21,7 +21,7 @@ def shown(make_flow: MakeFlow) -> Flow:
 
 
 def test_a_running_pipeline_has_its_state_its_tables_and_its_history(shown: Flow) -> None:
-    watch = Watch.of("kafka_default", dict(shown.pipeline.kafka))
+    watch = KafkaWatch.of("kafka_default", dict(shown.pipeline.kafka))
     plots = past(shown.pipeline.kafka, shown.name, 900)
     with shown.streaming():
         until(lambda: any(each["lag_bytes"] is not None for each in mine(watch, shown)), "a sample")
@@ -46,5 +46,5 @@ def test_a_running_pipeline_has_its_state_its_tables_and_its_history(shown: Flow
     assert any(seen["series"]["delay_p95"]) and all(len(each) == 91 for each in seen["series"].values())
 
 
-def mine(watch: Watch, flow: Flow) -> list[dict]:  # type: ignore[type-arg]
+def mine(watch: KafkaWatch, flow: Flow) -> list[dict]:  # type: ignore[type-arg]
     return [each for each in rows("kafka_default", watch.look()) if each["name"] == flow.name]

@@ -16,7 +16,7 @@ from airflow_bottledwater.errors import Outage, PreflightError
 from airflow_bottledwater.jobs import snapshots, status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live import reading
-from airflow_bottledwater.live.extent import SWEEPING
+from airflow_bottledwater.live.remaining import SWEEPING
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
@@ -429,16 +429,16 @@ def test_an_attached_partition_that_is_truncated_while_it_is_read_is_told(
         rows,
         "ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')",
     )
-    original, steps = reading.Reading._step, list[bool]()
+    original, steps = reading.LiveReader._step, list[bool]()
 
-    def step(self: reading.Reading) -> None:
+    def step(self: reading.LiveReader) -> None:
         steps.append(True)
         if len(steps) == 3:
             until(lambda: read_again(flow), "the first rows are in the topic")
             flow.execute("TRUNCATE later", rows)
         original(self)
 
-    monkeypatch.setattr(reading.Reading, "_step", step)
+    monkeypatch.setattr(reading.LiveReader, "_step", step)
     with flow.streaming() as errors:
         until_told(flow, {"public.later"}, errors)
         until(lambda: not read_state(flow.pipeline, state_topic(flow)).lives, "it is read", failed=errors)
@@ -569,7 +569,7 @@ def test_a_sweep_that_another_job_ends_tells_the_partitions_as_well(
         flow.execute("ALTER TABLE p DETACH PARTITION p_a")
         until_told(flow, {"public.p_a"}, errors)
         with monkeypatch.context() as patch:
-            patch.setattr(reading.Reading, "_sweep", lambda self, *_: reading.pause(60))
+            patch.setattr(reading.LiveReader, "_sweep", lambda self, *_: reading.pause(60))
             request = flow.ask("p", sweep=True)
             topic = state_topic(flow)
             until(lambda: _sweeping(flow, topic), "it sweeps", failed=errors)

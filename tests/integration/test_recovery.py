@@ -196,11 +196,11 @@ def test_dead_letters_are_published_when_their_cause_is_mended_unless_overtaken(
         "UPDATE a SET t = repeat('x', 30000), id = 33 WHERE id = 3",
     )
     assert flow.stream()["dead_letters"] == 5
-    assert redrive.redrive(flow.pipeline) == redrive.Result(failed=5)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=5)
     limit_records(flow, "a", 100_000)
     # the row of 1, the update of 4 and the key change are still the newest of their keys
-    assert redrive.redrive(flow.pipeline) == redrive.Result(published=3, overtaken=2)
-    assert redrive.redrive(flow.pipeline) == redrive.Result()
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=3, overtaken=2)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult()
     assert flow.compare("a").differences == []
     assert_exactly_once_in_order(flow.read("a"))
     assert all(m.xid for m in flow.read("a") if m.pos)
@@ -221,7 +221,7 @@ def test_a_letter_of_a_truncated_table_or_of_a_key_that_was_deleted_is_dropped(m
     flow.execute("TRUNCATE a")
     flow.stream()
     limit_records(flow, "a", 100_000)
-    assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=2)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(overtaken=2)
     assert [m.op for m in flow.read("a")] == ["d"]
 
 
@@ -238,7 +238,7 @@ def test_a_letter_whose_row_was_deleted_while_its_slot_was_lost_brings_no_row_ba
     # the sweep finds no record of the key, and the new snapshot writes a letter of its own for the other row
     flow.snapshot()
     limit_records(flow, "a", 100_000)
-    assert redrive.redrive(flow.pipeline) == redrive.Result(published=2, overtaken=1)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=2, overtaken=1)
     assert flow.compare("a").differences == []
 
 
@@ -260,7 +260,7 @@ def test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show(make
     # the source has the same row of 2 as before, and the topic has it behind two changes
     flow.execute("UPDATE a SET n = 2 WHERE id = 2", "UPDATE a SET n = 1 WHERE id = 2")
     flow.stream()
-    assert redrive.redrive(flow.pipeline) == redrive.Result(published=2, overtaken=1)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=2, overtaken=1)
     assert flow.compare("a").differences == []
 
 
@@ -276,7 +276,7 @@ def test_a_live_snapshots_letter_becomes_the_row_that_was_read_again(make_flow: 
     flow.stream()
     assert flow.reported(asked).dead_letters == 1
     limit_records(flow, "a", 100_000)
-    assert redrive.redrive(flow.pipeline) == redrive.Result(published=1)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=1)
     last = flow.read("a")[-1]
     assert (last.pos, last.snapshot) == ("", f"{asked}/{flow.reported(asked).boundary}")
     assert flow.compare("a").differences == []
@@ -300,7 +300,7 @@ def test_a_letter_does_not_bring_back_what_compaction_has_forgotten_the_delete_o
     admin = AdminClient(flow.pipeline.kafka)
     admin.delete_records([TopicPartition(flow.topic("a"), 0, end)])[TopicPartition(flow.topic("a"), 0)].result()
     limit_records(flow, "a", 100_000)
-    assert redrive.redrive(flow.pipeline) == redrive.Result(published=1, overtaken=2)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=1, overtaken=2)
     assert _values(flow.read("a")) == [(3, 1)]
 
 
@@ -312,7 +312,7 @@ def test_a_letter_is_dropped_whose_row_was_published_since_as_it_is_in_the_lette
     limit_records(flow, "a", 100_000)
     flow.execute("UPDATE a SET n = 2", "UPDATE a SET n = 1")
     flow.stream()
-    assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=1)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(overtaken=1)
     assert_exactly_once_in_order(flow.read("a"))
 
 
@@ -323,7 +323,7 @@ def test_a_letter_of_a_row_that_has_changed_since_is_dropped_and_the_change_foll
     assert flow.stream()["dead_letters"] == 2
     flow.execute("UPDATE a SET n = 2 WHERE id = 1", "DELETE FROM a WHERE id = 2")
     limit_records(flow, "a", 100_000)
-    assert redrive.redrive(flow.pipeline) == redrive.Result(overtaken=2)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(overtaken=2)
     flow.stream()
     assert flow.compare("a").differences == []
 
@@ -439,7 +439,7 @@ def test_dead_letters_of_another_pipeline_in_a_shared_topic_are_left_alone(
         assert [letter.value["pipeline"] for letter in one.dead_letters()] == [one.name, two.name]
         limit_records(one, "a", 100_000)
         for flow in (one, two):
-            assert redrive.redrive(flow.pipeline) == redrive.Result(published=1)
+            assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=1)
         assert _values(one.read("a")) == [(1, 1), (101, 101)]
     finally:
         drop(two.pipeline, when="always")

@@ -20,7 +20,7 @@ from airflow_bottledwater.errors import Outage, Refused, SlotError, SlotInUse
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.postgres import catalog, replication
 from airflow_bottledwater.postgres.connect import Connection, connect
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from tests.support.paths import Follower, Made, copied, encoded
 from tests.support.waiting import until
@@ -248,7 +248,7 @@ def test_a_consumer_that_is_back_takes_what_the_thread_is_receiving_and_no_more(
     session: Connection, follower: Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert follower.batches() == []
-    stream, taken, wait = follower.stream, queue.Queue[Block | None](), select.select
+    stream, taken, wait = follower.stream, queue.Queue[MessageBlock | None](), select.select
 
     def silent(read: list[object], *others: float) -> object:
         return time.sleep(others[-1]) if read == [stream._socket] else wait(read, *others)  # type: ignore[call-overload]
@@ -260,7 +260,7 @@ def test_a_consumer_that_is_back_takes_what_the_thread_is_receiving_and_no_more(
         consumer = threading.Thread(target=lambda: taken.put(stream.take(60)))
         consumer.start()
         until(lambda: stream._present, "the consumer is back")
-        block = Block(np.zeros(1, dtype=np.uint8), np.array([0, 1]))
+        block = MessageBlock(np.zeros(1, dtype=np.uint8), np.array([0, 1]))
         stream._blocks.append(block)
     assert taken.get(timeout=30) is block
     consumer.join()

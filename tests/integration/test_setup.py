@@ -20,7 +20,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import BottledWaterError, Outage, SlotError, StateError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, parse_lsn
-from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import end_of_wal, identify
@@ -98,7 +98,7 @@ def test_whoever_comes_later_needs_the_name_and_the_connections_only(
 ) -> None:
     made = source.pipeline.with_(on_error="log", outage_timeout=77, topic_config={"retention.ms": "5000"})
     secrets = {name: getattr(made, name) for name, setting in SETTINGS.items() if setting.secret}
-    bare = Pipeline.of(**secrets, slot=made.slot)
+    bare = Settings.of(**secrets, slot=made.slot)
     assert saved.completed(bare, given=()) == bare
     create(made)
     assert saved.completed(bare, given=()) == made
@@ -279,7 +279,7 @@ DDL = {
 
 
 @contextmanager
-def being_created(source: Source, pipeline: Pipeline) -> Iterator[Future[object]]:
+def being_created(source: Source, pipeline: Settings) -> Iterator[Future[object]]:
     """Creation in a thread; it has ended when the block ends."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(create, pipeline)

@@ -131,7 +131,7 @@ def test_a_signal_that_is_passed_on_does_not_replace_a_stop(flow: Flow) -> None:
     _ends(flow)
 
 
-class _Work(jobs._Work):
+class _Work(jobs._JobRuns):
     """Fails once, and then would run."""
 
     def __init__(self, flow: Flow, fails: Callable[[], None]) -> None:

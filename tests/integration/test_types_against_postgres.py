@@ -24,7 +24,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.process import plain_environment
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, connect
@@ -329,14 +329,14 @@ def supported(connection: Connection, kind: str) -> bool:
     return True
 
 
-def load(connection: Connection, name: str, forms: TypeOptions = DEFAULT_TYPE_OPTIONS) -> Table:
+def load(connection: Connection, name: str, forms: TypeOptions = DEFAULT_TYPE_OPTIONS) -> SourceTable:
     row = connection.execute("SELECT %s::text::regclass::oid::bigint", (name,)).fetchone()
     assert row is not None
     (table,) = catalog.load(connection, [row[0]], TableMapping(forms=forms))
     return table
 
 
-def parsed(table: Table, record: dict[str, Any]) -> dict[str, Any]:
+def parsed(table: SourceTable, record: dict[str, Any]) -> dict[str, Any]:
     """With float4 as the number that it stands for: its shortest text is not that of the double beside it; and exact
     numbers as doubles (that they are exact is in the conformance file)."""
     singles = {c.name for c in table.columns if c.type.base_oid == 700}
@@ -356,7 +356,7 @@ def parsed(table: Table, record: dict[str, Any]) -> dict[str, Any]:
     return {name: plain(name, value) for name, value in record.items()}
 
 
-def same(connection: Connection, table: Table, stream: dict[str, list[Made]]) -> int:
+def same(connection: Connection, table: SourceTable, stream: dict[str, list[Made]]) -> int:
     """Hold the three against each other; returns how many rows there were."""
     expected = texts(connection, table)
     for format in ("avro", "json"):

@@ -15,7 +15,7 @@ from psycopg import sql
 from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.model.forms import TypeOptions
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.verify.expected import json_native, native
@@ -33,19 +33,19 @@ pytestmark = pytest.mark.long
 SEED = bytes(range(32))
 
 
-def schemas_of(table: Table, format: str) -> Schemas | None:
+def schemas_of(table: SourceTable, format: str) -> Schemas | None:
     known = {KEY_ID: avro.key_schema(table), VALUE_ID: avro.value_schema(table)}
     return known.get if format == "avro" else None
 
 
-def lines_of(connection: Connection, table: Table) -> list[bytes]:
+def lines_of(connection: Connection, table: SourceTable) -> list[bytes]:
     query = sql.SQL("COPY (SELECT {} FROM ONLY {}) TO STDOUT").format(
         select_list(table), sql.Identifier(table.schema, table.name)
     )
     return [line(block, i) for block in copy.lines(connection, query) for i in range(block.count)]
 
 
-def check(table: Table, made: Sequence[Made], lines: Sequence[bytes], schemas: Schemas | None) -> bool:
+def check(table: SourceTable, made: Sequence[Made], lines: Sequence[bytes], schemas: Schemas | None) -> bool:
     """Compare rows with records in every way; returns whether there is a compiled one."""
     expectation, reader = Expectation(table, as_json=schemas is None), TopicReader(table, schemas)
     kept = [(m, one) for m, one in zip(made, lines, strict=True) if not m.error]

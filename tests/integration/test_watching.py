@@ -9,7 +9,7 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.triggers.stream_error import Watch, read
+from airflow_bottledwater.triggers.stream_error import StatusWatch, read
 from tests.support.topics import Flow
 from tests.support.waiting import until
 
@@ -29,7 +29,7 @@ def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_n
     controller.status.state = "streaming"
     controller.start()
     until(lambda: read(pipeline, cluster, now=True)[0] is not None, "the first heartbeat", pause=0.2)
-    watch = Watch(pipeline, cluster, earlier="", max_silence=1.0, max_dead_letters=None)
+    watch = StatusWatch(pipeline, cluster, earlier="", max_silence=1.0, max_dead_letters=None)
     deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
         assert watch.fetch() is None
@@ -48,7 +48,7 @@ def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_n
     event = watch.fetch()
     assert event is not None and (event["status"], event["seen"][:2]) == ("ok", [job.id, "stopped"])
     # of another slot nobody ever reports
-    nobody = Watch(pipeline.with_(slot="nobody"), cluster, earlier="", max_silence=1.0, max_dead_letters=None)
+    nobody = StatusWatch(pipeline.with_(slot="nobody"), cluster, earlier="", max_silence=1.0, max_dead_letters=None)
     begun = time.monotonic()
     event = until(nobody.fetch, "nobody has reported", pause=0.2)
     assert "No job has ever reported" in event["message"] and time.monotonic() - begun > 7.0

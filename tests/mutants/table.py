@@ -337,7 +337,7 @@ MUTANTS = (
     ),
     Mutant(
         "the snapshot's locks are watched from the beginning",
-        "_Driver._take",
+        "_SnapshotDriver._take",
         swap(
             "watch.work(lambda: self._plan(holder, held, wanted, oldest))", "self._plan(holder, held, wanted, oldest)"
         ),
@@ -417,7 +417,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lock that is refused does not begin a sweep anew",
-        "Reading._find_keys",
+        "LiveReader._find_keys",
         always("connection.info.transaction_status is not pq.TransactionStatus.IDLE"),
         "tests/integration/test_live_order.py::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay",
     ),
@@ -453,7 +453,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is swept is not read under the snapshot's locks",
-        "_Driver._take",
+        "_SnapshotDriver._take",
         drop("holder.close()"),
         f"{_RECOVERY}::test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has",
     ),
@@ -505,7 +505,7 @@ MUTANTS = (
     ),
     Mutant(
         "what B sees is on disk before it is published",
-        "_Driver._plan",
+        "_SnapshotDriver._plan",
         drop("holder.wait_flushed(...)"),
         f"{_HANDOVER}::test_nothing_is_published_that_a_crash_of_the_server_can_undo",
     ),
@@ -1016,7 +1016,7 @@ MUTANTS = (
     ),
     Mutant(
         "lanes read a table by today's name",
-        "_Driver._refresh_pinned",
+        "_SnapshotDriver._refresh_pinned",
         swap("table == pinned.table", "catalog.definition(table) == catalog.definition(pinned.table)"),
         f"{_IDENTITY}::test_a_snapshot_reads_the_table_that_was_recorded_whatever_its_name_is_now",
     ),
@@ -1550,7 +1550,7 @@ MUTANTS = (
         "the master of a connection that is a URI is the Spark provider's",
         "master_of",
         never("connection.conn_type == 'spark' and host and ('://' in host or not connection.port)"),
-        "tests/unit/hooks/test_places.py::test_a_connection_given_as_a_uri_has_the_master_that_the_spark_provider_takes",
+        "tests/unit/hooks/test_spark_target.py::test_a_connection_given_as_a_uri_has_the_master_that_the_spark_provider_takes",
     ),
     Mutant(
         "preflight names Spark's problems when a server is away, too",
@@ -1637,7 +1637,7 @@ MUTANTS = (
         "a worker that ends with its task keeps no job",
         "places.check",
         never("detached and (not place.cluster) and (not executor.endswith(_KEEP_PROCESSES))"),
-        "tests/unit/hooks/test_places.py::test_what_goes_together",
+        "tests/unit/hooks/test_spark_target.py::test_what_goes_together",
     ),
     Mutant(
         "a cleared snapshot's earlier job is ended first",
@@ -1841,13 +1841,13 @@ MUTANTS = (
     # ------------------------------------------------------------------ live snapshots
     Mutant(
         "the places of a slice hold once what they were found by is on disk",
-        "Reading._next",
+        "LiveReader._next",
         drop("self._flushed(...)"),
         "tests/integration/test_handover.py::test_a_slice_is_found_by_nothing_that_a_crash_of_the_server_can_undo",
     ),
     Mutant(
         "a live snapshot shows everything that was published before changes were noted",
-        "Reading._begin",
+        "LiveReader._begin",
         always("found.snapshot.xmin >= self._oldest_xid"),
         f"{_LIVE}::test_a_commit_that_was_published_before_others_can_see_it_is_not_undone",
     ),
@@ -1870,13 +1870,13 @@ MUTANTS = (
     ),
     Mutant(
         "what a chunk shows is on disk before it is handed over",
-        "Reading._step",
+        "LiveReader._step",
         drop("self._flushed(...)"),
         f"{_LIVE_ORDER}::test_whatever_is_handed_over_is_on_disk",
     ),
     Mutant(
         "what a sweep does not find is gone on disk before its keys are handed over",
-        "Reading._sweep",
+        "LiveReader._sweep",
         drop("self._flushed(...)"),
         f"{_LIVE_ORDER}::test_whatever_is_handed_over_is_on_disk",
     ),
@@ -1894,25 +1894,25 @@ MUTANTS = (
     ),
     Mutant(
         "a sweep waits until the rows before it are published",
-        "Reading._sweep",
+        "LiveReader._sweep",
         never("self.chunks.unfinished_tasks"),
         f"{_LIVE_ORDER}::test_a_sweep_waits_until_the_rows_are_published",
     ),
     Mutant(
         "no more rows are read in a second than was asked for",
-        "Reading._pace",
+        "LiveReader._pace",
         swap("rows / request.rows_per_second if request.rows_per_second else 0.0", "0.0"),
         f"{_PACE}::test_the_pace_is_the_limit",
     ),
     Mutant(
         "no more bytes are read in a second than was asked for",
-        "Reading._pace",
+        "LiveReader._pace",
         swap("size / request.bytes_per_second if request.bytes_per_second else 0.0", "0.0"),
         f"{_PACE}::test_the_pace_is_the_limit",
     ),
     Mutant(
         "time in which nothing was read is not made up for",
-        "Reading._pace",
+        "LiveReader._pace",
         swap("max(self._due, time.monotonic() - 1.0)", "self._due"),
         f"{_PACE}::test_reading_counts_and_a_pause_is_not_made_up_for",
     ),
@@ -1933,7 +1933,7 @@ MUTANTS = (
     ),
     Mutant(
         "only what a snapshot does not show is newer",
-        "Touched.newer",
+        "ChangedKeys.newer",
         swap("part['key'] if snapshot is None else part['key'][_unseen(part['xid'], snapshot)]", "part['key']"),
         f"{_LIVE}::test_a_change_that_the_rows_show_leaves_none_of_them_out",
     ),
@@ -1945,7 +1945,7 @@ MUTANTS = (
     ),
     Mutant(
         "block numbers hold for one file of a table",
-        "Reading._by_blocks",
+        "LiveReader._by_blocks",
         swap("at.upto if at.filenode == file else 0", "at.upto"),
         f"{_LIVE}::test_a_table_that_is_rewritten_meanwhile_is_read_from_its_start",
     ),
@@ -1963,15 +1963,15 @@ MUTANTS = (
     ),
     Mutant(
         "rows from before a change whose key is not known are read again",
-        "Touched.note",
+        "ChangedKeys.note",
         swap("rows[~np.isin(rows, encoded.records.table['row'])]", "rows[:0]"),
-        "tests/unit/live/test_touched.py::test_any_key_may_be_that_of_a_change_that_could_not_be_encoded",
+        "tests/unit/live/test_changed_keys.py::test_any_key_may_be_that_of_a_change_that_could_not_be_encoded",
     ),
     Mutant(
         "a dead letter whose key is known does not make a sweep begin anew",
-        "Touched.note",
+        "ChangedKeys.note",
         swap("rows[~np.isin(rows, encoded.records.table['row'])]", "rows"),
-        "tests/unit/live/test_touched.py::test_of_a_change_that_is_rejected_for_its_size_the_key_is_newer",
+        "tests/unit/live/test_changed_keys.py::test_of_a_change_that_is_rejected_for_its_size_the_key_is_newer",
     ),
     Mutant(
         "what has neither rows nor keys does not make a sweep begin anew",
@@ -1981,7 +1981,7 @@ MUTANTS = (
     ),
     Mutant(
         "the rows at a slice's places are in it when they are read",
-        "Reading._read",
+        "LiveReader._read",
         swap(
             "copy_query(..., condition, places=piece.places)",
             "copy_query(..., None if piece.places else condition, places=piece.places)",
@@ -2080,7 +2080,7 @@ MUTANTS = (
     ),
     Mutant(
         "a reading by key begins again when rows were attached behind it",
-        "Reading._by_key",
+        "LiveReader._by_key",
         never("at.key and at.filenode != now"),
         "tests/integration/test_live_by_key.py::test_rows_that_are_attached_behind_it_are_read",
     ),
@@ -2216,7 +2216,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is left of a live snapshot is counted in the file that is read",
-        "Extent.left",
+        "RemainingSize.left",
         never("progress.filenode != file"),
         "tests/unit/live/test_report.py::test_a_table_that_is_read_again_from_its_start_is_not_done_early",
     ),
@@ -2404,7 +2404,7 @@ MUTANTS = (
     ),
     Mutant(
         "owed rows do not wait for those of a table that was dropped",
-        "Reading._step",
+        "LiveReader._step",
         never("self._at.owed"),
         "tests/integration/test_new_tables.py::test_one_that_is_dropped_before_it_was_read_does_not_keep_the_others_waiting",
     ),
@@ -2434,7 +2434,7 @@ MUTANTS = (
     ),
     Mutant(
         "a sweep does not keep the table locked until its end",
-        "Reading._find_keys",
+        "LiveReader._find_keys",
         never("time.monotonic() - began > _SWEPT_SECONDS"),
         f"{_LIVE_ORDER}::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay[ALTER TABLE items "
         "ALTER name SET DEFAULT 0]",
@@ -2447,7 +2447,7 @@ MUTANTS = (
     ),
     Mutant(
         "a sweep that another job ends tells the partitions whose rows were read before it",
-        "Reading._step",
+        "LiveReader._step",
         swap("Partitions(read) if filenode and found.table.partitioned else None", "None"),
         f"{_PARTITIONS}::test_a_sweep_that_another_job_ends_tells_the_partitions_as_well",
     ),
@@ -2501,13 +2501,13 @@ MUTANTS = (
     ),
     Mutant(
         "changes of other tables do not make a sweep begin anew",
-        "Touched.note",
+        "ChangedKeys.note",
         drop("table = table[np.isin(table['topic'], list(wanted))]"),
         "tests/integration/test_live_snapshots.py::test_a_sweep_ends_beside_changes_of_other_tables",
     ),
     Mutant(
         "between two ranges of a sweep, what was noted is forgotten",
-        "Reading._sweep",
+        "LiveReader._sweep",
         swap("if low < RANGES:\n    ...", "if False:\n    ..."),
         "tests/integration/test_live_snapshots.py::test_between_two_ranges_of_a_sweep_what_the_topic_has_by_then_is_forgotten",
     ),
@@ -2580,7 +2580,7 @@ MUTANTS = (
     ),
     Mutant(
         "before a key is judged, whoever has written to its table must have ended",
-        "_Driver._look",
+        "_SnapshotDriver._look",
         swap("ends if settled else None", "ends"),
         f"{_VERIFY}::test_a_commit_that_waits_for_its_standby_is_no_difference[json]",
     ),
@@ -2598,13 +2598,13 @@ MUTANTS = (
     ),
     Mutant(
         "a key that was changed meanwhile is looked at several times",
-        "_Driver._look",
+        "_SnapshotDriver._look",
         swap("range(_ROUNDS)", "range(2)"),
         f"{_VERIFY}::test_a_key_that_is_changed_for_a_while_is_looked_at_until_it_is_not",
     ),
     Mutant(
         "a key is judged by what was published since the last look at it",
-        "_Driver._look",
+        "_SnapshotDriver._look",
         drop("ends = moment.ends"),
         f"{_VERIFY}::test_a_key_that_is_changed_for_a_while_is_looked_at_until_it_is_not",
     ),
@@ -2696,7 +2696,7 @@ MUTANTS = (
         "a driver's pod is looked for in the namespace of the task's properties",
         "places.find",
         drop("properties.get('spark.kubernetes.namespace')"),
-        "tests/unit/hooks/test_places.py::test_on_kubernetes_the_tasks_properties_come_first",
+        "tests/unit/hooks/test_spark_target.py::test_on_kubernetes_the_tasks_properties_come_first",
     ),
     Mutant(
         "a driver's pod has the name that the user gives it",
@@ -2886,7 +2886,7 @@ MUTANTS = (
     ),
     Mutant(
         "a live snapshot passes rows that cannot be sent",
-        "Reading._read",
+        "LiveReader._read",
         never("self._wary"),
         f"{_LARGE}::test_a_live_snapshot_names_a_row_that_cannot_be_sent_and_passes_it",
     ),

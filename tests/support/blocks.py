@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from airflow_bottledwater.kafka.librdkafka import MESSAGE
-from airflow_bottledwater.kafka.topic_reader import Block as RecordBlock
-from airflow_bottledwater.postgres.receive import Block as RowBlock
+from airflow_bottledwater.kafka.topic_reader import RecordBlock
+from airflow_bottledwater.postgres.receive import MessageBlock
 
 
 class Records(RecordBlock):
@@ -25,7 +25,7 @@ class Records(RecordBlock):
         super().__init__(messages, np.zeros(len(given), dtype=np.int64))
 
 
-def rows(lines: Sequence[bytes]) -> RowBlock:
+def rows(lines: Sequence[bytes]) -> MessageBlock:
     """Rows of a COPY in text format."""
     data = np.frombuffer(bytearray(b"".join(lines) + b"\0"), dtype=np.uint8)
-    return RowBlock(data, np.cumsum([0, *map(len, lines)], dtype=np.int64))
+    return MessageBlock(data, np.cumsum([0, *map(len, lines)], dtype=np.int64))

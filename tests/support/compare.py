@@ -15,7 +15,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from psycopg import sql
 
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import connect
 from tests.support import reference
@@ -97,7 +97,7 @@ class Schemas:
         return dict(found)
 
 
-def table_rows(dsn: str, name: str) -> tuple[Table, list[list[str | None]]]:
+def table_rows(dsn: str, name: str) -> tuple[SourceTable, list[list[str | None]]]:
     """A table and its rows as PostgreSQL's own text."""
     with connect(dsn, application="compare") as connection:
         table = catalog.load(connection, catalog.resolve(connection, [name], [], via_root=True))[0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_bottledwater.pipeline.description import Description, Spark
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 
 
-def described(pipeline: Pipeline, spark: Spark | None = None, **more: Any) -> Description:
+def described(pipeline: Settings, spark: Spark | None = None, **more: Any) -> Description:
     """The description of a pipeline; the connections are those of Airflow with the usual ids.
 
     :param more: other settings.

@@ -14,13 +14,13 @@ from airflow_bottledwater.encoding.program import Programs, Target, compile_prog
 from airflow_bottledwater.errors import SlotInUse
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.lsn import Position, parse_lsn
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.postgres import catalog, copy, pgoutput, slot
 from airflow_bottledwater.postgres.column_types import REGS
 from airflow_bottledwater.postgres.connect import Connection, connect
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import encode_changes
@@ -42,7 +42,7 @@ class Made:
     error: str = ""
 
 
-def programs_of(table: Table, format: str, *, copied: bool, partitions: int = 5) -> Programs:
+def programs_of(table: SourceTable, format: str, *, copied: bool, partitions: int = 5) -> Programs:
     """The programs of a single table."""
     return compile_programs([(table, Target(0, partitions, KEY_ID, VALUE_ID))], FORMATS[format], copied=copied)
 
@@ -60,7 +60,7 @@ def made(row: np.void, data: np.ndarray, op: bool = True) -> Made:  # type: igno
     )
 
 
-def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[Made]:
+def encode_block(block: MessageBlock, programs: Programs, *, room: int = 4096) -> list[Made]:
     """COPY rows, encoded into a buffer that is too small at first."""
     found: dict[int, Made] = {}
     output = layout.output(50, 3, room)
@@ -79,7 +79,7 @@ def encode_block(block: Block, programs: Programs, *, room: int = 4096) -> list[
     return [found[i] for i in range(block.count)]
 
 
-def copied(connection: Connection, table: Table, format: str) -> list[Made]:
+def copied(connection: Connection, table: SourceTable, format: str) -> list[Made]:
     """The table's rows by way of the snapshot."""
     programs = programs_of(table, format, copied=True)
     query = sql.SQL("COPY (SELECT {} FROM ONLY {}) TO STDOUT (FORMAT binary)").format(
@@ -88,7 +88,7 @@ def copied(connection: Connection, table: Table, format: str) -> list[Made]:
     return [row for block in copy.rows(connection, query) for row in encode_block(block, programs)]
 
 
-def texts(connection: Connection, table: Table) -> list[list[str | None]]:
+def texts(connection: Connection, table: SourceTable) -> list[list[str | None]]:
     """PostgreSQL's own text of every value; of reg* the number."""
 
     def text(column: Column) -> sql.Composed:

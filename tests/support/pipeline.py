@@ -20,7 +20,7 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.store import CONTROL_TOPIC
@@ -36,7 +36,7 @@ class Source:
         self.server, self.kafka, self.registry = server, kafka, registry
         self.name = f"p{uuid.uuid4().hex[:8]}"
         self.dsn = make_conninfo(dsn, password=PASSWORD)
-        self.pipeline = Pipeline(
+        self.pipeline = Settings(
             postgres=self.dsn,
             kafka={"bootstrap.servers": kafka.bootstrap, "sasl.username": "bob", "sasl.password": PASSWORD},
             registry={"url": registry.url, "basic.auth.user.info": f"bob:{PASSWORD}"},
@@ -139,7 +139,7 @@ def refused(source: Source, *texts: str) -> Iterator[list[BottledWaterError]]:
     assert source.picture() == before
 
 
-def refuses(source: Source, pipeline: Pipeline, *texts: str) -> None:
+def refuses(source: Source, pipeline: Settings, *texts: str) -> None:
     """Creating must raise an error of ours with these texts, and leave source, Kafka and registry as they were."""
     with refused(source, *texts):
         create(pipeline)

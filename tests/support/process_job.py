@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater.jobs import submit
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.spark import job
 from tests.support import running
 
 
-def stream(pipeline: Pipeline, file: Any, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def stream(pipeline: Settings, file: Any, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     """Stream until stopped."""
     return dict(running.run_stream(pipeline, bounded=bounded, stopped=stopped))
 
 
-def snapshot(pipeline: Pipeline, file: Any, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
+def snapshot(pipeline: Settings, file: Any, bounded: bool, stopped: threading.Event) -> dict[str, Any]:
     """Take the snapshot, with lanes in threads."""
     return asdict(driver.run(pipeline, running.in_threads(pipeline), stopped=stopped))
 

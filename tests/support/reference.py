@@ -13,7 +13,7 @@ from typing import Any
 import fastavro
 
 from airflow_bottledwater.encoding import avro, wire
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.verify.expected import json_native, native, without_logical
 from airflow_bottledwater.verify.nested import Unrepresentable
 
@@ -27,7 +27,7 @@ def _avro(schema: str, schema_id: int, record: dict[str, Any]) -> bytes:
     return out.getvalue()
 
 
-def avro_row(table: Table, texts: list[str | None], key_id: int, value_id: int) -> tuple[bytes | None, bytes]:
+def avro_row(table: SourceTable, texts: list[str | None], key_id: int, value_id: int) -> tuple[bytes | None, bytes]:
     """Key and value of a row as fastavro writes them."""
     fields = json.loads(avro.value_schema(table))["fields"]
     values = {
@@ -41,7 +41,7 @@ def avro_row(table: Table, texts: list[str | None], key_id: int, value_id: int) 
     return key, _avro(avro.value_schema(table), value_id, values)
 
 
-def json_row(table: Table, texts: list[str | None]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+def json_row(table: SourceTable, texts: list[str | None]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Key and value of a row in the JSON format, parsed."""
     values = {
         column.name: None if text is None else json_native(column.type, text)

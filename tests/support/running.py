@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from airflow_bottledwater.errors import SchemasLost
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import stoppable
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.driver import RunLanes
@@ -19,7 +19,7 @@ from airflow_bottledwater.stream.start import begin
 log = logging.getLogger(__name__)
 
 
-def run_stream(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.Event | None = None) -> dict[str, int]:
+def run_stream(pipeline: Settings, *, bounded: bool = False, stopped: threading.Event | None = None) -> dict[str, int]:
     """Claim the slot and stream, as the Spark job does; returns the counters.
 
     :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead
@@ -34,7 +34,7 @@ def run_stream(pipeline: Pipeline, *, bounded: bool = False, stopped: threading.
             log.info("%s", changed)
 
 
-def in_threads(pipeline: Pipeline) -> RunLanes:
+def in_threads(pipeline: Settings) -> RunLanes:
     """Runs a snapshot's lanes as threads."""
 
     def run_lanes(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:

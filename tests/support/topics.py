@@ -20,12 +20,12 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.snapshot import driver
-from airflow_bottledwater.snapshot.task import Result
+from airflow_bottledwater.snapshot.task import SnapshotResult
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
 from tests.support import running
 from tests.support.compare import Comparison, compare
@@ -129,7 +129,7 @@ class Flow:
     def __init__(self, dsn: str, kafka: KafkaBroker, registry: SchemaRegistry | None, **settings: Any) -> None:
         self.dsn, self.kafka, self.registry = dsn, kafka, registry
         name = f"f{uuid.uuid4().hex[:8]}"
-        self.pipeline = Pipeline.of(
+        self.pipeline = Settings.of(
             postgres=dsn,
             kafka={"bootstrap.servers": kafka.bootstrap},
             registry={"url": registry.url} if registry else {},
@@ -167,7 +167,7 @@ class Flow:
         """Slot, publications, topics."""
         create(self.pipeline)
 
-    def snapshot(self) -> Result:
+    def snapshot(self) -> SnapshotResult:
         """Take or resume the snapshot, lanes as threads."""
         return driver.run(self.pipeline, running.in_threads(self.pipeline))
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from airflow_bottledwater.encoding import layout
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 
 INT4, INT8, TEXT = 23, 20, 25
 
@@ -72,15 +72,15 @@ def table(
     name: str = "t",
     schema: str = "public",
     identity: str = "d",
-) -> Table:
+) -> SourceTable:
     """A table of these columns."""
-    return Table(oid, schema, name, identity, tuple(key), tuple(Column(n, t) for n, t in columns))
+    return SourceTable(oid, schema, name, identity, tuple(key), tuple(Column(n, t) for n, t in columns))
 
 
-def block(messages: Sequence[bytes]) -> Block:
+def block(messages: Sequence[bytes]) -> MessageBlock:
     """CopyData messages as the receiver hands them on."""
     offsets = np.concatenate([[0], np.cumsum([len(m) for m in messages])]).astype(np.int64)
-    return Block(np.frombuffer(b"".join(messages), dtype=np.uint8).copy(), offsets)
+    return MessageBlock(np.frombuffer(b"".join(messages), dtype=np.uint8).copy(), offsets)
 
 
 def xlog(payload: bytes, lsn: int = 0) -> bytes:

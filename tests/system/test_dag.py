@@ -31,7 +31,7 @@ from airflow_bottledwater.jobs import requests
 from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.airflow_client import AirflowClient
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from tests.support import waiting
@@ -209,7 +209,7 @@ class System:
     def retire(self, name: str) -> None:
         """Stop the stream of a slot for good, as ``bottledwater stop --retire`` does."""
         dsn = self.data.postgres.dsn("shop")
-        pipeline = Pipeline(postgres=dsn, kafka={"bootstrap.servers": self.data.kafka.bootstrap}, slot=name)
+        pipeline = Settings(postgres=dsn, kafka={"bootstrap.servers": self.data.kafka.bootstrap}, slot=name)
         with connect(dsn) as connection:
             assert requests.stop_pipeline(pipeline, identify(connection), retire=True) is not None
 

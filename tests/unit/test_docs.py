@@ -16,7 +16,7 @@ from airflow_bottledwater.errors import BottledWaterError, SettingError
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.model.relation import ColumnType
 from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTRY
-from airflow_bottledwater.pipeline.settings import GROUPS, SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import GROUPS, SETTINGS, Settings
 from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.policy import ERROR_ACTIONS, act
 
@@ -77,14 +77,14 @@ def test_a_settings_default_is_the_codes(name: str) -> None:
         "kafka": f"`bootstrap.servers={DEFAULT_BROKER}`",
         "registry": f"`url={DEFAULT_REGISTRY}`",
     }
-    expected = special.get(name) or shown(getattr(Pipeline(postgres="host=db"), name))
+    expected = special.get(name) or shown(getattr(Settings(postgres="host=db"), name))
     assert DOCUMENTED[name][1] == expected
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_allowed_is_in_the_codes_words(name: str) -> None:
     with pytest.raises(SettingError) as caught:
-        Pipeline.of(**{"postgres": "host=db", name: object()})
+        Settings.of(**{"postgres": "host=db", name: object()})
     assert DOCUMENTED[name][2] == caught.value.allowed
 
 

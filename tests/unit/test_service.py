@@ -28,7 +28,7 @@ from airflow_bottledwater.errors import BottledWaterError, JobDied, JobFailed, O
 from airflow_bottledwater.jobs import fence, health
 from airflow_bottledwater.jobs import restarts as policy
 from airflow_bottledwater.jobs.log import parse
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from tests.support.status import status_of
 from tests.unit.jobs.test_health import SLOT
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 REQUIRED = ["--postgres", "host=db dbname=shop", "-f", "json"]
 _PROGRAM = str(Path(sys.executable).parent / "bottledwater")
-PIPELINE = Pipeline(postgres="host=db")
+PIPELINE = Settings(postgres="host=db")
 
 
 # ------------------------------------------------------------------ the loop
@@ -120,7 +120,7 @@ def test_what_was_asked_to_stop_in_a_pause_is_not_done_again(clock: Clock) -> No
 
 def test_only_what_was_asked_since_the_command_began_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence, "asked_meanwhile", lambda pipeline, since: (pipeline, since) == (PIPELINE, 1000.0))
-    work = jobs._Work(PIPELINE, "local", {}, False, None, threading.Event(), begun=1000.0)
+    work = jobs._JobRuns(PIPELINE, "local", {}, False, None, threading.Event(), begun=1000.0)
     assert work.asked()
 
 

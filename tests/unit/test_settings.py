@@ -20,7 +20,7 @@ from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.rules import about, said
-from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 
 DSN = "host=db dbname=shop user=cdc password=hunter2"
 SECRETS = {
@@ -113,7 +113,7 @@ INVALID: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), INVALID)
 def test_a_value_that_is_not_allowed_names_the_setting_the_value_and_what_is(name: str, value: Any) -> None:
     with pytest.raises(SettingError) as caught:
-        Pipeline.of(**{"postgres": DSN, name: value})
+        Settings.of(**{"postgres": DSN, name: value})
     assert caught.value.setting == name
     assert caught.value.allowed
     if name not in SECRETS:
@@ -124,14 +124,14 @@ def test_a_value_that_is_not_allowed_names_the_setting_the_value_and_what_is(nam
 @pytest.mark.parametrize(("name", "value"), INVALID)
 def test_the_constructor_refuses_the_same_values(name: str, value: Any) -> None:
     with pytest.raises(SettingError) as caught:
-        Pipeline(**{"postgres": DSN, name: value})
+        Settings(**{"postgres": DSN, name: value})
     assert caught.value.setting == name
 
 
 def test_the_constructor_and_a_changed_copy_take_the_same_forms_of_values() -> None:
     loose = {"tables": "a,b", "lanes": "3", "allow_unkeyed": "true"}
-    assert Pipeline(postgres=DSN, **loose) == Pipeline.of(postgres=DSN, **loose)
-    assert Pipeline(postgres=DSN).with_(**loose) == Pipeline.of(postgres=DSN, **loose)
+    assert Settings(postgres=DSN, **loose) == Settings.of(postgres=DSN, **loose)
+    assert Settings(postgres=DSN).with_(**loose) == Settings.of(postgres=DSN, **loose)
 
 
 @given(
@@ -146,32 +146,32 @@ def test_the_constructor_and_a_changed_copy_take_the_same_forms_of_values() -> N
 )
 def test_any_value_is_taken_or_is_a_setting_error(name: str, value: Any) -> None:
     try:
-        Pipeline.of(**{"postgres": DSN, name: value})
+        Settings.of(**{"postgres": DSN, name: value})
     except SettingError:
         pass
 
 
 def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
     with pytest.raises(SettingError, match=r"'tabels'.*topic_prefix"):
-        Pipeline.of(postgres=DSN, tabels="x")
+        Settings.of(postgres=DSN, tabels="x")
 
 
 def test_a_misspelt_name_is_recognised_and_its_value_not_shown() -> None:
     with pytest.raises(SettingError) as caught:
-        Pipeline.of(postgers=DSN)
+        Settings.of(postgers=DSN)
     assert "'postgers' does not exist (did you mean 'postgres'?)" in str(caught.value)
     assert "hunter" not in str(caught.value) + repr(caught.value)
 
 
 def test_without_a_database_there_is_no_pipeline() -> None:
     with pytest.raises(SettingError, match="postgres"):
-        Pipeline.of()
+        Settings.of()
     with pytest.raises(SettingError, match="postgres"):
-        Pipeline.of(postgres=None)
+        Settings.of(postgres=None)
 
 
 def test_json_needs_no_registry() -> None:
-    assert Pipeline.of(postgres=DSN, registry={}, format="json").registry == {}
+    assert Settings.of(postgres=DSN, registry={}, format="json").registry == {}
 
 
 @pytest.mark.parametrize(
@@ -179,11 +179,11 @@ def test_json_needs_no_registry() -> None:
     [("true", True), ("True", True), ("1", True), ("FALSE", False), ("false", False), ("0", False)],
 )
 def test_a_switch_may_be_a_word(word: str, value: bool) -> None:
-    assert Pipeline.of(postgres=DSN, allow_unkeyed=word).allow_unkeyed is value
+    assert Settings.of(postgres=DSN, allow_unkeyed=word).allow_unkeyed is value
 
 
 def test_loose_values_of_a_form_become_those_of_the_settings() -> None:
-    made = Pipeline.of(
+    made = Settings.of(
         postgres=DSN,
         tables="a, b ,,s.c",
         schemas=["x"],
@@ -208,21 +208,21 @@ def test_loose_values_of_a_form_become_those_of_the_settings() -> None:
 
 
 def test_a_written_pipeline_is_read_back_and_only_its_user_can(tmp_path: Path) -> None:
-    made = Pipeline.of(**SECRETS, tables="a,b", topic_config={"x": "y"}, partitions=3)
+    made = Settings.of(**SECRETS, tables="a,b", topic_config={"x": "y"}, partitions=3)
     path = made.write(tmp_path / "new")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert Pipeline.read(path) == made
+    assert Settings.read(path) == made
 
 
 def test_neither_repr_nor_public_holds_a_secret() -> None:
-    made = Pipeline.of(**SECRETS)
+    made = Settings.of(**SECRETS)
     for text in (repr(made), str(made), repr(made.public())):
         assert "hunter" not in text
 
 
 def test_a_pipeline_is_a_value() -> None:
-    made = Pipeline.of(**SECRETS, tables="a,b")
+    made = Settings.of(**SECRETS, tables="a,b")
     assert pickle.loads(pickle.dumps(made)) == made
     with pytest.raises(FrozenInstanceError):
         made.slot = "other"  # type: ignore[misc]
@@ -233,7 +233,7 @@ def test_a_pipeline_is_a_value() -> None:
 )
 def test_an_error_in_a_secret_setting_does_not_print_it(values: dict[str, Any]) -> None:
     with pytest.raises(SettingError) as caught:
-        Pipeline.of(**{"postgres": DSN, **values})
+        Settings.of(**{"postgres": DSN, **values})
     assert "hunter" not in str(caught.value)
     assert "hunter" not in repr(caught.value)
     assert "has a value that is not allowed (not shown, since it may hold secrets). Allowed: " in str(caught.value)
@@ -241,7 +241,7 @@ def test_an_error_in_a_secret_setting_does_not_print_it(values: dict[str, Any]) 
 
 def test_a_secret_setting_that_is_missing_is_called_so() -> None:
     with pytest.raises(SettingError, match=r"Setting 'postgres' is missing\. Allowed: a connection string"):
-        Pipeline.of()
+        Settings.of()
 
 
 # ---------------------------------------------------------------------- the settings' own description
@@ -278,7 +278,7 @@ def test_later_layers_win_and_dictionaries_are_merged() -> None:
 
 
 def test_a_changed_copy_is_checked_too() -> None:
-    made = Pipeline.of(postgres=DSN)
+    made = Settings.of(postgres=DSN)
     assert made.with_(slot="other").publication_name == "other"
     with pytest.raises(SettingError):
         made.with_(slot="Other")
@@ -293,15 +293,15 @@ def test_what_only_one_format_has_is_not_asked_of_the_other() -> None:
         "json_geometries": "geojson", "arrays": "text", "composites": "text", "ranges": "record", "regs": "name",
     }  # fmt: skip
     both = {"arrays": "text", "composites": "text", "ranges": "record", "regs": "name"}
-    assert Pipeline.of(postgres="host=db", **asked).forms == TypeOptions(enums="enum", not_null="required", **both)
-    assert Pipeline.of(postgres="host=db", format="json", **asked).forms == TypeOptions(
+    assert Settings.of(postgres="host=db", **asked).forms == TypeOptions(enums="enum", not_null="required", **both)
+    assert Settings.of(postgres="host=db", format="json", **asked).forms == TypeOptions(
         numeric="number", documents="value", geometries="geojson", **both
     )
     # a double stays one, in both
-    assert Pipeline.of(postgres="host=db", format="json", numeric="double", json_numeric="number").forms == TypeOptions(
+    assert Settings.of(postgres="host=db", format="json", numeric="double", json_numeric="number").forms == TypeOptions(
         numeric="double"
     )
-    assert Pipeline.of(postgres="host=db").forms == DEFAULT_TYPE_OPTIONS
+    assert Settings.of(postgres="host=db").forms == DEFAULT_TYPE_OPTIONS
 
 
 # ---------------------------------------------------------------------- the file that describes a pipeline

@@ -35,3 +35,11 @@ def test_no_phrase_is_a_riddle(phrase: str) -> None:
         for match in re.finditer(phrase.replace(" ", r"\s+(?:#:? )?"), text):
             found.append(f"{file}:{text.count(chr(10), 0, match.start()) + 1}")
     assert not found, f"say '{_BANNED[phrase]}' instead of '{phrase}': {', '.join(found)}"
+
+
+def test_no_class_has_the_name_of_another() -> None:
+    of: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE):
+            of.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: files for name, files in of.items() if len(files) > 1} == {}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import avro, types
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.model.relation import Column, Table
+from airflow_bottledwater.model.relation import Column, SourceTable
 from tests.support.wire import INT4, TEXT, array, plain, table
 
 identifiers = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=15)
@@ -31,7 +31,7 @@ any_type = st.recursive(scalar, lambda inner: st.builds(array, inner, st.integer
 )
 def test_schemas_are_accepted_by_fastavro(schema: str, name: str, columns: dict, data: st.DataObject) -> None:  # type: ignore[type-arg]
     key = tuple(data.draw(st.permutations(sorted(columns)))[: data.draw(st.integers(1, len(columns)))])
-    made = Table(
+    made = SourceTable(
         1, schema, name, "d", key, tuple(Column(n, t, data.draw(st.none() | identifiers)) for n, t in columns.items())
     )
     try:
@@ -63,7 +63,7 @@ def test_columns_whose_names_become_one_are_refused() -> None:
 
 
 def test_the_key_has_its_columns_in_index_order_and_nothing_but_names_and_types() -> None:
-    made = Table(
+    made = SourceTable(
         1,
         "s",
         "t",
@@ -81,7 +81,7 @@ def test_the_key_has_its_columns_in_index_order_and_nothing_but_names_and_types(
 
 
 def test_comments_document_the_row() -> None:
-    made = Table(1, "s", "t", "d", (), (Column("a", plain(INT4), "a comment"),), comment="of the table")
+    made = SourceTable(1, "s", "t", "d", (), (Column("a", plain(INT4), "a comment"),), comment="of the table")
     schema = json.loads(avro.value_schema(made))
     assert schema["doc"] == "of the table"
     assert schema["fields"][0]["doc"] == "a comment"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED
 from tests.support import wire as w
@@ -98,8 +98,8 @@ COLUMNS = (
         )
     )
 )
-TABLE = Table(1, "public", "t", "f", ("c0", "c5"), COLUMNS)
-UNKEYED = Table(2, "public", "u", "f", (), COLUMNS)
+TABLE = SourceTable(1, "public", "t", "f", ("c0", "c5"), COLUMNS)
+UNKEYED = SourceTable(2, "public", "u", "f", (), COLUMNS)
 ALL = {
     (format, copied): compile_programs(
         [(TABLE, Target(0, 3, 1, 2)), (UNKEYED, Target(1, 3, 0, 3))], FORMATS[format], copied=copied
@@ -373,7 +373,7 @@ def test_a_row_is_whole_or_not_there_in_a_buffer_of_any_size(
 @given(st.data())
 def test_so_is_a_value_of_each_type_by_itself(format: str, column: int, data: st.DataObject) -> None:
     """A whole row is longer than the sizes above: its last columns never meet a buffer that ends inside them."""
-    alone = Table(1, "public", "t", "d", (), (COLUMNS[column],))
+    alone = SourceTable(1, "public", "t", "d", (), (COLUMNS[column],))
     programs = compile_programs([(alone, Target(0, 1))], FORMATS[format], copied=True)
     kind = COLUMNS[column].type
     value = data.draw(sized if kind.base_oid == 3904 and not kind.attributes else good(kind))
@@ -498,7 +498,7 @@ def test_a_change_that_lacks_its_new_row_is_a_verdict(kind: bytes, format: str) 
 
 def test_what_is_damaged_is_said_with_its_column_and_place() -> None:
     programs = compile_programs(
-        [(Table(1, "public", "t", "d", (), (Column("a", w.plain(23)), Column("b", w.plain(16)))), Target(0, 1))],
+        [(SourceTable(1, "public", "t", "d", (), (Column("a", w.plain(23)), Column("b", w.plain(16)))), Target(0, 1))],
         FORMATS["avro"],
         copied=True,
     )

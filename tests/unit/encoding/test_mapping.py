@@ -11,22 +11,22 @@ import pytest
 from airflow_bottledwater.encoding import masks
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.model.forms import TypeOptions
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import AVRO, JSON
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 
 INT = ColumnType(23, -1, 23, -1, "b", "integer")
-ORDERS = Table(1, "sales", "orders", "d", ("id",), (Column("id", INT),))
+ORDERS = SourceTable(1, "sales", "orders", "d", ("id",), (Column("id", INT),))
 
 
 def test_topics_have_the_prefix() -> None:
-    mapping = TableMapping.of(Pipeline(postgres="service=x", topic_prefix="shop"))
+    mapping = TableMapping.of(Settings(postgres="service=x", topic_prefix="shop"))
     assert mapping.by_topic([ORDERS]) == {"shop.sales.orders": ORDERS}
     assert mapping.service_topics == ("shop._bottledwater_events", "shop._bottledwater_dead_letters")
 
 
 def mapping(rules: dict[str, Any], **settings: Any) -> TableMapping:
-    return TableMapping.of(Pipeline(postgres="service=x", table_options=rules, **settings))
+    return TableMapping.of(Settings(postgres="service=x", table_options=rules, **settings))
 
 
 @pytest.mark.parametrize(
@@ -128,4 +128,4 @@ def test_each_format_offers_its_own_forms(format: str, forms: TypeOptions) -> No
         "json_documents": "value",
         "json_geometries": "geojson",
     }
-    assert TableMapping.of(Pipeline.of(postgres="service=x", format=format, **everything)).forms == forms
+    assert TableMapping.of(Settings.of(postgres="service=x", format=format, **everything)).forms == forms

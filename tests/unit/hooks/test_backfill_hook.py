@@ -9,7 +9,7 @@ import pytest
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.backfill import BackfillHook, BackfillWatch
 from airflow_bottledwater.jobs import snapshots
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.state.control_records import (
     SnapshotReport,
@@ -32,12 +32,12 @@ FOUND = {
 def changed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
     found: list[tuple[str, str, bool]] = []
 
-    def change(pipeline: Pipeline, name: str, request_id: str, *, paused: bool) -> None:
+    def change(pipeline: Settings, name: str, request_id: str, *, paused: bool) -> None:
         if FOUND[request_id][0] is None:
             raise StateError("It has ended.", "")
         found.append((name, request_id, paused))
 
-    monkeypatch.setattr(BackfillHook, "pipeline", lambda self: Pipeline.of(postgres="host=db", **self.settings))
+    monkeypatch.setattr(BackfillHook, "pipeline", lambda self: Settings.of(postgres="host=db", **self.settings))
     monkeypatch.setattr(live, "name_of", lambda pipeline: f"pipeline {pipeline.slot}")
     monkeypatch.setattr(snapshots, "reports", lambda pipeline, name: FOUND)
     monkeypatch.setattr(snapshots, "change", change)
@@ -91,7 +91,7 @@ class Shared:
 def watching(monkeypatch: pytest.MonkeyPatch, records: dict[str, Any], *meanwhile: Any) -> BackfillWatch:
     shared = Shared(records, list(meanwhile))
     monkeypatch.setattr(ControlTopic, "of", lambda kafka: shared)
-    return BackfillWatch(Pipeline.of(postgres="host=db"), "name", "id", lambda line: None)
+    return BackfillWatch(Settings.of(postgres="host=db"), "name", "id", lambda line: None)
 
 
 REQUEST, READING = snapshot_key("name", "id"), reading_key("name", "id")

@@ -20,11 +20,11 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_bottledwater.errors import Outage, Refused, SettingError
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.pipeline import PipelineHook
-from airflow_bottledwater.hooks.places import Place
 from airflow_bottledwater.hooks.schema_registry import SchemaRegistryHook
 from airflow_bottledwater.hooks.source import SourceHook
+from airflow_bottledwater.hooks.spark_target import SparkTarget
 from airflow_bottledwater.jobs import following, submit, supervise
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 
 Connect = Callable[..., None]
 
@@ -250,14 +250,14 @@ def test_a_job_is_started_as_the_spark_provider_would(
 
 def test_a_new_job_removes_what_killed_ones_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
-    pipeline = Pipeline.of(
+    pipeline = Settings.of(
         postgres="host=db password=x", kafka={"bootstrap.servers": "k"}, format="json", slot="orders"
     )
     old = tmp_path / "bottledwater" / "stream-orders-1"
     old.mkdir(parents=True)
     (old / "pipeline-x.json").write_text("secret")
     (old / "supervisor.json").write_text(json.dumps({"pid": 1, "started": 1, "host": socket.gethostname()}))
-    identity, settings = spark_job.prepare(pipeline, "stream", Place("spark_default", False, "local[2]"))
+    identity, settings = spark_job.prepare(pipeline, "stream", SparkTarget("spark_default", False, "local[2]"))
     assert settings.stat().st_mode & 0o77 == 0 and Path(identity["folder"]).stat().st_mode & 0o77 == 0
     assert old.exists() and not (old / "pipeline-x.json").exists()
 
@@ -271,8 +271,8 @@ def test_on_kubernetes_a_job_is_known_by_namespace_and_pod(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    pipeline = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json", slot="my_orders")
-    place = Place("s", True, "k8s://https://k:443", namespace, pod)
+    pipeline = Settings.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json", slot="my_orders")
+    place = SparkTarget("s", True, "k8s://https://k:443", namespace, pod)
     identity, _ = spark_job.prepare(pipeline, "stream", place)
     assert re.fullmatch(application, identity["application"])
     command = submit.cancel(place.master, identity["application"], os.environ)

@@ -6,9 +6,9 @@ import pytest
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, SlotInUse, TakenOver
 from airflow_bottledwater.jobs import fence
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 
-PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
+PIPELINE = Settings.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
 
 
 class World:
@@ -26,7 +26,7 @@ class World:
             raise error
 
     def give_up(self, monkeypatch: pytest.MonkeyPatch, *, fenced: bool = True) -> list[str]:
-        def fenced_by(pipeline: Pipeline, claim: str, why: str) -> str:
+        def fenced_by(pipeline: Settings, claim: str, why: str) -> str:
             self.step(f"fence {claim}")
             return "ours" if fenced else ""
 

@@ -13,7 +13,7 @@ import pytest
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.jobs import health
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.slot import SlotState
 from tests.support.status import status_of
 
@@ -92,8 +92,8 @@ def closed() -> int:
     return port
 
 
-def pipeline(postgres: int, kafka: int) -> Pipeline:
-    return Pipeline.of(
+def pipeline(postgres: int, kafka: int) -> Settings:
+    return Settings.of(
         postgres=f"host=127.0.0.1 port={postgres} dbname=shop",
         kafka={"bootstrap.servers": f"127.0.0.1:{kafka}"},
         format="json",

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from airflow_bottledwater.jobs.log import Line, parse
+from airflow_bottledwater.jobs.log import LogLine, parse
 
 
 def test_what_a_job_logs_is_read_back() -> None:
@@ -22,10 +22,10 @@ def test_what_a_job_logs_is_read_back() -> None:
     found = [parse(line) for line in logged.splitlines(keepends=True)]
     assert all(line is not None and abs(line.at - time.time()) < 60 for line in found)
     assert [line and line._replace(at=0.0) for line in found] == [
-        Line(logging.INFO, "one", ours=True),
-        Line(logging.WARNING, "At 0/1: ERROR x", ours=True),
-        Line(logging.ERROR, "", ours=True),
-        Line(logging.CRITICAL, "  two", ours=True),
+        LogLine(logging.INFO, "one", ours=True),
+        LogLine(logging.WARNING, "At 0/1: ERROR x", ours=True),
+        LogLine(logging.ERROR, "", ours=True),
+        LogLine(logging.CRITICAL, "  two", ours=True),
     ]
 
 
@@ -45,4 +45,4 @@ def test_another_line_begins_no_record(line: str) -> None:
 
 def test_a_line_of_sparks_is_told_from_ours() -> None:
     line = "26/11/22 09:09:14 WARN SparkContext: Running Spark version 4.2.0"
-    assert parse(line) == Line(logging.WARNING, "SparkContext: Running Spark version 4.2.0", ours=False)
+    assert parse(line) == LogLine(logging.WARNING, "SparkContext: Running Spark version 4.2.0", ours=False)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.jobs import pipelines
-from airflow_bottledwater.jobs.pipelines import Limits
+from airflow_bottledwater.jobs.pipelines import HealthLimits
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.state.control_records import (
@@ -29,7 +29,7 @@ def reported(state: str = "streaming", ago: float = 1.0, **more: Any) -> StatusR
 
 def wrong(status: StatusRecord, verified: VerifiedRecord | None = None, *, alive: bool = True, **limits: Any) -> str:
     records = {verified_key(NAME): encode(verified)} if verified is not None else {}
-    return " ".join(pipelines.wrong(NAME, status, records, Limits(**limits), alive=alive, now=NOW))
+    return " ".join(pipelines.wrong(NAME, status, records, HealthLimits(**limits), alive=alive, now=NOW))
 
 
 LASTING = [Problem("not-followed", "public.a", "It has no key.", "Add one.", since=NOW - 500)]
@@ -88,14 +88,14 @@ def test_what_people_limit_is_red_beyond_it() -> None:
 def test_a_slot_is_looked_at() -> None:
     slot = SlotState("orders", "pgoutput", "logical", "d", 5, 1, "reserved", 100, 100, None)
     assert (
-        pipelines.wrong_slot(slot, reported(), Limits())
-        == pipelines.wrong_slot(slot, reported(), Limits(lag=100))
+        pipelines.wrong_slot(slot, reported(), HealthLimits())
+        == pipelines.wrong_slot(slot, reported(), HealthLimits(lag=100))
         == []
     )
-    assert "100 bytes behind" in pipelines.wrong_slot(slot, reported(), Limits(lag=99))[0]
-    assert "no slot 'orders'" in pipelines.wrong_slot(None, reported(), Limits())[0]
+    assert "100 bytes behind" in pipelines.wrong_slot(slot, reported(), HealthLimits(lag=99))[0]
+    assert "no slot 'orders'" in pipelines.wrong_slot(None, reported(), HealthLimits())[0]
     lost = SlotState("orders", "pgoutput", "logical", "d", None, 1, "lost", 0, 0, None, invalidated="wal_removed")
-    assert "orders" in pipelines.wrong_slot(lost, reported(), Limits())[0]
+    assert "orders" in pipelines.wrong_slot(lost, reported(), HealthLimits())[0]
 
 
 def test_pipelines_are_chosen_by_slot_or_name_and_none_is_missed() -> None:

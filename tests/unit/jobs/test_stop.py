@@ -9,10 +9,10 @@ import pytest
 from airflow_bottledwater.jobs import fence as provision
 from airflow_bottledwater.jobs import leftovers, requests, stop, submitted
 from airflow_bottledwater.jobs.identity import Identity
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_topic import ControlTopic
 
-PIPELINE = Pipeline.of(postgres="host=db")
+PIPELINE = Settings.of(postgres="host=db")
 
 
 @pytest.mark.parametrize(("folder", "ended"), [("", False), ("/nowhere/else", True)])

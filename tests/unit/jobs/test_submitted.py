@@ -11,11 +11,11 @@ import pytest
 
 from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import JobRecord, decode, encode, job_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
-PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
+PIPELINE = Settings.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
 
 
 def say(tail: submitted.LogTail, message: str) -> None:

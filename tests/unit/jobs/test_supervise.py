@@ -22,7 +22,7 @@ from airflow_bottledwater.errors import Outage, RecordError, StopRequested
 from airflow_bottledwater.jobs import run_directory, submitted, supervise
 from airflow_bottledwater.jobs.run_directory import Exit, Submission, Supervisor
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import job
 from airflow_bottledwater.spark.error_codec import pack
 from airflow_bottledwater.state import control_topic
@@ -118,7 +118,7 @@ def test_on_a_full_disk_a_job_reports_its_end_in_kafka(tmp_path: Path, monkeypat
     file = job.SettingsFile(str(tmp_path / "settings.json"), {})
 
     def work(*_: Any) -> dict[str, Any]:
-        job.leave(run_directory.Progress(1, 2, 3, 4.0))
+        job.leave(run_directory.ProgressReport(1, 2, 3, 4.0))
         return {"rows": 1}
 
     assert job._run("snapshot", work, file, "j", False) == job.EXIT_OK
@@ -383,7 +383,7 @@ def test_only_our_own_stop_is_one(tmp_path: Path, who: str, signum: signal.Signa
 def test_the_end_that_a_supervisor_reports_has_lines_of_ours_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
+    pipeline = Settings.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
     pipeline.write(tmp_path)
     run_directory.write(tmp_path, Submission("id", "stream"))
     run_directory.write(tmp_path, Exit(-9))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_bottledwater.live import reading
-from airflow_bottledwater.live.reading import Reading
+from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.state.control_records import SnapshotRequest
 
 #: a chunk of 100 rows with 8000 bytes
@@ -21,7 +21,7 @@ class Paced:
         self.now = 100.0
         monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(reading, "pause", self.wait)
-        self.reading = Reading.__new__(Reading)
+        self.reading = LiveReader.__new__(LiveReader)
         self.reading._request, self.reading._due, self.reading._blocks = SnapshotRequest(("a",), **limits), self.now, 64  # type: ignore[arg-type]
 
     def wait(self, seconds: float) -> None:

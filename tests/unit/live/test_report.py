@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.live import report
-from airflow_bottledwater.live.extent import BLOCK, SWEEPING, Extent
+from airflow_bottledwater.live.remaining import BLOCK, SWEEPING, RemainingSize
 from airflow_bottledwater.live.report import Reports
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK
 from airflow_bottledwater.state.control_records import SnapshotReport, decode
 from airflow_bottledwater.state.records import LiveProgress
@@ -24,11 +24,11 @@ class Told:
         self.now, self.written = 1000.0, list[SnapshotReport]()
         monkeypatch.setattr(report.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(report.ControlTopic, "of", lambda _: SimpleNamespace(write=self._write))
-        self.reports = Reports(Pipeline.of(postgres="host=db"), "pipeline")
+        self.reports = Reports(Settings.of(postgres="host=db"), "pipeline")
         self.reading = self.new_reading()
 
     def new_reading(self, sizes: dict[int, list[int]] | None = None) -> Any:
-        extent = Extent()
+        extent = RemainingSize()
         extent._parts = {oid: (77, parts) for oid, parts in (sizes or {1: [10], 2: [6, 4]}).items()}
         return SimpleNamespace(extent=extent, waits_for="")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_bottledwater.metrics.line import Line
+from airflow_bottledwater.metrics.line import ProgressLine
 from airflow_bottledwater.metrics.meter import Meter
 
 AT = "0000000007025DB8/00000000"
@@ -13,7 +13,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.now, self.published, self.letters, self.meter = 0.0, 0, 0, Meter()
-        self.line = Line(self.meter, lambda: self.now)
+        self.line = ProgressLine(self.meter, lambda: self.now)
 
     def after(self, seconds: int, rows: int = 0) -> list[str]:
         """The lines of these seconds, in each of which some rows are published."""

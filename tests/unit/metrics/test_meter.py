@@ -20,7 +20,7 @@ from airflow_bottledwater.metrics.sampler import OTHERS, _largest
 from airflow_bottledwater.metrics.source import Age
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres.pgoutput import DELETE, INSERT, UPDATE
 from airflow_bottledwater.state.control_records import StatusRecord, VerifiedRecord, encode, status_key, verified_key
@@ -37,7 +37,7 @@ def changes(*of: tuple[int, int, int, float]) -> np.ndarray:
 
 
 def versions(*names: str) -> list[Version]:
-    return [Version(Table(i, "public", name, (), (), "d"), name) for i, name in enumerate(names)]
+    return [Version(SourceTable(i, "public", name, (), (), "d"), name) for i, name in enumerate(names)]
 
 
 def test_a_batch_is_counted_by_table_and_operation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.metrics.source import Look
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import StatusRecord
 from tests.support.waiting import until
 
@@ -79,7 +79,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def made(**settings: Any) -> tuple[Sampler, Meter]:
     meter = Meter()
-    pipeline = Pipeline.of(postgres="dbname=shop", slot="shop", format="json", metrics_interval=0.1, **settings)
+    pipeline = Settings.of(postgres="dbname=shop", slot="shop", format="json", metrics_interval=0.1, **settings)
     return Sampler(pipeline, "7/shop/shop", lambda: STATUS, meter), meter
 
 

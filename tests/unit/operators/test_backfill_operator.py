@@ -13,7 +13,7 @@ from airflow_bottledwater.errors import Outage, SettingError
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.state.control_records import SnapshotRequest
 
@@ -111,7 +111,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, SnapshotReques
 def ask(store: Store, *, try_number: int = 1, **options: Any) -> dict[str, str]:
     operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="orders", retries=3, **options)
     context = {"task_state_store": store, "ti": SimpleNamespace(try_number=try_number, max_tries=3)}
-    return operator._ask(context, Pipeline.of(postgres="host=db", tables="orders"))  # type: ignore[arg-type]
+    return operator._ask(context, Settings.of(postgres="host=db", tables="orders"))  # type: ignore[arg-type]
 
 
 def test_a_retry_follows_what_was_asked_for(asked_for: list[Any]) -> None:
@@ -164,5 +164,5 @@ def test_a_retry_whose_template_names_no_table_any_more_does_not_mean_all(asked_
     operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="", retries=3)
     context = {"task_state_store": store, "ti": SimpleNamespace(try_number=2, max_tries=3)}
     with pytest.raises(SettingError, match="at least one table"):
-        operator._ask(context, Pipeline.of(postgres="host=db"))  # type: ignore[arg-type]
+        operator._ask(context, Settings.of(postgres="host=db"))  # type: ignore[arg-type]
     assert not asked_for and store == {"bottledwater_backfill": ASKED}

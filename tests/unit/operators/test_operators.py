@@ -35,7 +35,7 @@ from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import live, preflight, redrive
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
@@ -185,7 +185,7 @@ def test_a_pipeline_may_be_the_path_of_its_file(tmp_path: Path) -> None:
 def test_the_settings_of_a_pipeline_that_exists_are_those_of_its_saved_state(
     monkeypatch: pytest.MonkeyPatch, given: Any
 ) -> None:
-    asked: list[Pipeline] = []
+    asked: list[Settings] = []
     found = {"format": "json", "tables": ["a"], "partitions": 6}
     monkeypatch.setattr(saved, "settings_of", lambda pipeline: asked.append(pipeline) or found)
     made = StreamToKafkaOperator(task_id="t", pipeline=given)
@@ -778,8 +778,8 @@ def test_control_asks_for_live_snapshots_and_settles_dead_letters(monkeypatch: p
     monkeypatch.setattr(live, "name_of", lambda _: "7/shop/orders")
     monkeypatch.setattr(live, "cancel", lambda _, name, each: asked.append((name, each, "cancel")))
     monkeypatch.setattr(snapshots, "change", lambda _, name, each, **changes: asked.append((name, each, changes)))
-    monkeypatch.setattr(redrive, "redrive", lambda _: asked.append("redrive") or redrive.Result())
-    monkeypatch.setattr(redrive, "dismiss", lambda _, tables: asked.append(tables) or redrive.Result())
+    monkeypatch.setattr(redrive, "redrive", lambda _: asked.append("redrive") or redrive.RedriveResult())
+    monkeypatch.setattr(redrive, "dismiss", lambda _, tables: asked.append(tables) or redrive.RedriveResult())
     for action in ("snapshot", "pause", "resume", "cancel", "redrive", "dismiss"):
         PipelineControlOperator(
             task_id="t", pipeline=ORDERS, action=action, tables="a, b", where="id < 9", snapshot_id="id1"

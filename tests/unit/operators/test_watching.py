@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
-from airflow_bottledwater.operators.watching import Watching
+from airflow_bottledwater.operators.watching import BlockingWatch
 
 
 class Watch:
@@ -35,7 +35,7 @@ def test_an_outage_does_not_end_the_watch_and_other_credentials_begin_it_anew() 
             raise watch
         return watch  # type: ignore[no-any-return]
 
-    with Watching(begin, "The job") as watching:
+    with BlockingWatch(begin, "The job") as watching:
         assert [watching.fetch() for _ in range(7)] == [None] * 6 + ["the end"]
         assert (first.closed, second.closed, third.closed) == (1, 1, 0)
     assert third.closed == 1

@@ -12,7 +12,7 @@ import pytest
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark, Types
-from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.pipeline.table import Table
 
 SHOP = Description(
@@ -66,9 +66,9 @@ def test_options_of_tables_are_objects_or_mappings(tmp_path: Path) -> None:
     assert loaded == Description(source=Source(table_options=options))
     given = {"orders": {"exclude": ["a", "b"]}, "s.*": {"topic": "t-1", "partitions": 2}, "x": {}}
     assert loaded.as_dict() == {"source": {"table_options": given}}
-    pipeline = Pipeline.of(postgres="x", **loaded.settings())
+    pipeline = Settings.of(postgres="x", **loaded.settings())
     assert pipeline.chosen() == {"table_options": given}
-    assert Pipeline.read(pipeline.write(tmp_path)) == pipeline == Pipeline.of(postgres="x", **pipeline.chosen())
+    assert Settings.read(pipeline.write(tmp_path)) == pipeline == Settings.of(postgres="x", **pipeline.chosen())
 
 
 def test_null_is_a_mask(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_it_has_the_settings_of_a_pipeline_and_only_what_was_given() -> None:
         "on_error": "log",
         "outage_timeout": 600.0,
     }
-    pipeline = Pipeline.of(**SHOP.settings(), **SHOP.connections())
+    pipeline = Settings.of(**SHOP.settings(), **SHOP.connections())
     assert (pipeline.slot, pipeline.partitions, pipeline.kafka["sasl.password"]) == ("shop", 6, "hunter3")
 
 

@@ -20,7 +20,7 @@ from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
 from airflow_bottledwater.plugin import PREFIX, BottledWaterPlugin, detail, kafkas, rights
 from airflow_bottledwater.plugin.app import make
-from airflow_bottledwater.plugin.watch import Seen, Watch
+from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
 from airflow_bottledwater.state.control_records import StatusRecord, VerifiedRecord, encode, verified_key
 from tests.support import page
 
@@ -73,10 +73,10 @@ def client(airflow: None) -> Client:
 class Stub:
     """A watch that has seen something."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: KafkaLook) -> None:
         self.conn_id, self.kafka, self.seen = "kafka_default", {"bootstrap.servers": "k:9092"}, seen
 
-    def look(self) -> Seen:
+    def look(self) -> KafkaLook:
         return self.seen
 
 
@@ -104,7 +104,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def see(*of: StatusRecord, away: str = "", records: dict[str, Any] | None = None) -> None:
         statuses = {f"7/shop/{each.slot}": each for each in of}
         samples = {name: [sample(name, 10, 10), sample(name, 0, 110)] for name in statuses}
-        stub = Stub(Seen(records or {}, statuses, samples, frozenset(), 1.0, away))
+        stub = Stub(KafkaLook(records or {}, statuses, samples, frozenset(), 1.0, away))
         monkeypatch.setattr(kafkas, "watches", lambda: {"kafka_default": stub})
 
     monkeypatch.setattr(detail, "_state", lambda *_: (None, ""))
@@ -174,7 +174,7 @@ def test_a_kafka_that_is_away_is_said_and_what_was_known_is_shown(client: Client
 def test_a_kafka_that_never_answers_is_said_within_two_seconds() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
-        watch = Watch.of("silent", {"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"})
+        watch = KafkaWatch.of("silent", {"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"})
         found = watch.look()
         assert time.monotonic() - began < 2 and "'silent') has not answered for" in found.away
         began = time.monotonic()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, MAX_RANGES, deal, ranges
 from airflow_bottledwater.state import records, store
 from airflow_bottledwater.state.records import Plan
@@ -15,8 +15,8 @@ from airflow_bottledwater.state.records import Plan
 _LARGEST = 2**32 - 2
 
 
-def table(pages: int) -> Table:
-    return Table(16400, "public", "t", "d", ("id",), (), 5, pages=pages)
+def table(pages: int) -> SourceTable:
+    return SourceTable(16400, "public", "t", "d", ("id",), (), 5, pages=pages)
 
 
 @pytest.mark.parametrize("pages", [0, 1, 2047, 2048, 2049, 10**6, 2**27, 2**27 + 1, _LARGEST])

@@ -13,14 +13,14 @@ import pytest
 from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import JSON
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.ahead import Ahead
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.current import Cells, CurrentRows, KeyTable
+from airflow_bottledwater.publish.current import Cells, CurrentRows, KeyBatch
 from airflow_bottledwater.publish.toast import Completed
 from tests.support import wire as w
 
@@ -37,7 +37,7 @@ class Clock(CurrentRows):
         self.threads: list[str] = []
         self.before: Callable[[], None] = lambda: None
 
-    def fetch(self, table: Table, keys: KeyTable, columns: Sequence[int], **_: object) -> Cells:
+    def fetch(self, table: SourceTable, keys: KeyBatch, columns: Sequence[int], **_: object) -> Cells:
         self.threads.append(threading.current_thread().name)
         self.before()
         self.reads += 1

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import JSON
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.current import Cells, CurrentRows, Key, KeyTable
+from airflow_bottledwater.publish.current import Cells, CurrentRows, Key, KeyBatch
 from airflow_bottledwater.publish.dead_letter import column_texts
 from airflow_bottledwater.publish.toast import Completed, ToastResolver
 from airflow_bottledwater.stream.assembler import TransactionAssembler
@@ -37,7 +37,7 @@ class FakeTable(CurrentRows):
     def __init__(self, rows: dict[bytes, bytes]) -> None:
         self.rows, self.asked = rows, list[Key]()
 
-    def fetch(self, table: Table, keys: KeyTable, columns: Sequence[int], **_: object) -> Cells:
+    def fetch(self, table: SourceTable, keys: KeyBatch, columns: Sequence[int], **_: object) -> Cells:
         asked = [keys.key(number) for number in range(len(keys))]
         self.asked += asked
         cells, data = np.zeros((len(keys), len(columns)), dtype=layout.FIELD), bytearray(1)
@@ -50,7 +50,7 @@ class FakeTable(CurrentRows):
 
 
 def complete(
-    messages: list[bytes], table: Table = TABLE, current: dict[bytes, bytes] | None = None
+    messages: list[bytes], table: SourceTable = TABLE, current: dict[bytes, bytes] | None = None
 ) -> tuple[list[RowMessage], Completed, FakeTable]:
     """:param current: key → the value that the table has now; by default it no longer has any row."""
     assembler = TransactionAssembler(

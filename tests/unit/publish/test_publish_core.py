@@ -27,15 +27,15 @@ from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import copy as pg_copy
 from airflow_bottledwater.postgres import snapshot as pg_snapshot
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
 from airflow_bottledwater.publish import session as module
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.snapshot import lane
-from airflow_bottledwater.snapshot.task import Chunk, LaneTask
+from airflow_bottledwater.snapshot.task import LaneTask, SnapshotChunk
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import POSITION, Reached, encode, table_key
@@ -174,8 +174,8 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     return made
 
 
-def pipeline(**changes: Any) -> Pipeline:
-    return Pipeline.of(postgres="dbname=none", format="json", outage_timeout=2.0, **changes)
+def pipeline(**changes: Any) -> Settings:
+    return Settings.of(postgres="dbname=none", format="json", outage_timeout=2.0, **changes)
 
 
 # ------------------------------------------------------------------ the two pipelines
@@ -209,10 +209,10 @@ def stream(broker: Broker, *transactions: Sequence[bytes], **changes: Any) -> No
         publisher.close()
 
 
-def copied(*values: bytes) -> Block:
+def copied(*values: bytes) -> MessageBlock:
     rows = [struct.pack(">h", 2) + 2 * (struct.pack(">i", len(value)) + value) for value in values]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Block(np.frombuffer(b"".join(rows), dtype=np.uint8).copy(), offsets)
+    return MessageBlock(np.frombuffer(b"".join(rows), dtype=np.uint8).copy(), offsets)
 
 
 class _Connection:
@@ -229,7 +229,7 @@ def snapshot(broker: Broker, *ranges: Sequence[bytes], monkeypatch: pytest.Monke
     monkeypatch.setattr(
         pg_copy, "rows", lambda connection, query, idle: iter([copied(*ranges[n]) for n in range(*query)])
     )
-    chunks = tuple(Chunk(7, n, n, n + 1) for n in range(len(ranges)))
+    chunks = tuple(SnapshotChunk(7, n, n, n + 1) for n in range(len(ranges)))
     task = LaneTask(0, JOB, "prefix", "state", ExportedSnapshot(Snapshot(5, 5, ()), 1, "x"), (PINNED,), chunks)
     lane.run(pipeline(**changes), task)
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import JSON
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.publish.current import Cells, CurrentRows, Key, KeyTable, row_key, with_key
+from airflow_bottledwater.publish.current import Cells, CurrentRows, Key, KeyBatch, row_key, with_key
 from airflow_bottledwater.publish.toast import ToastResolver
 from tests.support import wire as w
 from tests.support.examples import examples
@@ -44,7 +44,7 @@ class Rows(CurrentRows):
     def __init__(self, now: Now) -> None:
         self.now = now
 
-    def fetch(self, table: Table, keys: KeyTable, columns: Sequence[int], *, most: int, **_: object) -> Cells:
+    def fetch(self, table: SourceTable, keys: KeyBatch, columns: Sequence[int], *, most: int, **_: object) -> Cells:
         cells, data = np.zeros((len(keys), len(columns)), dtype=layout.FIELD), bytearray(1)
         cells["kind"] = wire.FIELD_UNCHANGED
         asked = [keys.key(number) for number in range(len(keys))]

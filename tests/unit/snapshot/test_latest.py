@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from airflow_bottledwater.kafka.hashes import siphash
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.librdkafka import MESSAGE
-from airflow_bottledwater.kafka.topic_reader import Block, KeySet
+from airflow_bottledwater.kafka.topic_reader import KeySet, RecordBlock
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from tests.support.examples import examples
 
@@ -25,7 +25,7 @@ class Message:
     live: bool
 
 
-class Read(Block):
+class Read(RecordBlock):
     """A block as librdkafka gives it, with keys in a buffer of its own."""
 
     def __init__(self, given: list[Message]) -> None:

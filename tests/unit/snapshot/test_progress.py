@@ -9,7 +9,7 @@ import pytest
 
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK
 from airflow_bottledwater.snapshot import progress
-from airflow_bottledwater.snapshot.progress import Meter, SnapshotProgress
+from airflow_bottledwater.snapshot.progress import SnapshotMeter, SnapshotProgress
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Plan, Progress, plan_key, progress_key
 from tests.support import wire as w
@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_progress_is_measured_by_blocks_and_the_pace_is_of_this_attempt(clock: list[float]) -> None:
-    meter = Meter([LARGE, SMALL], state(FIRST))
+    meter = SnapshotMeter([LARGE, SMALL], state(FIRST))
     clock[0] += 10
     # half a range, and no more than the table has
     found = meter.update(state(FIRST, (1, 1, Progress(2000, 70, False, 1, 2))))
@@ -54,14 +54,14 @@ def test_progress_is_measured_by_blocks_and_the_pace_is_of_this_attempt(clock: l
 
 
 def test_nothing_is_promised_before_anything_is_done(clock: list[float]) -> None:
-    meter = Meter([LARGE], state())
+    meter = SnapshotMeter([LARGE], state())
     clock[0] += 5
     assert meter.update(state()).seconds_left is None
 
 
 def test_a_line_now_and_then_and_a_summary_by_table(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        meter = Meter([SMALL, LARGE], state(FIRST))
+        meter = SnapshotMeter([SMALL, LARGE], state(FIRST))
         clock[0] += 9
         meter.update(state(FIRST))
         assert caplog.messages == []

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
-from airflow_bottledwater.pipeline.settings import SETTINGS, Pipeline
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.spark import executors
 from airflow_bottledwater.spark.job import SettingsFile
 
-PIPELINE = Pipeline.of(
+PIPELINE = Settings.of(
     postgres="host=127.0.0.1 port=1 dbname=shop",
     kafka={"bootstrap.servers": "127.0.0.1:1"},
     registry={"url": "http://127.0.0.1:1"},
@@ -70,7 +70,7 @@ def check(cluster: Any, file: SettingsFile) -> None:
     executors.check(cluster, PIPELINE, file)
 
 
-def answer(_: Pipeline) -> dict[str, Callable[[], None]]:
+def answer(_: Settings) -> dict[str, Callable[[], None]]:
     """All servers answer."""
     return {"PostgreSQL": lambda: None, "Kafka": lambda: None}
 

@@ -17,11 +17,11 @@ import pytest
 
 from airflow_bottledwater.errors import ApplicationEnded, Refused
 from airflow_bottledwater.jobs import submit
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.spark import copies, job, tasks
 
-PIPELINE = Pipeline.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
+PIPELINE = Settings.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
 
 
 def test_the_settings_are_found_where_a_cluster_puts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

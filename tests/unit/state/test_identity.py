@@ -10,7 +10,7 @@ from airflow_bottledwater.errors import SlotError, SlotInUse, StateError
 from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.state.identity import check_settings, check_slot, check_topic
 from airflow_bottledwater.state.pinned import Pin
@@ -98,8 +98,8 @@ def made(format: str, prefix: str) -> PipelineState:
     return state
 
 
-def settings(prefix: str = "", format: str = "json") -> Pipeline:
-    return Pipeline(postgres="host=db", slot="orders", topic_prefix=prefix, format=format)  # type: ignore[arg-type]
+def settings(prefix: str = "", format: str = "json") -> Settings:
+    return Settings(postgres="host=db", slot="orders", topic_prefix=prefix, format=format)  # type: ignore[arg-type]
 
 
 def test_a_pipeline_keeps_what_it_was_made_with() -> None:

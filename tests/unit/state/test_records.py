@@ -7,10 +7,10 @@ import json
 import pytest
 
 from airflow_bottledwater.errors import StateError
-from airflow_bottledwater.model.below import Below
+from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.job import Job
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.postgres.coverage import Coverage, Publication
 from airflow_bottledwater.postgres.partitions import KnownPartition
@@ -21,7 +21,7 @@ from airflow_bottledwater.state.records import StateRecord
 _PRICE = ColumnType(90000, -1, 1700, (10 << 16 | 2) + 4, "b", "public.price")
 _DEEP = ColumnType(1231, -1, 1231, -1, "b", "numeric[][]", _PRICE, 2, attributes=(Column("x", _PRICE),), labels=("l",))
 _COLUMNS = (Column("a", _PRICE, "what it costs"), Column("b", _PRICE, required=True), Column("c", _DEEP))
-_TABLE = Table(16384, "crêpes", "t", "f", ("b", "a"), _COLUMNS, 7, "x", "p", 3, True, key_problem="why")
+_TABLE = SourceTable(16384, "crêpes", "t", "f", ("b", "a"), _COLUMNS, 7, "x", "p", 3, True, key_problem="why")
 _PARTITIONS = records.Partitions({7: KnownPartition("public.a", 2**31, "77"), 8: KnownPartition("public.b", 0)})
 
 RECORDS: dict[str, StateRecord] = {
@@ -40,9 +40,11 @@ RECORDS: dict[str, StateRecord] = {
     records.sweep_key(1): records.Sweep((1, 2**40), False),
     records.partitions_key(1): _PARTITIONS,
     records.gap_key(1): records.Gap("lacks changes"),
-    records.types_key(1): records.Types((Column("m", ColumnType(7, -1, 7, -1, "e", "mood", members=((9, "sad"),))),)),
+    records.types_key(1): records.ChangedTypes(
+        (Column("m", ColumnType(7, -1, 7, -1, "e", "mood", members=((9, "sad"),))),)
+    ),
     records.former_key("shop.t"): records.Former(1, "public.t"),
-    records.below_key(1): Below("public.t"),
+    records.below_key(1): AttachedTable("public.t"),
     records.letters_key(1, records.by_lane(3)): records.Letters("public.t", 7, 2),
     records.live_key("x"): records.LiveProgress((1, 2), upto=7, key=("a",), found=_PARTITIONS, owed=True),
 }

@@ -12,8 +12,8 @@ from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.pipeline.settings import Pipeline
-from airflow_bottledwater.postgres.receive import Block
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import SLOT, encode
 from airflow_bottledwater.stream import source
@@ -35,7 +35,7 @@ def test_an_idle_server_begins_a_new_outage_if_its_session_has_lasted_since_the_
     monkeypatch.setattr(source.ChangeSource, "_next", answer)
     monkeypatch.setattr(source.TransactionAssembler, "unfinished", unfinished)
     record = SlotRecord("s", "7381", 1, "db", 0, 12)
-    pipeline = Pipeline.of(postgres="dbname=none", format="json")
+    pipeline = Settings.of(postgres="dbname=none", format="json")
     changes = source.ChangeSource(pipeline, PipelineState({SLOT: encode(record)}), Position(1), Backoff(0.3))
     assert changes.next(0.1) is None
     time.sleep(0.4)
@@ -55,7 +55,7 @@ class _Stream:
     def __init__(self, *at: float) -> None:
         self._at = [time.monotonic() + each for each in at]
 
-    def take(self, timeout: float) -> Block | None:
+    def take(self, timeout: float) -> MessageBlock | None:
         wait = (self._at[0] if self._at else float("inf")) - time.monotonic()
         time.sleep(max(0.0, min(wait, timeout)))
         if wait > timeout:
@@ -72,7 +72,7 @@ def test_changes_wait_for_others_for_max_delay_after_the_ones_before(
     monkeypatch: pytest.MonkeyPatch, max_delay: float, batches: list[int]
 ) -> None:
     monkeypatch.setattr(source.Resolver, "__call__", lambda *_: Version(TABLE, "t"))
-    pipeline = Pipeline.of(postgres="dbname=none", format="json", max_delay=max_delay)
+    pipeline = Settings.of(postgres="dbname=none", format="json", max_delay=max_delay)
     record = SlotRecord("s", "7381", 1, "db", 0, 12)
     changes = source.ChangeSource(pipeline, PipelineState({SLOT: encode(record)}), Position(1), Backoff(0.3))
     began = time.monotonic()

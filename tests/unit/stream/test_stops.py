@@ -12,7 +12,7 @@ import pytest
 from airflow_bottledwater.encoding import layout
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import EncodedBatch
 from airflow_bottledwater.publish.reject import Rejection
@@ -37,8 +37,8 @@ def batch(*messages: tuple[int, bytes]) -> Batch:
     return Batch(Position(0), Position(16 * len(messages) + 1), whole, changes, VERSIONS)
 
 
-def pipeline(**settings: Any) -> Pipeline:
-    return Pipeline.of(postgres="dbname=none", format="json", **settings)
+def pipeline(**settings: Any) -> Settings:
+    return Settings.of(postgres="dbname=none", format="json", **settings)
 
 
 BATCH = batch((0, w.insert(1, b"a")), (1, w.truncate([2, 1], 3)), (0, w.insert(1, b"b")), (0, w.truncate([1, 99])))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.tables.checks import _blame
 
-TABLES = {name: Table(number, "public", name, "d", ("id",), ()) for number, name in enumerate("abcdefgh")}
+TABLES = {name: SourceTable(number, "public", name, "d", ("id",), ()) for number, name in enumerate("abcdefgh")}
 
 
 def test_only_what_is_unfit_is_blamed() -> None:
     asked = []
 
-    def check(by_topic: dict[str, Table]) -> list[str]:
+    def check(by_topic: dict[str, SourceTable]) -> list[str]:
         asked.append(len(by_topic))
         if "g" in by_topic:
             raise Refused("no rights on g")

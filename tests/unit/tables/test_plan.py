@@ -7,29 +7,29 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import COVERAGE, Former, Gap, former_key, gap_key, table_key
-from airflow_bottledwater.tables.look import Seen
+from airflow_bottledwater.tables.look import CatalogLook
 from airflow_bottledwater.tables.plan import Do, Unfit, plan
 
-PIPELINE = Pipeline.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", format="json")
+PIPELINE = Settings.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", format="json")
 INT, TEXT = (ColumnType(oid, -1, oid, -1, "b", name) for oid, name in ((23, "int"), (25, "text")))
 
 
-def table(oid: int, name: str, *key: str) -> Table:
+def table(oid: int, name: str, *key: str) -> SourceTable:
     columns = (Column("id", INT), Column("other", INT), Column("text", TEXT))
-    return Table(oid, "public", name, "d", key or ("id",), columns, key_problem="it has no primary key")
+    return SourceTable(oid, "public", name, "d", key or ("id",), columns, key_problem="it has no primary key")
 
 
-def keyless(oid: int, name: str) -> Table:
+def keyless(oid: int, name: str) -> SourceTable:
     return replace(table(oid, name), key=())
 
 
-def known(*tables: Table, former: tuple[str, ...] = (), gaps: tuple[int, ...] = ()) -> PipelineState:
+def known(*tables: SourceTable, former: tuple[str, ...] = (), gaps: tuple[int, ...] = ()) -> PipelineState:
     """Tables that are followed under their names."""
     found = PipelineState()
     found.apply({table_key(each.oid): PinnedTable(each, each.name, "id", 1, 0, 0, 700) for each in tables})
@@ -39,12 +39,14 @@ def known(*tables: Table, former: tuple[str, ...] = (), gaps: tuple[int, ...] = 
     return found
 
 
-def seen(*tables: Table, unwanted: tuple[Table, ...] = (), rows: dict[int, set[int]] | None = None) -> Seen:
+def seen(
+    *tables: SourceTable, unwanted: tuple[SourceTable, ...] = (), rows: dict[int, set[int]] | None = None
+) -> CatalogLook:
     everything = [*tables, *unwanted]
     covered = {each.oid: frozenset({each.oid + 900}) for each in everything}
     covered |= {oid: frozenset(some) for oid, some in (rows or {}).items()}
     covered = {oid: some for oid, some in covered.items() if some}
-    return Seen(
+    return CatalogLook(
         frozenset(each.oid for each in tables),
         frozenset(),
         {each.oid: each for each in everything},
@@ -52,7 +54,9 @@ def seen(*tables: Table, unwanted: tuple[Table, ...] = (), rows: dict[int, set[i
     )
 
 
-def steps(before: PipelineState, now: Seen, unfit: dict[int, Unfit] | None = None, **settings: Any) -> dict[int, Any]:
+def steps(
+    before: PipelineState, now: CatalogLook, unfit: dict[int, Unfit] | None = None, **settings: Any
+) -> dict[int, Any]:
     return {each.oid: (each.do, each.topic) for each in plan(PIPELINE.with_(**settings), before, now, unfit)}
 
 
@@ -87,7 +91,7 @@ def test_a_new_table_is_followed_if_it_can_be() -> None:
         ),
     ],
 )
-def test_a_topic_goes_to_the_table_that_bears_its_name(now: tuple[Table, ...], expected: object) -> None:
+def test_a_topic_goes_to_the_table_that_bears_its_name(now: tuple[SourceTable, ...], expected: object) -> None:
     assert steps(known(A, B), seen(*now)) == expected
 
 

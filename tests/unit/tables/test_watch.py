@@ -7,16 +7,16 @@ import pytest
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.tables.watch import TableWatch
-from airflow_bottledwater.tables.writer import Prepared
+from airflow_bottledwater.tables.writer import PreparedSteps
 
-PIPELINE = Pipeline.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", format="json")
+PIPELINE = Settings.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", format="json")
 
 
-def watch(prepared: Prepared | None = None, **settings: object) -> TableWatch:
+def watch(prepared: PreparedSteps | None = None, **settings: object) -> TableWatch:
     made = TableWatch(
         PIPELINE.with_(**settings), Cluster("7", 1, "d", 160000), PipelineState(), Problems(), patient=True
     )
@@ -25,7 +25,7 @@ def watch(prepared: Prepared | None = None, **settings: object) -> TableWatch:
 
 
 def test_nothing_is_carried_out_before_its_place_or_inside_a_transaction() -> None:
-    prepared = Prepared(lsn=100)
+    prepared = PreparedSteps(lsn=100)
     made = watch(prepared)
     assert made.waits() == 100
     assert made.due(Position(99)) is None and made.due(Position(100, 3)) is None

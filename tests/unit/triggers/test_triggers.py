@@ -468,9 +468,9 @@ KAFKA = {"bootstrap.servers": "nowhere:1"}
 CLUSTER: Any = SimpleNamespace(pipeline=lambda slot: f"d/{slot}")
 
 
-def watch(kafka: dict[str, str] = KAFKA) -> stream_error.Watch:
+def watch(kafka: dict[str, str] = KAFKA) -> stream_error.StatusWatch:
     pipeline: Any = SimpleNamespace(kafka=kafka, slot="orders", heartbeat_interval=2.0, outage_timeout=5.0)
-    return stream_error.Watch(pipeline, CLUSTER, earlier="", max_silence=60.0, max_dead_letters=None)
+    return stream_error.StatusWatch(pipeline, CLUSTER, earlier="", max_silence=60.0, max_dead_letters=None)
 
 
 def test_a_stream_is_silent_by_the_watchers_own_clock(clock: Clock) -> None:
@@ -639,8 +639,8 @@ def test_a_look_that_is_under_way_ends_with_the_watch(readers: list[Reader], mon
 @pytest.mark.usefixtures("connections")
 def test_a_trigger_that_is_cancelled_closes_the_reader(readers: list[Reader], monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threading.Event()
-    fetch = stream_error.Watch.fetch
-    monkeypatch.setattr(stream_error.Watch, "fetch", lambda self: (fetch(self), looked.set())[0])
+    fetch = stream_error.StatusWatch.fetch
+    monkeypatch.setattr(stream_error.StatusWatch, "fetch", lambda self: (fetch(self), looked.set())[0])
     cluster = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
 
     async def cancelled() -> None:

@@ -13,7 +13,7 @@ from airflow_bottledwater.cli import verify as verification
 from airflow_bottledwater.cli.verify import answer
 from airflow_bottledwater.jobs import submit, supervise
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.pipeline.settings import Pipeline
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark.job import EXIT_TRANSIENT
 from airflow_bottledwater.state.verification import Difference, TableResult, Verification
 
@@ -70,5 +70,5 @@ def test_a_verification_that_was_interrupted_proves_nothing(monkeypatch: pytest.
     monkeypatch.setattr(supervise, "start", lambda *_, **__: None)
     monkeypatch.setattr(supervise, "final_outcome", lambda folder: Outcome(ok=True, stopped=True))
     with pytest.raises(SystemExit) as raised:
-        verification.run(Pipeline.of(postgres="host=db"), "local[2]", {}, as_json=False)
+        verification.run(Settings.of(postgres="host=db"), "local[2]", {}, as_json=False)
     assert raised.value.code == EXIT_TRANSIENT

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import avro, types
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.verify.program import compile_scan
 from airflow_bottledwater.verify.scan import PlainScan, Scan
 from airflow_bottledwater.verify.values import Expectation, TopicReader, canonical
@@ -101,7 +101,7 @@ COLUMNS: list[tuple[str, ColumnType, st.SearchStrategy[str]]] = [
     ("ratios", array(kind(701), 3), listed(st.floats().map(shortest), 3)),
     ("any", kind(1700), st.sampled_from(["0", "1e400".replace("e400", "0" * 400), "NaN", "-0.000"])),
 ]  # fmt: skip
-TABLE = Table(1, "public", "t", "d", ("id", "name"), tuple(Column(name, of) for name, of, _ in COLUMNS))
+TABLE = SourceTable(1, "public", "t", "d", ("id", "name"), tuple(Column(name, of) for name, of, _ in COLUMNS))
 ROW = st.tuples(*(s if n < 2 else st.none() | s for n, (_, _, s) in enumerate(COLUMNS)))
 
 
@@ -192,7 +192,7 @@ def test_damaged_bytes_have_another_hash_and_harm_nothing(
 
 
 def test_types_without_a_compiled_form_take_the_other_way() -> None:
-    wide = Table(1, "public", "t", "d", ("id",), (Column("id", kind(20)), Column("v", kind(1186))))
+    wide = SourceTable(1, "public", "t", "d", ("id",), (Column("id", kind(20)), Column("v", kind(1186))))
     assert types.mapping(kind(1186)) and compile_scan(wide, None, bytes(32)) is None
 
 

@@ -16,7 +16,7 @@ BLOCK = 8192
 SWEEPING = -1
 
 
-class Extent:
+class RemainingSize:
     """The sizes of tables, as they were when each was looked at last."""
 
     def __init__(self) -> None:

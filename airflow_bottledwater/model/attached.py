@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class AttachedTable:
     """A table of the pipeline that was attached below another one of its tables, which is published as one. PostgreSQL
     sends its changes as that one's: its own topic lacks them.
 

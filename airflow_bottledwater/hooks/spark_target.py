@@ -20,7 +20,7 @@ WHERE = ("executor", "deferrable")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SparkTarget:
     """Where a job is going to run.
 
     :param conn_id: the Spark connection.
@@ -62,7 +62,7 @@ def connection_of(conn_id: str) -> Any:
     return connections.connection(conn_id, kind="Spark")
 
 
-def find(conn_id: str, *, mode: str | None = None, properties: Mapping[Any, Any] | None = None) -> Place:
+def find(conn_id: str, *, mode: str | None = None, properties: Mapping[Any, Any] | None = None) -> SparkTarget:
     """Where jobs run that are submitted with a Spark connection.
 
     :param conn_id: connection of type Spark.
@@ -74,7 +74,7 @@ def find(conn_id: str, *, mode: str | None = None, properties: Mapping[Any, Any]
     connection = connection_of(conn_id)
     extra = connection.extra_dejson
     properties = properties or {}
-    place = Place(
+    place = SparkTarget(
         conn_id,
         str(mode or extra.get("deploy-mode") or "client") == "cluster",
         master_of(connection),
@@ -90,7 +90,7 @@ def find(conn_id: str, *, mode: str | None = None, properties: Mapping[Any, Any]
     return place
 
 
-def check(place: Place, *, detached: bool, executor: str | None = None, settings_file: str | None = None) -> None:
+def check(place: SparkTarget, *, detached: bool, executor: str | None = None, settings_file: str | None = None) -> None:
     """Check that a job can run in a place, before anything is changed.
 
     :param detached: whether the job outlives the task's process on the worker.

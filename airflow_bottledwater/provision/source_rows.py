@@ -14,15 +14,15 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Table
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import pgoutput
-from airflow_bottledwater.publish.current import Found, row_key
+from airflow_bottledwater.publish.current import FoundRows, row_key
 
 _SNAPSHOT = "r"
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class StoredDeadLetter:
     """A dead letter as it was written.
 
     :param key: of its record.
@@ -46,12 +46,12 @@ class DeadLetter:
         """See :class:`~airflow_bottledwater.kafka.publisher.Records`."""
         return str(self.content["again"].get("label", ""))
 
-    def as_published(self, mapping: TableMapping) -> DeadLetter:
+    def as_published(self, mapping: TableMapping) -> StoredDeadLetter:
         """The dead letter without the columns that were published when it was written, and are not today."""
         if "again" not in self.content:
             return self
         again = self.content["again"]
-        table = msgspec.convert(again["table"], Table)
+        table = msgspec.convert(again["table"], SourceTable)
         columns = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
         whole = replace(table, columns=mapping.masked(table.schema, table.name, table.columns))
         if not columns and whole == table:
@@ -67,7 +67,7 @@ class DeadLetter:
             "table": msgspec.to_builtins(whole.without(columns)),
             "message": base64.b64encode(message.without(columns).encode()).decode(),
         }
-        return DeadLetter(self.key, {**self.content, "again": again})
+        return StoredDeadLetter(self.key, {**self.content, "again": again})
 
     def overtaken(self, newest: str) -> bool:
         """Whether a record or a TRUNCATE is newer than its row.
@@ -80,7 +80,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SourceRow:
     """What the source holds today for a dead letter's keys.
 
     :param gone: whether no row has the key that the change deleted, or changed to another one.
@@ -97,7 +97,9 @@ class Held:
         return self.gone if records.table[i]["value_length"] < 0 else self.same
 
 
-def compare(table: Table, message: pgoutput.RowMessage, found: Found, converted: Collection[str]) -> Held:
+def compare(
+    table: SourceTable, message: pgoutput.RowMessage, found: FoundRows, converted: Collection[str]
+) -> SourceRow:
     """Compare a dead letter's row with what the source holds today.
 
     :param converted: columns whose values a snapshot's dead letter contains as the server's text; they are not
@@ -105,17 +107,17 @@ def compare(table: Table, message: pgoutput.RowMessage, found: Found, converted:
     """
     lost = [reason for c, reason in found.unreadable.items() if table.columns[c].name in table.key]
     if lost:
-        return Held(gone=False, same=False, unknown=lost[0])
+        return SourceRow(gone=False, same=False, unknown=lost[0])
     gone = message.old is None or row_key(table, message.old) not in found.rows
     if message.new is None:
-        return Held(gone, same=False)
+        return SourceRow(gone, same=False)
     row = found.rows.get(row_key(table, message.new))
     if row is None:
-        return Held(gone, same=False)
+        return SourceRow(gone, same=False)
     comparable = [
         (value, row[c])
         for c, (column, value) in enumerate(zip(table.columns, message.new, strict=True))
         if value.kind in "nb" and c not in found.unreadable and column.name not in converted
     ]
     same = all((None if value.kind == "n" else value.data) == now for value, now in comparable)
-    return Held(gone, same)
+    return SourceRow(gone, same)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.hooks import places
-from airflow_bottledwater.hooks.places import Place
+from airflow_bottledwater.hooks import spark_target
+from airflow_bottledwater.hooks.spark_target import SparkTarget
 
-CLIENT = Place("spark_default", False, "spark://m:7077")
-YARN = Place("spark_default", True, "yarn")
-KUBERNETES = Place("spark_default", True, "k8s://https://k:443")
+CLIENT = SparkTarget("spark_default", False, "spark://m:7077")
+YARN = SparkTarget("spark_default", True, "yarn")
+KUBERNETES = SparkTarget("spark_default", True, "k8s://https://k:443")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ KUBERNETES = Place("spark_default", True, "k8s://https://k:443")
 )
 def test_what_goes_together(
     monkeypatch: pytest.MonkeyPatch,
-    place: Place,
+    place: SparkTarget,
     executor: str,
     detached: bool,
     settings_file: str | None,
@@ -44,36 +44,36 @@ def test_what_goes_together(
 ) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
     if not refused:
-        places.check(place, detached=detached, settings_file=settings_file)
+        spark_target.check(place, detached=detached, settings_file=settings_file)
         return
     with pytest.raises(Refused, match=refused):
-        places.check(place, detached=detached, settings_file=settings_file)
+        spark_target.check(place, detached=detached, settings_file=settings_file)
     if detached and not place.cluster:
-        places.check(place, detached=detached, executor="LocalExecutor", settings_file=settings_file)
+        spark_target.check(place, detached=detached, executor="LocalExecutor", settings_file=settings_file)
 
 
 @pytest.mark.parametrize(
     ("host", "port", "mode", "place"),
     [
-        ("local[2]", None, None, Place("s", False, "local[2]")),
-        ("spark://m", 7077, "client", Place("s", False, "spark://m:7077")),
-        ("yarn", None, "cluster", Place("s", True, "yarn")),
-        ("k8s://https://k", 443, "cluster", Place("s", True, "k8s://https://k:443", "cdc")),
+        ("local[2]", None, None, SparkTarget("s", False, "local[2]")),
+        ("spark://m", 7077, "client", SparkTarget("s", False, "spark://m:7077")),
+        ("yarn", None, "cluster", SparkTarget("s", True, "yarn")),
+        ("k8s://https://k", 443, "cluster", SparkTarget("s", True, "k8s://https://k:443", "cdc")),
         ("spark://m", 7077, "cluster", None),
         ("local[2]", None, "cluster", None),
     ],
 )
 def test_a_connection_says_where(
-    connect: Any, host: str, port: int | None, mode: str | None, place: Place | None
+    connect: Any, host: str, port: int | None, mode: str | None, place: SparkTarget | None
 ) -> None:
     extra = {"namespace": "cdc"} if host.startswith("k8s") else {}
     connect("s", conn_type="spark", host=host, port=port, extra={**extra, **({"deploy-mode": mode} if mode else {})})
     if place is None:
         with pytest.raises(Refused, match="deploy-mode to client"):
-            places.find("s")
-        assert not places.find("s", mode="client").cluster
+            spark_target.find("s")
+        assert not spark_target.find("s", mode="client").cluster
     else:
-        assert places.find("s") == place
+        assert spark_target.find("s") == place
 
 
 @pytest.mark.parametrize("extra", [{}, {"namespace": "of-the-connection"}])
@@ -81,8 +81,8 @@ def test_on_kubernetes_the_tasks_properties_come_first(connect: Any, extra: dict
     """As in the Spark provider, and in Spark: what is submitted elsewhere could not be cancelled."""
     connect("s", conn_type="spark", host="k8s://https://k", port=443, extra={**extra, "deploy-mode": "cluster"})
     properties = {"spark.kubernetes.namespace": "cdc", "spark.kubernetes.driver.pod.name": "mine"}
-    assert places.find("s", properties=properties) == Place("s", True, "k8s://https://k:443", "cdc", "mine")
-    assert places.find("s").namespace == extra.get("namespace")
+    assert spark_target.find("s", properties=properties) == SparkTarget("s", True, "k8s://https://k:443", "cdc", "mine")
+    assert spark_target.find("s").namespace == extra.get("namespace")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_connection_given_as_a_uri_has_the_master_that_the_spark_provider_take
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
     monkeypatch.setenv("AIRFLOW_CONN_OF_A_URI", uri)
-    assert places.find("of_a_uri", mode="client").master == master
+    assert spark_target.find("of_a_uri", mode="client").master == master
     assert SparkSubmitHook._resolve_connection(_hook("of_a_uri"))["master"] == master
 
 

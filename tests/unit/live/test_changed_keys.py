@@ -10,7 +10,7 @@ import pytest
 
 from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.kafka.publisher import tombstones
-from airflow_bottledwater.live.touched import Touched
+from airflow_bottledwater.live.changed_keys import ChangedKeys
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.publish.reject import Rejection
 
@@ -18,7 +18,7 @@ from airflow_bottledwater.publish.reject import Rejection
 SNAPSHOT = Snapshot(100, 100, ())
 
 
-def noted(records: dict[int, bytes], rejected: list[int]) -> Touched:
+def noted(records: dict[int, bytes], rejected: list[int]) -> ChangedKeys:
     """What is noted of a batch of three inserts by transaction 200.
 
     :param records: the keys of the changes that were encoded, by the changes' numbers.
@@ -39,7 +39,7 @@ def noted(records: dict[int, bytes], rejected: list[int]) -> Touched:
         records=encoded,
         rejections=[Rejection(row, "why") for row in rejected],
     )
-    touched = Touched()
+    touched = ChangedKeys()
     touched.note(batch, {"items": 0}, {0}, None)
     return touched
 

@@ -25,7 +25,7 @@ MOST = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Newer:
+class SupersedingKeys:
     """The keys of one topic that the stream has published in a version newer than a snapshot's.
 
     :param all: whether any key may be one of them: the table was truncated, or has a change whose key is not known.
@@ -41,7 +41,7 @@ class Newer:
         return np.isin(hash_records(records)[:, 0], self.keys)
 
 
-class Touched:
+class ChangedKeys:
     """Notes the keys of the changes that are published, with their transactions."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Touched:
         if len(entries):
             self._parts.append(entries)
 
-    def newer(self, topic: int, snapshot: Snapshot | None) -> Newer:
+    def newer(self, topic: int, snapshot: Snapshot | None) -> SupersedingKeys:
         """The keys of a topic with changes that a snapshot does not show.
 
         :param topic: the topic's index.
@@ -98,7 +98,7 @@ class Touched:
         unseen = any(of == topic and (snapshot is None or not snapshot.sees(xid)) for of, xid in self._all)
         found = [part[part["topic"] == topic] for part in self._parts]
         keys = [part["key"] if snapshot is None else part["key"][_unseen(part["xid"], snapshot)] for part in found]
-        return Newer(np.unique(np.concatenate(keys)) if keys else np.zeros(0, dtype=np.uint64), unseen)
+        return SupersedingKeys(np.unique(np.concatenate(keys)) if keys else np.zeros(0, dtype=np.uint64), unseen)
 
     def forget(self, oldest: Snapshot) -> None:
         """Forget what this snapshot shows, and so all later ones."""

@@ -116,7 +116,7 @@ class _JobRuns:
             )
             # Spark takes several seconds to start, in which everything is made. A command that is killed takes its job
             # with it: nobody would see that it goes on
-            supervise.start(folder, command, submit.environment(master=self.master), tied=True)
+            supervise.start(folder, command, submit.environment(master=self.master), ends_with_parent=True)
             with ExitStack() as undo:
                 # in order, so that Spark removes its own folders, in which a copy of the settings may be
                 undo.callback(supervise.stop, folder, timeout=10)

@@ -28,7 +28,7 @@ log = logging.getLogger("bottledwater")
 _INTERVAL = 1.0
 #: seconds without a report after which it is said what is waited for
 _SILENT = 10.0
-_COLUMNS = ("id", "state", "tables", "where", "rows", "newer", "swept", "done", "rows/s", "left", "error")
+_COLUMNS = ("id", "state", "tables", "where", "rows", "superseded", "tombstones", "done", "rows/s", "left", "error")
 
 
 @click.command("snapshot")
@@ -103,8 +103,8 @@ def _follow(pipeline: Settings, name: str, request_id: str) -> None:
     if report.state != "finished":
         raise JobFailed(f"The live snapshot {report.state}: {report.error}".rstrip(": "))
     click.echo(
-        f"{report.rows:,} rows published, {report.newer:,} left out since the stream has published newer ones, "
-        f"{report.swept:,} keys removed, {report.dead_letters:,} dead letters.",
+        f"{report.rows:,} rows published, {report.superseded:,} superseded by newer ones of the stream, "
+        f"{report.tombstones:,} tombstones, {report.dead_letters:,} dead letters.",
         err=True,
     )
 
@@ -157,7 +157,7 @@ def _row(request: SnapshotRequest | None, report: SnapshotReport) -> tuple[str, 
         report.state,
         ", ".join(report.tables or (request.tables if request is not None else ())),
         request.where if request is not None else "",
-        *(f"{count:,}" for count in (report.rows, report.newer, report.swept)),
+        *(f"{count:,}" for count in (report.rows, report.superseded, report.tombstones)),
         f"{100 * report.bytes / report.total_bytes:.0f} %" if report.total_bytes else "",
         f"{report.rows_per_second:,.0f}" if report.rows_per_second else "",
         f"{report.seconds_left:,.0f} s" if report.seconds_left is not None else "",

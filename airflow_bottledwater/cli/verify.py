@@ -42,7 +42,7 @@ def run(pipeline: Settings, master: str, spark_conf: dict[str, str], *, as_json:
     with tempfile.TemporaryDirectory(prefix=RUN_FOLDER) as created:
         folder = Path(created)
         command = submit.command("verify", pipeline.write(folder), master=master, conf=spark_conf)
-        supervise.start(folder, command, submit.environment(master=master), tied=True)
+        supervise.start(folder, command, submit.environment(master=master), ends_with_parent=True)
         jobs.follow(folder, stopped)
         outcome = supervise.final_outcome(folder)
         if not outcome.ok or outcome.stopped:

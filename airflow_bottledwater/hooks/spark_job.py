@@ -148,16 +148,19 @@ def describe(
     return application, conf, files, submit.arguments(path, bounded=bounded, job_id=identity["id"], more=more)
 
 
-def start(hook: Any, identity: Identity, application: str, *, tied: bool) -> None:
+def start(hook: Any, identity: Identity, application: str, *, ends_with_parent: bool) -> None:
     """Start a job in client mode, as a supervised family of processes.
 
     :param hook: a ``SparkSubmitHook`` of the Spark provider, which makes the command line from a connection.
     :param application: the path of its entry point.
-    :param tied: whether the job ends with this process, for whatever reason that ends.
+    :param ends_with_parent: whether the job ends with this process, for whatever reason that ends.
     """
     made = submission(hook, application)
     supervise.start(
-        Path(identity["folder"]), made.command, {**submit.environment(master=made.master), **made.variables}, tied=tied
+        Path(identity["folder"]),
+        made.command,
+        {**submit.environment(master=made.master), **made.variables},
+        ends_with_parent=ends_with_parent,
     )
 
 

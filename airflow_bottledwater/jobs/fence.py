@@ -42,7 +42,7 @@ def holds(pipeline: Settings, claim: str) -> bool:
     return bool(claim) and _claimed_by(pipeline, _identify(pipeline)) == claim
 
 
-def give_up(pipeline: Settings, claim: str, why: Why, end: Callable[[], None]) -> None:
+def fence_and_release(pipeline: Settings, claim: str, why: Why, end: Callable[[], None]) -> None:
     """Take the slot from a job that does not answer. It is fenced, and its slot is freed, before it is ended: that may
     take a minute, or not be possible at all.
 

@@ -120,9 +120,9 @@ def ask(pipeline: Settings, name: str, request_id: str, request: SnapshotRequest
     control_topic.write(pipeline.kafka, {snapshot_key(name, request_id): encode(replace(request, at=time.time()))})
 
 
-def owed(known: PipelineState) -> dict[str, LiveProgress]:
-    """The live snapshots that have ended although their rows are owed, as they are to be tried again."""
-    failed = {each: progress for each, progress in known.lives.items() if progress.ended and progress.still_owed}
+def failed_required(known: PipelineState) -> dict[str, LiveProgress]:
+    """The live snapshots that have ended although their topics lack rows without them, as they are to be tried again."""
+    failed = {each: progress for each, progress in known.lives.items() if progress.ended and progress.unfinished}
     for each, progress in failed.items():
         log.warning(
             "Live snapshot %s has not finished (%s). It is tried again: without it, its topics lack rows.",
@@ -134,11 +134,11 @@ def owed(known: PipelineState) -> dict[str, LiveProgress]:
 
 def ask_for_recorded(pipeline: Settings, name: str, known: PipelineState) -> None:
     """Ask for the live snapshots that the state knows and nobody asks for: those that were recorded together with their
-    tables, whose rows are owed.
+    tables, whose topics lack rows until they have finished.
 
     :raises Outage: Kafka does not answer.
     """
-    open_ones = {each: progress for each, progress in known.lives.items() if progress.owed and not progress.ended}
+    open_ones = {each: progress for each, progress in known.lives.items() if progress.required and not progress.ended}
     if not open_ones:
         return
     asked, requests = control_topic.read(pipeline.kafka), dict[str, dict[str, Any] | None]()

@@ -58,7 +58,7 @@ def stop(pipeline: Settings, identity: Identity, *, timeout: float = 40.0, final
         leftovers.end(identity)
         _report(pipeline, identity, final)
 
-    fence.give_up(pipeline, claim, "end" if final else "replace", end)
+    fence.fence_and_release(pipeline, claim, "end" if final else "replace", end)
     return False
 
 
@@ -140,7 +140,7 @@ def _give_up(pipeline: Settings, name: str, job: Job, say: Callable[[str], objec
         if not ended:
             say(f"Kill the remaining process on host {job.host}: process {job.pid}.")
 
-    fence.give_up(pipeline, job.id, "stop", end)
+    fence.fence_and_release(pipeline, job.id, "stop", end)
 
 
 def _request(

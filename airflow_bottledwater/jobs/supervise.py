@@ -44,26 +44,35 @@ _STARTING = 3600.0
 #: how many of its log's last lines are in the error of a job that died, and how many characters of each
 _QUOTED, _WIDTH = 12, 300
 #: the supervisor's first argument if it has to end with the process that started it
-_TIED = "--tied"
+_ENDS_WITH_PARENT = "--ends-with-parent"
 
 
-def start(run_directory: Path, command: Sequence[str], environment: dict[str, str], *, tied: bool = False) -> None:
+def start(
+    run_directory: Path, command: Sequence[str], environment: dict[str, str], *, ends_with_parent: bool = False
+) -> None:
     """Start a supervised job that outlives the calling process; returns at once.
 
     :param run_directory: an existing folder for this job only.
     :param command: the spark-submit command.
-    :param tied: whether the job ends (in order) when the calling process ends, for whatever reason; its folder is then
+    :param ends_with_parent: whether the job ends (in order) when the calling process ends, for whatever reason; its folder is then
         removed.
     :raises StopRequested: the job was asked to stop before it started.
     """
     if stop_asked(run_directory):
         raise StopRequested("The job was asked to stop before it started.")
     # only this process has the other end of the pipe, which the kernel closes when the process ends
-    parent, _kept = os.pipe() if tied else (subprocess.DEVNULL, None)
+    parent, _kept = os.pipe() if ends_with_parent else (subprocess.DEVNULL, None)
     try:
         with (run_directory / LOG).open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", __name__, *([_TIED] if tied else []), str(run_directory), *command],
+                [
+                    sys.executable,
+                    "-m",
+                    __name__,
+                    *([_ENDS_WITH_PARENT] if ends_with_parent else []),
+                    str(run_directory),
+                    *command,
+                ],
                 stdin=parent,
                 stdout=log,
                 stderr=log,
@@ -71,7 +80,7 @@ def start(run_directory: Path, command: Sequence[str], environment: dict[str, st
                 start_new_session=True,
             )
     finally:
-        if tied:
+        if ends_with_parent:
             os.close(parent)
     # recorded here, and not only by the supervisor itself, so that the job can be found and stopped at once, however
     # long it starts
@@ -308,13 +317,13 @@ def sweep(folders: Sequence[Path]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``python -m airflow_bottledwater.jobs.supervise [--tied] FOLDER COMMAND …``."""
-    tied = arguments[0] == _TIED
-    folder, *command = arguments[tied:]
-    return _supervise(Path(folder), command, tied)
+    """``python -m airflow_bottledwater.jobs.supervise [--ends-with-parent] FOLDER COMMAND …``."""
+    ends_with_parent = arguments[0] == _ENDS_WITH_PARENT
+    folder, *command = arguments[ends_with_parent:]
+    return _supervise(Path(folder), command, ends_with_parent)
 
 
-def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
+def _supervise(folder: Path, command: Sequence[str], ends_with_parent: bool) -> int:
     stopping = 0.0
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, RUN_DIRECTORY: str(folder)})
 
@@ -332,7 +341,7 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
         if time.monotonic() - looked > 1.0:
             looked = time.monotonic()
             _keep(folder)
-        if tied and not orphaned and select.select([sys.stdin], [], [], 0)[0]:
+        if ends_with_parent and not orphaned and select.select([sys.stdin], [], [], 0)[0]:
             orphaned = True  # nothing is ever written to the pipe: it is readable because the process that started this one has ended
             on_term()
         if stopping and not asked:
@@ -357,7 +366,7 @@ def _supervise(folder: Path, command: Sequence[str], tied: bool) -> int:
     if outcome(folder) is None or records.present(folder, Unreported):
         _report_end(folder)
     _remove_settings(folder)
-    if orphaned or (tied and select.select([sys.stdin], [], [], 0)[0]):
+    if orphaned or (ends_with_parent and select.select([sys.stdin], [], [], 0)[0]):
         shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
 

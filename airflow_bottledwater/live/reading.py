@@ -139,7 +139,7 @@ class LiveReader(threading.Thread):
         """Read the next chunk, and hand it over."""
         connection = self._connect()
         oid = self._at.tables[self._at.done]
-        if self._at.owed and oid not in catalog.names(connection, [oid]):
+        if self._at.required and oid not in catalog.names(connection, [oid]):
             return self._pass_over(connection, oid)
         self.extent.measure(connection, self._at.tables[self._at.done :])
         if self._at.filenode == SWEEPING:
@@ -183,7 +183,8 @@ class LiveReader(threading.Thread):
         self._pace(blocks)
 
     def _pass_over(self, connection: Connection, oid: int) -> None:
-        """Go on behind a table that was dropped before all of its rows were read: those of the others are owed."""
+        """Go on behind a table that was dropped before all of its rows were read: the topics of the others lack rows
+        until they are read."""
         log.warning("%s was dropped: its rows are not read again.", self._tables[oid].table.qualified)
         ((now,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
         self._at = replace(self._at, done=self._at.done + 1, filenode=0, upto=0, key=())

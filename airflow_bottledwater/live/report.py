@@ -56,8 +56,8 @@ class Reports:
         report = SnapshotReport(
             state, waits_for, [tables[oid].table.qualified for oid in progress.tables] if tables else []
         )
-        report.rows, report.newer, report.dead_letters = progress.rows, progress.newer, progress.dead_letters
-        report.swept, report.bytes, report.error = progress.swept, progress.bytes, progress.error
+        report.rows, report.superseded, report.dead_letters = progress.rows, progress.superseded, progress.dead_letters
+        report.tombstones, report.bytes, report.error = progress.tombstones, progress.bytes, progress.error
         left = reading.extent.left(progress) if reading is not None else 0 if state == "finished" else None
         report.total_bytes = progress.bytes + left if left is not None else 0
         if state == "reading":

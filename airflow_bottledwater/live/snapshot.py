@@ -74,7 +74,7 @@ class LiveSnapshot:
     def __init__(self, pipeline: Settings, session: PublishSession, request_id: str, request: SnapshotRequest) -> None:
         self._pipeline, self._session = pipeline, session
         self._id, self.request = request_id, request
-        self._touched = ChangedKeys()
+        self._changed = ChangedKeys()
         self._noting = False
         #: the indices of the topics of what is read
         self._topics: set[int] = set()
@@ -98,13 +98,13 @@ class LiveSnapshot:
     @property
     def noted(self) -> int:
         """How many changed keys are noted beside it."""
-        return len(self._touched)
+        return len(self._changed)
 
     def publishing(self, encoded: EncodedBatch) -> None:
         """Note the changes of a batch before it is published."""
         if self._noting:
             oldest = None if self._chunk is None or self._chunk.stale else self._chunk.snapshot
-            self._touched.note(encoded, self._session.index, self._topics, oldest)
+            self._changed.note(encoded, self._session.index, self._topics, oldest)
 
     def reached(self, position: Position | None) -> None:
         """Note P behind a batch that was noted."""
@@ -130,7 +130,7 @@ class LiveSnapshot:
         """
         if self.reading is None:
             # what is published from now on is noted; the reading's X0 is taken after that
-            self._touched.clear()
+            self._changed.clear()
             tables = self._session.state.tables
             self._topics = {self._session.index[tables[oid].topic] for oid in progress.tables}
             self._noting, self._position = True, self._session.state.position
@@ -143,7 +143,7 @@ class LiveSnapshot:
             with contextlib.suppress(queue.Empty):
                 self._chunk = self.reading.chunks.get_nowait()
                 if not self._chunk.stale:
-                    self._touched.forget(self._chunk.snapshot)
+                    self._changed.forget(self._chunk.snapshot)
         position = self._session.state.position
         # the stream first publishes all that the chunk shows
         return self._chunk is not None and position is not None and position.lsn >= self._chunk.insert_lsn
@@ -172,7 +172,7 @@ class LiveSnapshot:
         topic = self._session.index[chunk.version.topic]
         # a key that was swept is one that no change was published of since the topic was read, not even one that the
         # snapshot shows
-        newer = self._touched.newer(topic, None if chunk.stale else chunk.snapshot)
+        newer = self._changed.newer(topic, None if chunk.stale else chunk.snapshot)
         if newer.all and (chunk.blocks or chunk.stale):
             raise Broken  # read again, the rows are those after the TRUNCATE
 
@@ -206,7 +206,7 @@ class LiveSnapshot:
         changes: dict[str, StateRecord | None],
     ) -> Iterator[Records]:
         """The records of a chunk; at their end, the progress behind them is put into ``changes``."""
-        rows = left_out = dead_letters = swept = 0
+        rows = superseded = dead_letters = removed = 0
         label = f"{self._id}/{format_lsn(chunk.insert_lsn)}"
         programs = self._session.programs([chunk.version], copied=True)
         assert self._rows is not None
@@ -218,7 +218,7 @@ class LiveSnapshot:
                 for rejection in rejections:
                     yield self._rows.dead_letter(chunk.version, block, rejection, chunk.insert_lsn, label)
                 rows += int(np.count_nonzero(kept))
-                left_out += len(kept) - int(np.count_nonzero(kept))
+                superseded += len(kept) - int(np.count_nonzero(kept))
                 dead_letters += len(rejections)
         for row in chunk.large:
             yield self._rows.unread(chunk.version, row.key, row.unsendable, chunk.insert_lsn, label)
@@ -227,7 +227,7 @@ class LiveSnapshot:
             records = tombstones(topic, chunk.stale)
             kept = ~newer.rows(records)
             yield Records(records.table[kept], records.data, 0, label)
-            swept = int(np.count_nonzero(kept))
+            removed = int(np.count_nonzero(kept))
         if chunk.partitions is not None and chunk.version.table.partitioned:
             oid = chunk.version.table.oid
             # what was known before of a partition that is read by itself is kept: it may have got another file since
@@ -237,9 +237,9 @@ class LiveSnapshot:
         changes[live_key(self._id)] = replace(
             chunk.after,
             rows=before.rows + rows,
-            newer=before.newer + left_out,
+            superseded=before.superseded + superseded,
             dead_letters=before.dead_letters + dead_letters,
-            swept=before.swept + swept,
+            tombstones=before.tombstones + removed,
         )
 
     def _find_refused(
@@ -275,4 +275,4 @@ class LiveSnapshot:
             self.reading.close()
         self.reading = self._chunk = self._rows = None
         self._noting = False
-        self._touched.clear()
+        self._changed.clear()

@@ -118,7 +118,7 @@ class LiveSnapshots:
             if progress is not None and progress.ended:
                 if time.monotonic() >= self._again:
                     self._end(request_id, progress, progress.ended, progress.error)
-            elif request.cancelled and not (progress is not None and progress.owed):
+            elif request.cancelled and not (progress is not None and progress.required):
                 self._end(request_id, progress, "cancelled")
             elif request.paused:
                 self._reports.tell(request_id, "paused", progress)
@@ -243,9 +243,9 @@ class LiveSnapshots:
         if not self._untidy:
             return
         self._untidy = False
-        # if its rows are not owed, one that nobody asks for has ended, or was begun by a request that was answered
+        # if it is not required, one that nobody asks for has ended, or was begun by a request that was answered
         # already
-        ended = {each for each, progress in self._session.state.lives.items() if not progress.still_owed}
+        ended = {each for each, progress in self._session.state.lives.items() if not progress.unfinished}
         if gone := ended - self._requests.open.keys():
             self._write({live_key(each): None for each in gone})
 

@@ -94,7 +94,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Ask for the live snapshot and wait for its end; returns how many rows were published (``rows``), and how many
-        were left out, since the stream has published newer versions of them (``left_out``).
+        were superseded: left out, since the stream has published newer versions of them (``superseded``).
 
         :raises AirflowFailException: the live snapshot failed, was cancelled, or took too long.
         """
@@ -218,20 +218,21 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         found = {
             "tables": report["tables"],
             "rows": report["rows"],
-            "left_out": report["newer"],
-            "removed_keys": report["swept"],
+            "superseded": report["superseded"],
+            "tombstones": report["tombstones"],
             "dead_letters": report["dead_letters"],
             "boundary": report["boundary"],
         }
         self.log.info(
-            "%s rows of %s are published again; %s are left out, since the stream has published newer versions of "
-            "them.",
+            "%s rows of %s are published again; %s are superseded by newer versions that the stream has published.",
             f"{found['rows']:,}",
             ", ".join(found["tables"]),
-            f"{found['left_out']:,}",
+            f"{found['superseded']:,}",
         )
         if self.sweep:
-            self.log.info("%s keys that the tables do not have are removed.", f"{found['removed_keys']:,}")
+            self.log.info(
+                "%s tombstones are published, for keys that the tables do not have.", f"{found['tombstones']:,}"
+            )
         if found["dead_letters"]:
             self.log.warning("%s rows could not be published, and are dead letters.", f"{found['dead_letters']:,}")
         return found

@@ -61,7 +61,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
 
     job_name: str
     #: whether a job in client mode ends with the task's process, unless the task is deferred
-    tied: ClassVar[bool] = False
+    ends_with_task: ClassVar[bool] = False
     application: str
     conf: dict[Any, Any] | None
     files: str | None
@@ -148,15 +148,8 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
             hook = self._get_hook()
             self._identity = identity
             store.set(JOB, identity, retention=NEVER_EXPIRE)
-            owner = Owner(
-                ti.dag_id,
-                ti.run_id,
-                ti.task_id,
-                ti.map_index,
-                identity["host"],
-                identity["folder"],
-                place.master,
-            )
+            by = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+            owner = Owner(*by, identity["host"], identity["folder"], place.master)
             name = ""  # the job itself reports it, if the source does not answer now
             with contextlib.suppress(BottledWaterError):
                 name = live.name_of(pipeline)
@@ -166,7 +159,9 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
                 self.log.warning("The job could not be announced, it reports itself once it runs: %s", error)
             self._check_killed()
             if not place.cluster:
-                spark_job.start(hook, identity, self.application, tied=self.tied and not self.deferrable)
+                spark_job.start(
+                    hook, identity, self.application, ends_with_parent=self.ends_with_task and not self.deferrable
+                )
                 return identity
         except BaseException:
             watch.forget(pipeline, identity)

@@ -61,7 +61,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     """
 
     job_name = "stream"
-    tied: ClassVar[bool] = True
+    ends_with_task: ClassVar[bool] = True
     template_fields: Sequence[str] = (
         *BottledWaterSparkOperator.template_fields,
         "bounded",

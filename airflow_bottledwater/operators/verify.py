@@ -42,7 +42,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
     """
 
     job_name = "verify"
-    tied = True
+    ends_with_task = True
     ui_color = "#d8f0e0"
     template_fields: Sequence[str] = (*BottledWaterSparkOperator.template_fields, "verify_tables", "sample")
 

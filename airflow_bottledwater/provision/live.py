@@ -73,7 +73,7 @@ def cancel(pipeline: Settings, name: str, request_id: str) -> None:
     :raises Outage: Kafka does not answer.
     """
     progress = read_state(pipeline, store.state_topic_name(_cluster(pipeline).database, pipeline.slot)).live(request_id)
-    if progress is not None and progress.still_owed:
+    if progress is not None and progress.unfinished:
         raise Refused(
             f"Live snapshot {request_id!r} reads tables or partitions that were added, or tables that were taken up "
             "again with another key: without it, their topics would lack rows for good.",

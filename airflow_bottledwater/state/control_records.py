@@ -266,8 +266,8 @@ class SnapshotReport:
 
     :param state: waiting, reading, sweeping, paused; or at its end finished, cancelled or failed.
     :param what: what it waits for, or reads.
-    :param rows: rows published. ``newer`` are rows that were left out since the stream has published newer ones;
-        ``swept`` are keys that got a tombstone.
+    :param rows: rows published. ``superseded`` are rows that were left out since the stream has published newer ones;
+        ``tombstones`` were published for keys that the tables do not have.
     :param bytes: the size of the tables' blocks that were read, of ``total_bytes``, both without TOAST. ``total_bytes``
         is 0 if it is not known: while nothing is read, and inside of a table that is read in the order of its keys.
     :param boundary: the LSN up to which the rows that were published last show the table.
@@ -280,9 +280,9 @@ class SnapshotReport:
     what: str = ""
     tables: list[str] = field(default_factory=list)
     rows: int = 0
-    newer: int = 0
+    superseded: int = 0
     dead_letters: int = 0
-    swept: int = 0
+    tombstones: int = 0
     bytes: int = 0
     total_bytes: int = 0
     rows_per_second: float = 0.0

@@ -84,7 +84,7 @@ def former_key(topic: str) -> str:
     return f"{FORMER}{topic}"
 
 
-def below_key(oid: int) -> str:
+def attached_key(oid: int) -> str:
     """The key of a table whose changes are sent as another one's."""
     return f"below/{oid}"
 
@@ -300,16 +300,16 @@ class LiveProgress:
         (:func:`airflow_bottledwater.live.keys.place`).
     :param upto: the block of it behind the last one that is published.
     :param key: of a reading in the order of keys: that of the last row that is published, as text.
-    :param rows: rows published; for ``newer`` and ``swept``, see
+    :param rows: rows published; for ``superseded`` and ``tombstones``, see
         :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
     :param bytes: the size of the blocks that were read.
     :param parts: the oids of all that is read below these tables, leaf partitions and what is between; empty: the
         tables are read whole.
     :param found: the partitions of the next table whose rows are published, while it is being swept.
     :param sweep: whether it was recorded, before anybody asked for it, as one with a sweep.
-    :param owed: whether its tables' topics lack rows until it has finished: it was recorded together with tables that
-        were added, or taken up again, or for partitions that were attached. It cannot be cancelled, and is tried again
-        at each start of the stream.
+    :param required: whether its tables' topics lack rows until it has finished: it was recorded together with tables
+        that were added, or taken up again, or for partitions that were attached. It cannot be cancelled, and is tried
+        again at each start of the stream.
     :param ended: finished, cancelled or failed; empty until then.
     """
 
@@ -319,21 +319,21 @@ class LiveProgress:
     upto: int = 0
     key: tuple[str, ...] = ()
     rows: int = 0
-    newer: int = 0
+    superseded: int = 0
     dead_letters: int = 0
-    swept: int = 0
+    tombstones: int = 0
     bytes: int = 0
     parts: tuple[int, ...] = ()
     found: Partitions | None = None
     sweep: bool = False
-    owed: bool = False
+    required: bool = False
     ended: str = ""
     error: str = ""
 
     @property
-    def still_owed(self) -> bool:
-        """Whether its rows are owed, and it is not finished."""
-        return self.owed and self.ended != "finished"
+    def unfinished(self) -> bool:
+        """Whether its tables' topics lack rows, since it is not finished."""
+        return self.required and self.ended != "finished"
 
 
 StateRecord = (

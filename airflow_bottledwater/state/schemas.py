@@ -216,7 +216,7 @@ def _value_again(
 def _read_again(tables: Sequence[PinnedTable]) -> dict[str, StateRecord]:
     """The record of the live snapshot that publishes these tables' rows with ids that are known."""
     keyed = tuple(pinned.table.oid for pinned in tables if pinned.table.keyed)
-    return {live_key(uuid.uuid4().hex[:12]): LiveProgress(keyed, owed=True)} if keyed else {}
+    return {live_key(uuid.uuid4().hex[:12]): LiveProgress(keyed, required=True)} if keyed else {}
 
 
 def _unreadable(now: PinnedTable, before: PinnedTable) -> Problem:

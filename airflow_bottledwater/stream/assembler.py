@@ -140,7 +140,7 @@ class TransactionAssembler:
         message, place = self._announced
         return message if place == self.next_place else None
 
-    def give_up(self) -> Batch:
+    def abandon(self) -> Batch:
         """All changes that have come, as a batch, and none of those that are left of the transaction that has begun to
         come: the next session is to begin behind it."""
         batch = self._batch(int(self._state.count), int(self._state.bytes), Position(int(self._state.final_lsn) + 1, 0))

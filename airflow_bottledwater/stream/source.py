@@ -239,7 +239,7 @@ class ChangeSource:
                 "out%s.",
                 of, position, f"; it may be {row}" if row else "",
             )  # fmt: skip
-            return self._assembler.give_up()
+            return self._assembler.abandon()
         raise RecordError(
             f"The change{of} at {position} cannot be sent by PostgreSQL: "
             f"{error.what}{f' It may be {row}.' if row else ''}",

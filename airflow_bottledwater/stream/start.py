@@ -91,7 +91,7 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
     saved.remember(pipeline, claimed)
     settled = schemas.settle(pipeline, connection, claimed)
     claimed.record_ids([stream_id(claimed.prefix)])
-    if again := snapshots.owed(known):
+    if again := snapshots.failed_required(known):
         claimed.write({live_key(each): progress for each, progress in again.items()})
     snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), claimed.state)
     return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, settled)

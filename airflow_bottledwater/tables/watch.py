@@ -32,7 +32,7 @@ INTERVAL, QUESTION = 10.0, 1.0
 #: seconds for which the reason of a step has to last before it is carried out while the stream runs: helper tables of
 #: migrations live for seconds, and names are exchanged in several statements
 LASTS = 3.0
-#: seconds after which a live snapshot whose rows are owed, and that has failed, is tried again
+#: seconds after which a live snapshot that has failed, and without which a topic lacks rows, is tried again
 AGAIN = 30.0
 #: seconds to wait for the state as the stream has it, which gives it between two batches
 _PATIENCE = 2.0
@@ -58,7 +58,7 @@ class TableWatch:
         self._mark, self._again = "", 0.0
         #: when each step came up first, and where the end of the WAL was then
         self._since: dict[tuple[int, Do, str], tuple[float, int]] = {}
-        #: when live snapshots whose rows are owed are tried again; 0 if none has failed
+        #: when required live snapshots are tried again; 0 if none has failed
         self._retry_at = 0.0
         self._prepared: PreparedSteps | None = None
         # how often something was carried out; what is prepared for a state of before does not count
@@ -270,7 +270,7 @@ class TableWatch:
     def _retries(self, known: PipelineState) -> bool:
         """Whether live snapshots that have failed are to be tried again now."""
         now = time.monotonic()
-        if not any(progress.ended and progress.still_owed for progress in known.lives.values()):
+        if not any(progress.ended and progress.unfinished for progress in known.lives.values()):
             self._retry_at = 0.0
             return False
         if not self._retry_at:
@@ -306,10 +306,10 @@ class TableWatch:
         self._problems.tell("tables", wrong)
 
     def _failed(self, known: PipelineState) -> list[Problem]:
-        """The live snapshots whose rows are owed, and that have failed, as problems."""
+        """The live snapshots that have failed, and without which topics lack rows, as problems."""
         found = []
         for progress in known.lives.values():
-            if progress.ended and progress.still_owed:
+            if progress.ended and progress.unfinished:
                 for oid in progress.tables[progress.done :]:
                     name = known.tables[oid].table.qualified if oid in known.tables else str(oid)
                     why = f"Its rows could not be read: {progress.error or progress.ended}."

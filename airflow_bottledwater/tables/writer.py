@@ -43,7 +43,7 @@ from airflow_bottledwater.state.records import (
     LiveProgress,
     Partitions,
     StateRecord,
-    below_key,
+    attached_key,
     boundary_key,
     former_key,
     gap_key,
@@ -78,7 +78,7 @@ class PreparedSteps:
     :param swept: the oids of the tables whose live snapshots remove what their topics have and they do not.
     :param lsn: the stream has to be here first: everything that was committed before the steps' reasons came up is
         before it.
-    :param retry: whether live snapshots that have failed, and whose rows are owed, are tried again.
+    :param retry: whether required live snapshots that have failed are tried again.
     :param types: what is recorded of columns' types, for tables that are not recorded anew.
     :param rows: those of new tables without a key, which are published together with the records.
     :param unfit: the tables for which nothing could be made, and why.
@@ -284,14 +284,14 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
             done.discard(step.oid)
             lives.stop(step.oid)
         elif step.do is Do.BELOW:
-            values[below_key(step.oid)] = AttachedTable(step.root) if step.root else None
+            values[attached_key(step.oid)] = AttachedTable(step.root) if step.root else None
         elif step.do is Do.APART:
-            values[below_key(step.oid)] = None
+            values[attached_key(step.oid)] = None
             # the keys of another pipeline are not removed
             lives.read(step.oid, sweep=not shared(pipeline, [step.topic]))
         elif step.do is Do.READ_PARTS:
             parts = tuple(part.oid for part in step.parts)
-            values[live_key(uuid.uuid4().hex[:12])] = LiveProgress((step.oid,), parts=parts, owed=True)
+            values[live_key(uuid.uuid4().hex[:12])] = LiveProgress((step.oid,), parts=parts, required=True)
         if before is not None and before.topic != step.topic and before.topic not in taken:
             values[former_key(before.topic)] = Former(step.oid, before.table.qualified)
     values = {key: value for key, value in values.items() if value is not None or key in known.raw}
@@ -334,7 +334,7 @@ def tell(prepared: PreparedSteps) -> None:
 
 def _obsolete(known: PipelineState, oid: int) -> list[str]:
     """The keys of a table's records that describe what it was: its first snapshot, its partitions; and what waited."""
-    keys = [partitions_key(oid), sweep_key(oid), below_key(oid), gap_key(oid), types_key(oid)]
+    keys = [partitions_key(oid), sweep_key(oid), attached_key(oid), gap_key(oid), types_key(oid)]
     for part in known.parts(oid):
         if (plan := known.plan(part)) is not None:
             keys += [plan_key(part), *(progress_key(part, chunk) for chunk in range(len(plan.ranges)))]
@@ -361,17 +361,17 @@ class _Lives:
         again = [
             each
             for each, progress in self._lives.items()
-            if progress.tables == (oid,) and not progress.parts and progress.owed and progress.sweep == sweep
+            if progress.tables == (oid,) and not progress.parts and progress.required and progress.sweep == sweep
         ]
         self._restart(oid)
         if again:
-            self._set(again[0], LiveProgress((oid,), sweep=sweep, owed=True))
+            self._set(again[0], LiveProgress((oid,), sweep=sweep, required=True))
         else:
-            self._set(uuid.uuid4().hex[:12], LiveProgress((oid,), sweep=sweep, owed=True))
+            self._set(uuid.uuid4().hex[:12], LiveProgress((oid,), sweep=sweep, required=True))
 
     def retry(self) -> None:
         """Let those be tried again that have failed."""
-        for each, progress in snapshots.owed(self._known).items():
+        for each, progress in snapshots.failed_required(self._known).items():
             self._set(each, progress)
 
     def stop(self, oid: int) -> None:

@@ -225,12 +225,12 @@ def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable], atta
             f"The snapshot of {', '.join(missing[:5])} is not complete: rows are still to come.",
             "Let the snapshot end, and the stream run, then verify.",
         )
-    reading = {oid for progress in known.lives.values() if progress.still_owed for oid in progress.tables}.union(
+    reading = {oid for progress in known.lives.values() if progress.unfinished for oid in progress.tables}.union(
         attached
     )
-    if owed := [pinned.table.qualified for oid, pinned in wanted.items() if oid in reading]:
+    if incomplete := [pinned.table.qualified for oid, pinned in wanted.items() if oid in reading]:
         raise Outage(
-            f"Rows of {', '.join(owed[:5])} are still to come, by a live snapshot: it reads tables or partitions that "
-            "were added or detached, or taken up again with another key.",
+            f"Rows of {', '.join(incomplete[:5])} are still to come, by a live snapshot: it reads tables or partitions "
+            "that were added or detached, or taken up again with another key.",
             "Verify again when it has finished ('bottledwater snapshots' shows how far it is).",
         )

@@ -311,7 +311,7 @@ def test_a_key_of_texts_that_become_longer_or_in_another_order_stays_the_same(
         flow.stream()
     request = flow.ask("k", sweep=True)
     flow.stream()
-    assert (flow.reported(request).state, flow.reported(request).swept) == ("finished", 0)
+    assert (flow.reported(request).state, flow.reported(request).tombstones) == ("finished", 0)
     latest = {tuple(m.key.items()): m.value for m in flow.read("k")}
     rows = flow.execute("SELECT a, b, c FROM k")
     assert {key: value for key, value in latest.items() if value is not None} == {

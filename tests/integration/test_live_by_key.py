@@ -108,7 +108,7 @@ def test_it_goes_on_where_it_was_when_the_table_is_rewritten(make_flow: MakeFlow
     assert report.state == "finished" and report.bytes == report.total_bytes
     again = [m.key["id"] for m in flow.read("t") if m.snapshot]
     assert len(again) == len(set(again)) == report.rows
-    assert report.rows + report.newer == 10000
+    assert report.rows + report.superseded == 10000
     messages = flow.read("t")
     assert_exactly_once_in_order(messages)
     assert flow.compare("t").equal
@@ -196,7 +196,7 @@ def test_keys_of_an_extension_are_refused(each_postgres: PostgresServer, kind: s
 
 def _rows(flow: Flow, asked: str) -> int:
     found = read_state(flow.pipeline, state_topic(flow)).live(asked)
-    return 0 if found is None else found.rows + found.newer
+    return 0 if found is None else found.rows + found.superseded
 
 
 @pytest.mark.long

@@ -106,7 +106,7 @@ def test_whatever_is_handed_over_is_on_disk(streamed: Flow, monkeypatch: pytest.
     streamed.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
     request_id = streamed.ask("items", sweep=True)
     streamed.stream()
-    assert streamed.reported(request_id).swept == 1
+    assert streamed.reported(request_id).tombstones == 1
     assert {stale for stale, _ in handed} == {False, True} and all(on_disk for _, on_disk in handed)
 
 
@@ -228,7 +228,7 @@ def test_a_sweep_waits_until_the_rows_are_published(streamed: Flow, monkeypatch:
                     publisher.publish(batch)
                 publisher.live.work()
                 assert time.monotonic() < deadline
-    assert streamed.topic("items") in looked and streamed.reported(request_id).swept == 0
+    assert streamed.topic("items") in looked and streamed.reported(request_id).tombstones == 0
     assert [m.value for m in streamed.read("items") if m.key["id"] == 5][1:] == [None]
 
 
@@ -340,6 +340,6 @@ def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
         until(lambda: flow.reported(request_id).ended, "it ends", failed=errors)
     altering.join(60)
     assert moved[0] > 0 and altered[0] < begun.count(1) and len(sweeping) == 1
-    assert (flow.reported(request_id).state, flow.reported(request_id).swept) == ("finished", 1)
+    assert (flow.reported(request_id).state, flow.reported(request_id).tombstones) == ("finished", 1)
     flow.stream()
     assert flow.compare("items").equal

@@ -140,7 +140,7 @@ def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypa
     flow.stream()
     report = flow.reported(request_id)
     assert (report.state, report.error) == ("finished", "")
-    assert steps[0] > 5 and report.rows > 20 and report.rows + report.newer > 50
+    assert steps[0] > 5 and report.rows > 20 and report.rows + report.superseded > 50
     assert {m.value["day"] for m in flow.read("items") if m.snapshot.startswith(request_id) and m.value} == {5}
     assert flow.compare("items").equal
 

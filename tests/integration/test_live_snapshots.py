@@ -77,7 +77,7 @@ def test_a_table_is_read_again_by_a_bounded_run(flow: Flow) -> None:
     assert sorted(m.value["id"] for m in found) == list(range(1, ROWS + 1))
     assert {m.pos for m in found} == {""}
     report = flow.reported(request_id)
-    assert (report.state, report.rows, report.newer, report.error) == ("finished", ROWS, 0, "")
+    assert (report.state, report.rows, report.superseded, report.error) == ("finished", ROWS, 0, "")
     assert report.tables == ["public.items"]
     # nothing is left to do
     flow.stream()
@@ -122,7 +122,7 @@ def test_sweep(flow: Flow) -> None:
     request_id = flow.ask("items", sweep=True)
     flow.stream()
     report = flow.reported(request_id)
-    assert (report.state, report.swept, report.rows) == ("finished", 1, ROWS)
+    assert (report.state, report.tombstones, report.rows) == ("finished", 1, ROWS)
     assert flow.compare("items").equal
 
 
@@ -179,7 +179,7 @@ def test_the_row_of_a_dead_letter_is_left_out(make_flow: MakeFlow, monkeypatch: 
     request_id = flow.ask("items")
     flow.stream()
     assert [m.value["id"] for m in _again(flow, request_id)] == list(range(2, 101))
-    assert (flow.reported(request_id).state, flow.reported(request_id).newer) == ("finished", 1)
+    assert (flow.reported(request_id).state, flow.reported(request_id).superseded) == ("finished", 1)
     assert len(flow.dead_letters()) == 1
 
 
@@ -306,7 +306,7 @@ def test_a_change_that_the_rows_show_leaves_none_of_them_out(flow: Flow, monkeyp
     with flow.streaming() as errors:
         until(lambda: flow.reported(request_id).state == "finished", "it ends", failed=errors)
     assert len(_again(flow, request_id)) == ROWS
-    assert flow.reported(request_id).newer == 0
+    assert flow.reported(request_id).superseded == 0
 
 
 @pytest.mark.parametrize("seen", ["by its next batch", "by its rows"])
@@ -391,7 +391,7 @@ def test_a_sweep_ends_beside_changes_of_other_tables(make_flow: MakeFlow, monkey
     flow.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
     request_id = flow.ask("items", sweep=True)
     flow.stream()
-    assert flow.reported(request_id).state == "finished" and flow.reported(request_id).swept == 1
+    assert flow.reported(request_id).state == "finished" and flow.reported(request_id).tombstones == 1
     assert len(begun) == 1
 
 
@@ -455,7 +455,7 @@ def test_between_two_ranges_of_a_sweep_what_the_topic_has_by_then_is_forgotten(
     request_id = flow.ask("items", sweep=True)
     with flow.streaming() as errors:
         until(lambda: flow.reported(request_id).state == "finished", "it ends", failed=errors)
-    assert flow.reported(request_id).swept == 1 and len(begun) == 1
+    assert flow.reported(request_id).tombstones == 1 and len(begun) == 1
     flow.stream()
     assert flow.compare("items").equal
 
@@ -475,7 +475,7 @@ def test_a_sweep_repeats_no_tombstone(flow: Flow, monkeypatch: pytest.MonkeyPatc
     request_id = flow.ask("items", sweep=True)
     with flow.streaming() as errors:
         until(lambda: flow.reported(request_id).state == "finished", "it ends", failed=errors)
-    assert done and flow.reported(request_id).swept == 0
+    assert done and flow.reported(request_id).tombstones == 0
     assert [m.value for m in flow.read("items") if m.key["id"] == 5][-2:] != [None, None]
 
 
@@ -556,7 +556,7 @@ def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
     request_id = flow.ask("items", sweep=True)
     flow.stream()
     report = flow.reported(request_id)
-    assert (report.state, report.rows, report.swept) == ("finished", ROWS, 100)
+    assert (report.state, report.rows, report.tombstones) == ("finished", ROWS, 100)
     assert len(refused) == len(asked) == 2
     assert flow.compare("items").equal
 

@@ -33,7 +33,7 @@ def test_what_is_damaged_is_found_and_mended_while_the_stream_runs(make_flow: Ma
         assert _counts(flow) == {"different": 1, "missing": 1, "surplus": 1}
         request_id = flow.ask("items", sweep=True)
         until(lambda: flow.reported(request_id).ended, "the live snapshot ends", failed=errors)
-        assert flow.reported(request_id).swept == 1
+        assert flow.reported(request_id).tombstones == 1
         assert _counts(flow) == {}
 
 

@@ -331,7 +331,7 @@ def test_one_that_is_dropped_once_more_keeps_nobody_waiting(
 def test_a_live_snapshot_of_no_table_that_an_earlier_version_has_recorded_ends(flow: Flow) -> None:
     with connect(flow.dsn) as connection:
         claim = Claim(flow.pipeline, identify(connection), "stream", Backoff(30.0))
-    claim.write({live_key("0123456789ab"): LiveProgress((), sweep=True, owed=True)})
+    claim.write({live_key("0123456789ab"): LiveProgress((), sweep=True, required=True)})
     claim.close()
     flow.stream()
     flow.stream()

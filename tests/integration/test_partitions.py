@@ -510,7 +510,7 @@ def test_rows_of_an_attached_partition_are_read_beside_writers_and_no_key_goes_b
     flow.stream()
     reports = snapshots.reports(flow.pipeline, flow.name)
     (report,) = (found for _, found in reports.values() if found is not None)
-    assert report.state == "finished" and report.newer > 0 and len(read_again(flow)) == report.rows
+    assert report.state == "finished" and report.superseded > 0 and len(read_again(flow)) == report.rows
     assert flow.compare("p").differences == []
     versions: dict[int, int] = {}
     for message in flow.read("p"):
@@ -607,7 +607,7 @@ def test_partitions_that_are_gone_before_they_could_be_read_hold_up_nothing(make
     flow.execute(*ATTACHED["with rows"][0])
     dies_before_it_reads(flow)
     (progress,) = read_state(flow.pipeline, state_topic(flow)).lives.values()
-    assert progress.owed and len(progress.parts) == 1
+    assert progress.required and len(progress.parts) == 1
     flow.execute("ALTER TABLE p DETACH PARTITION later")
     flow.stream()
     assert read_again(flow) == []
@@ -698,7 +698,7 @@ def test_a_live_snapshot_without_sweep_reads_all_partitions(make_flow: MakeFlow)
     request = flow.ask("p", where="id <= 100")
     everything(flow)
     flow.stream()
-    assert (flow.reported(request).state, flow.reported(request).rows + flow.reported(request).newer > 50) == (
+    assert (flow.reported(request).state, flow.reported(request).rows + flow.reported(request).superseded > 50) == (
         "finished",
         True,
     )
@@ -943,12 +943,12 @@ def test_a_followed_table_that_was_a_partition_for_a_while_is_read_again(make_fl
         assert verified() == {"public.gone": dropped, "public.later": equal, "public.p": equal}
         flow.execute("ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')")
         until(lambda: known().below, "the stream knows that it is a partition", failed=errors)
-        until(lambda: not any(each.still_owed for each in known().lives.values()), "it is read", failed=errors)
+        until(lambda: not any(each.unfinished for each in known().lives.values()), "it is read", failed=errors)
         flow.execute("UPDATE p SET v = 'root''s' WHERE region = 'later' AND id <= 10", "DELETE FROM p WHERE id = 20")
         below = ("not verified", "it is a partition of public.p now, and its changes are in the topic of that table")
         assert verified() == {"public.gone": dropped, "public.later": below, "public.p": equal}
         flow.execute("ALTER TABLE p DETACH PARTITION later", "UPDATE later SET v = 'own again' WHERE id = 30")
         until(lambda: not known().below, "the stream knows that it is detached", failed=errors)
-        until(lambda: not any(each.still_owed for each in known().lives.values()), "it is read", failed=errors)
+        until(lambda: not any(each.unfinished for each in known().lives.values()), "it is read", failed=errors)
         assert verified()["public.later"] == equal
     assert flow.compare("later").differences == []

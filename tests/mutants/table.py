@@ -1220,8 +1220,8 @@ MUTANTS = (
     Mutant(
         "a killed command takes its job with it",
         "_supervise",
-        never("tied and (not orphaned) and select.select([sys.stdin], [], [], 0)[0]"),
-        f"{_SUPERVISE}::test_a_job_of_a_command_that_is_killed_ends_and_takes_its_settings_with_it[tied]",
+        never("ends_with_parent and (not orphaned) and select.select([sys.stdin], [], [], 0)[0]"),
+        f"{_SUPERVISE}::test_a_job_of_a_command_that_is_killed_ends_and_takes_its_settings_with_it[ends]",
     ),
     Mutant(
         "an error in a secret setting does not print it",
@@ -1572,7 +1572,7 @@ MUTANTS = (
     ),
     Mutant(
         "a job that does not answer is fenced",
-        "give_up",
+        "fence_and_release",
         swap("fence(pipeline, claim, why)", "''"),
         f"{_STOPPING}::test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes",
     ),
@@ -2049,15 +2049,15 @@ MUTANTS = (
         f"{_LIVE}::test_tables_are_read_side_by_side_and_none_twice_at_a_time",
     ),
     Mutant(
-        "a live snapshot whose rows are owed is tried again",
-        "LiveProgress.still_owed",
-        never("self.owed and self.ended != 'finished'"),
+        "a live snapshot without which topics lack rows is tried again",
+        "LiveProgress.unfinished",
+        never("self.required and self.ended != 'finished'"),
         "tests/integration/test_new_key.py::test_what_the_topic_lacks_cannot_be_cancelled_and_is_tried_again",
     ),
     Mutant(
-        "a live snapshot whose rows are owed is not cancelled",
+        "a live snapshot without which topics lack rows is not cancelled",
         "LiveSnapshots.work",
-        drop("not (progress is not None and progress.owed)"),
+        drop("not (progress is not None and progress.required)"),
         "tests/integration/test_new_key.py::test_what_the_topic_lacks_cannot_be_cancelled_and_is_tried_again",
     ),
     Mutant(
@@ -2403,15 +2403,15 @@ MUTANTS = (
         f"{_PARTITIONS}::test_an_attached_partition_that_is_truncated_while_it_is_read_is_told",
     ),
     Mutant(
-        "owed rows do not wait for those of a table that was dropped",
+        "required rows do not wait for those of a table that was dropped",
         "LiveReader._step",
-        never("self._at.owed"),
+        never("self._at.required"),
         "tests/integration/test_new_tables.py::test_one_that_is_dropped_before_it_was_read_does_not_keep_the_others_waiting",
     ),
     Mutant(
         "what is still being read is not said to differ",
         "check_complete",
-        never("progress.still_owed"),
+        never("progress.unfinished"),
         "tests/integration/test_new_tables.py::test_what_is_still_being_read_is_not_said_to_differ",
     ),
     Mutant(
@@ -2470,8 +2470,8 @@ MUTANTS = (
         "a new table that cannot be read keeps no other one waiting",
         "_Lives.read",
         swap(
-            "self._set(uuid.uuid4().hex[:12], LiveProgress((oid,), sweep=sweep, owed=True))",
-            "self._set('all', LiveProgress(tuple(self._taken.values()), sweep=sweep, owed=True))",
+            "self._set(uuid.uuid4().hex[:12], LiveProgress((oid,), sweep=sweep, required=True))",
+            "self._set('all', LiveProgress(tuple(self._taken.values()), sweep=sweep, required=True))",
         ),
         "tests/integration/test_new_tables.py::test_one_whose_rows_cannot_be_published_does_not_keep_the_others_waiting",
     ),
@@ -2706,13 +2706,13 @@ MUTANTS = (
     ),
     Mutant(
         "the slot of a job that does not answer is free before its processes are ended",
-        "give_up",
+        "fence_and_release",
         drop("if ours:\n    ..."),
         "tests/unit/jobs/test_fence.py::test_the_slot_is_free_before_the_processes_are_ended",
     ),
     Mutant(
         "a job that has claimed the slot since keeps it",
-        "give_up",
+        "fence_and_release",
         drop("holds(pipeline, ours)"),
         "tests/unit/jobs/test_fence.py::test_a_job_that_has_claimed_the_slot_meanwhile_keeps_it",
     ),
@@ -2881,7 +2881,7 @@ MUTANTS = (
     Mutant(
         "rows with a lost schema are published again",
         "schemas._read_again",
-        swap("LiveProgress(keyed, owed=True)", "LiveProgress(keyed)"),
+        swap("LiveProgress(keyed, required=True)", "LiveProgress(keyed)"),
         f"{_REGISTRY}::test_a_value_schema_that_is_lost_while_the_stream_runs_is_registered_again_and_rows_are_published_anew",
     ),
     Mutant(

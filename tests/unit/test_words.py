@@ -18,6 +18,7 @@ _BANNED = {
     r"what can be reached of": "its processes, or its application in the cluster",
     r"way that is not foreseen": "an unexpected error",
     r"event that is not known": "an unexpected event",
+    r"rows are owed": "its topic lacks rows",
 }
 
 

@@ -230,13 +230,15 @@ def test_a_job_is_started_as_the_spark_provider_would(
     connect("spark_default", conn_type="spark", host=host, extra={"deploy-mode": "client", "queue": "cdc"})
     started: list[Any] = []
     monkeypatch.setattr(
-        supervise, "start", lambda folder, command, environment, tied: started.append((command, environment))
+        supervise,
+        "start",
+        lambda folder, command, environment, ends_with_parent: started.append((command, environment)),
     )
     provider = SparkSubmitHook(
         conf={"spark.ui.enabled": "false"}, conn_id="spark_default", name="n", num_executors=3, driver_memory="1g",
         application_args=["--pipeline", "x.json"], env_vars={"TZ": "UTC", "N": 5}, files="x.json",
     )  # fmt: skip
-    spark_job.start(provider, IDENTITY, "job.py", tied=False)
+    spark_job.start(provider, IDENTITY, "job.py", ends_with_parent=False)
     ((command, environment),) = started
     assert command == [
         "spark-submit", "--master", host, "--conf", "spark.ui.enabled=false", "--files", "x.json", "--num-executors",

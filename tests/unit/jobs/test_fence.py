@@ -25,7 +25,7 @@ class World:
         if (error := self.fails.pop(name, None)) is not None:
             raise error
 
-    def give_up(self, monkeypatch: pytest.MonkeyPatch, *, fenced: bool = True) -> list[str]:
+    def release(self, monkeypatch: pytest.MonkeyPatch, *, fenced: bool = True) -> list[str]:
         def fenced_by(pipeline: Settings, claim: str, why: str) -> str:
             self.step(f"fence {claim}")
             return "ours" if fenced else ""
@@ -33,30 +33,30 @@ class World:
         monkeypatch.setattr(fence, "fence", fenced_by)
         monkeypatch.setattr(fence, "free", lambda _: self.step("free"))
         monkeypatch.setattr(fence, "holds", lambda _, claim: claim == self.last)
-        fence.give_up(PIPELINE, "theirs", "end", lambda: self.step("end"))
+        fence.fence_and_release(PIPELINE, "theirs", "end", lambda: self.step("end"))
         return self.done
 
 
 def test_the_slot_is_free_before_the_processes_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ending them may take a minute, in which nobody could use the slot; and they may connect to it once more."""
-    assert World().give_up(monkeypatch) == ["fence theirs", "free", "end", "free"]
+    assert World().release(monkeypatch) == ["fence theirs", "free", "end", "free"]
 
 
 def test_a_job_that_has_claimed_the_slot_meanwhile_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.last = "the next one's"
-    assert world.give_up(monkeypatch) == ["fence theirs", "free", "end"]
+    assert world.release(monkeypatch) == ["fence theirs", "free", "end"]
 
 
 def test_a_job_whose_slot_is_another_ones_is_ended_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert World().give_up(monkeypatch, fenced=False) == ["fence theirs", "end"]
+    assert World().release(monkeypatch, fenced=False) == ["fence theirs", "end"]
 
 
 def test_a_job_that_keeps_connecting_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(free=SlotInUse("Its client reconnects."))
-    assert world.give_up(monkeypatch) == ["fence theirs", "free", "end", "free"]
+    assert world.release(monkeypatch) == ["fence theirs", "free", "end", "free"]
 
 
 def test_who_cannot_be_fenced_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (Outage("Kafka is away."), TakenOver("Another one was faster.")):
-        assert World(**{"fence theirs": error}).give_up(monkeypatch) == ["fence theirs", "end"]
+        assert World(**{"fence theirs": error}).release(monkeypatch) == ["fence theirs", "end"]

@@ -183,19 +183,20 @@ _STARTER = """
 import os, sys, time
 from pathlib import Path
 from airflow_bottledwater.jobs import supervise
-supervise.start(Path(sys.argv[1]), ["bash", "-c", sys.argv[2]], dict(os.environ), tied=sys.argv[3] == "tied")
+ends = sys.argv[3] == "ends"
+supervise.start(Path(sys.argv[1]), ["bash", "-c", sys.argv[2]], dict(os.environ), ends_with_parent=ends)
 print("started", flush=True)
 time.sleep(100)
 """
 
 
-@pytest.mark.parametrize("tied", ["tied", "detached"])
-def test_a_job_of_a_command_that_is_killed_ends_and_takes_its_settings_with_it(tmp_path: Path, tied: str) -> None:
+@pytest.mark.parametrize("how", ["ends", "detached"])
+def test_a_job_of_a_command_that_is_killed_ends_and_takes_its_settings_with_it(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "pipeline-x.json").write_text("secret")
     starter = subprocess.Popen(
-        [sys.executable, "-c", _STARTER, str(folder), DRIVER + "; sleep 0.3", tied], stdout=subprocess.PIPE
+        [sys.executable, "-c", _STARTER, str(folder), DRIVER + "; sleep 0.3", how], stdout=subprocess.PIPE
     )
     assert starter.stdout is not None and starter.stdout.readline() == b"started\n"
     until((folder / "driver.json").exists, "the driver says who it is")
@@ -203,7 +204,7 @@ def test_a_job_of_a_command_that_is_killed_ends_and_takes_its_settings_with_it(t
     members = processes.family(pid)
     starter.kill()
     starter.wait()
-    if tied == "detached":
+    if how == "detached":
         time.sleep(1.0)
         assert processes.alive(members) and supervise.running(folder)
         assert supervise.stop(folder)

@@ -18,7 +18,7 @@ from airflow_bottledwater.provision import live
 from airflow_bottledwater.state.control_records import SnapshotRequest
 
 REPORT = {
-    "state": "finished", "tables": ["public.orders"], "rows": 1200, "newer": 3, "swept": 2, "dead_letters": 0,
+    "state": "finished", "tables": ["public.orders"], "rows": 1200, "superseded": 3, "tombstones": 2, "dead_letters": 0,
     "boundary": "0/10", "error": "",
 }  # fmt: skip
 ASKED = {"name": "pipeline", "request_id": "id"}
@@ -57,11 +57,11 @@ def conclude(*, sweep: bool = False, **report: Any) -> dict[str, Any]:
 
 def test_the_result_and_the_log_say_what_was_published(forgotten: list[tuple[str, str]], told: list[str]) -> None:
     assert conclude() == {
-        "tables": ["public.orders"], "rows": 1200, "left_out": 3, "removed_keys": 2, "dead_letters": 0,
+        "tables": ["public.orders"], "rows": 1200, "superseded": 3, "tombstones": 2, "dead_letters": 0,
         "boundary": "0/10",
     }  # fmt: skip
     (line,) = told
-    assert line.startswith("1,200 rows of public.orders are published again; 3 are left out")
+    assert line.startswith("1,200 rows of public.orders are published again; 3 are superseded")
     assert forgotten == [("pipeline", "id")]
 
 
@@ -70,7 +70,7 @@ def test_the_log_has_keys_that_were_removed_and_rows_that_could_not_be_published
 ) -> None:
     conclude(sweep=True, dead_letters=1)
     assert told[1:] == [
-        "2 keys that the tables do not have are removed.",
+        "2 tombstones are published, for keys that the tables do not have.",
         "1 rows could not be published, and are dead letters.",
     ]
 

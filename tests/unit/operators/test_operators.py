@@ -475,7 +475,11 @@ def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> S
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     monkeypatch.setattr("airflow_bottledwater.jobs.submitted.announce", lambda pipeline, job_id, *_: None)
     monkeypatch.setattr(spark_job, "prepare", lambda *_: (NEW, tmp_path / "pipeline-x.json"))
-    monkeypatch.setattr(spark_job, "start", lambda *_, tied: world.done.append("start tied" if tied else "start"))
+    monkeypatch.setattr(
+        spark_job,
+        "start",
+        lambda *_, ends_with_parent: world.done.append("start, ends with task" if ends_with_parent else "start"),
+    )
     monkeypatch.setattr(spark_job, "send", lambda *_: world.done.append("send"))
     monkeypatch.setattr(SnapshotToKafkaOperator, "_wait", wait)
     monkeypatch.setattr(
@@ -602,7 +606,7 @@ def verified(jobs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNa
 def test_a_verification_returns_the_counts(verified: SimpleNamespace) -> None:
     table = {"verdict": "equal", "rows": 7, "unsettled": 0}
     assert verify_of() == {"equal": True, "rows": 7, "tables": {"public.a": table}}
-    assert verified.done == ["start tied", "forget new"]
+    assert verified.done == ["start, ends with task", "forget new"]
 
 
 def test_a_verification_that_finds_a_difference_fails_without_a_retry(verified: SimpleNamespace) -> None:

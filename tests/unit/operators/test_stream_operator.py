@@ -90,8 +90,8 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     made = World()
 
-    def start(hook: Any, identity: Any, application: str, *, tied: bool) -> None:
-        made.done.append("start tied" if tied else "start")
+    def start(hook: Any, identity: Any, application: str, *, ends_with_parent: bool) -> None:
+        made.done.append("start, ends with task" if ends_with_parent else "start")
         made.arguments = list(hook._application_args)
         made.living.add(identity["id"])
 
@@ -292,7 +292,7 @@ def test_a_task_that_stays_ends_when_it_is_asked_to_stop_in_the_pause(
     monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda *_: ended)
     world.asked = time.time() + 60
     assert operator(deferrable=False).execute(context(Store())) == {}  # type: ignore[arg-type]
-    assert world.done == ["start tied", "forget new"]
+    assert world.done == ["start, ends with task", "forget new"]
 
 
 # ------------------------------------------------------------------ what is refused
@@ -311,7 +311,7 @@ def test_workers_that_end_with_their_task_are_refused_at_once(world: World, monk
     # as it advises
     monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda *_: Ended(Outcome(ok=True, counts={"position": "0/5"})))
     assert operator(deferrable=False).execute(context(Store())) == {"position": "0/5"}
-    assert world.done == ["start tied", "forget new"]
+    assert world.done == ["start, ends with task", "forget new"]
 
 
 @pytest.mark.parametrize(
@@ -554,7 +554,7 @@ def test_without_deferring_it_is_submitted_again_in_the_task(world: World, monke
     monkeypatch.setattr(restarts, "_BACKOFF", 0.01)
     store = Store()
     assert operator(deferrable=False).execute(context(store)) == {"position": "0/9"}
-    assert world.done == ["start tied", "forget new", "start tied", "forget new"]
+    assert world.done == ["start, ends with task", "forget new", "start, ends with task", "forget new"]
     assert store.values["bottledwater_restarts"]["count"] == 1
 
 
@@ -562,7 +562,7 @@ def test_without_deferring_its_timeout_is_kept(world: World, monkeypatch: pytest
     monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda self, identity, timeout: None)
     with pytest.raises(Outage, match="timeout of 5 s"):
         operator(deferrable=False, timeout=5.0).execute(context(Store()))
-    assert world.done == ["start tied", "stop new", "forget new"]
+    assert world.done == ["start, ends with task", "stop new", "forget new"]
 
 
 def test_after_its_time_the_job_is_stopped_and_the_task_fails(world: World) -> None:
@@ -634,7 +634,7 @@ def test_ended_by_airflow_a_task_that_stays_does_not_submit_again(
     monkeypatch.setattr(StreamToKafkaOperator, "_wait", wait)
     with pytest.raises(Outage, match="task was ended"):
         made.execute(context(Store()))
-    assert world.done == ["start tied", "stop new", "forget new"]
+    assert world.done == ["start, ends with task", "stop new", "forget new"]
 
 
 def test_it_can_be_copied(world: World) -> None:

@@ -44,9 +44,9 @@ RECORDS: dict[str, StateRecord] = {
         (Column("m", ColumnType(7, -1, 7, -1, "e", "mood", members=((9, "sad"),))),)
     ),
     records.former_key("shop.t"): records.Former(1, "public.t"),
-    records.below_key(1): AttachedTable("public.t"),
+    records.attached_key(1): AttachedTable("public.t"),
     records.letters_key(1, records.by_lane(3)): records.Letters("public.t", 7, 2),
-    records.live_key("x"): records.LiveProgress((1, 2), upto=7, key=("a",), found=_PARTITIONS, owed=True),
+    records.live_key("x"): records.LiveProgress((1, 2), upto=7, key=("a",), found=_PARTITIONS, required=True),
 }
 
 

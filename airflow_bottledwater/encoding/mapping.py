@@ -71,6 +71,17 @@ class TableMapping:
             if matches(options.exclude, column) or not (others == "publish" or matches(options.include, column))
         )
 
+    def published(self, schema: str, name: str, columns: Iterable[Column]) -> tuple[Column, ...]:
+        """Columns with their masks, and their dates and times in the forms that the options choose for them.
+
+        :param schema: the table's; ``name`` likewise.
+        """
+        forms = self.options(schema, name).temporal if "temporal" in self.format.offers else {}
+        return tuple(
+            replace(column, type=column.type.with_temporal(rule_of(forms, column.name) or self.forms.temporal))
+            for column in self.masked(schema, name, columns)
+        )
+
     def masked(self, schema: str, name: str, columns: Iterable[Column]) -> tuple[Column, ...]:
         """Columns with their masks.
 
@@ -79,7 +90,7 @@ class TableMapping:
         rules = self.options(schema, name).mask
         if not rules:
             return tuple(columns)
-        return tuple(masks.fitting(mask_of(rules, column.name), column) for column in columns)
+        return tuple(masks.fitting(rule_of(rules, column.name), column) for column in columns)
 
     def unnamed(self, schema: str, name: str, columns: Iterable[str]) -> list[str]:
         """Those columns that ``new_columns = error`` does not allow: neither published nor left out by a rule.
@@ -137,9 +148,10 @@ class TableMapping:
         return list(avro.subjects(topic, table, self.record(topic))) if self.format.uses_registry else []
 
 
-def mask_of(rules: Mapping[str, str], column: str) -> str:
-    """The mask of a column: that of its name, or else of the last pattern that matches it; empty for none."""
-    found = [mask for pattern, mask in rules.items() if matches([pattern], column)]
+def rule_of(rules: Mapping[str, str], column: str) -> str:
+    """What rules by columns' names say of a column: that of its name, or else of the last pattern that matches it;
+    empty for nothing."""
+    found = [said for pattern, said in rules.items() if matches([pattern], column)]
     return rules.get(column) or (found[-1] if found else "")
 
 

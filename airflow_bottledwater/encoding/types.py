@@ -8,6 +8,7 @@ The table has no column for JSON, whose form follows from the opcode (docs/messa
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any
 from psycopg import sql
 
 from airflow_bottledwater.encoding import names, wire
-from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.model.relation import TEMPORAL, ColumnType
 
 Schema = Any
 Sql = Callable[[sql.Composable], sql.Composable]
@@ -76,6 +77,10 @@ class TypeMapping:
 
 def _plain(schema: Schema) -> Callable[[ColumnType], Schema]:
     return lambda column: schema
+
+
+def _given(argument: int, column: ColumnType) -> int:
+    return argument
 
 
 def _logical(base: str, logical: str) -> Callable[[ColumnType], Schema]:
@@ -181,6 +186,19 @@ _CHOSEN: dict[tuple[str, int], TypeMapping] = {
     ("value", wire.OP_TEXT): replace(_STRING, argument=lambda column: 1),
     ("value", wire.OP_JSONB): replace(_VERSIONED, argument=lambda column: 1),
 }
+#: a date or time as ISO 8601 text; the argument is the opcode of its number
+_ISO = {
+    ("text", TABLE[oid].opcode): TypeMapping(
+        wire.OP_ISO, _plain("string"), functools.partial(_given, TABLE[oid].opcode)
+    )
+    for oid in TEMPORAL
+}
+#: the number of a date or time without its logical type; those that are records have none
+_NUMBERS = {
+    ("plain", TABLE[oid].opcode): replace(TABLE[oid], avro=_plain(base))
+    for oid, base in ((1082, "int"), (1083, "long"), (1114, "long"), (1184, "long"))
+}
+_CHOSEN |= _ISO | _NUMBERS
 _REG = TypeMapping(wire.OP_UINT32_TEXT, _plain("string"))
 
 

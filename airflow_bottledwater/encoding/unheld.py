@@ -24,7 +24,7 @@ class Unheld(NamedTuple):
 
 _NAN = Unheld("NaN and infinity", "numeric = string")
 _BEYOND_DOUBLE = Unheld("numbers too large for a double", "numeric = string", rare=True)
-_TIMESTAMP = Unheld("timestamps beyond the year 294247", "format = json (in a pipeline of its own)", rare=True)
+_TIMESTAMP = Unheld("timestamps beyond the year 294247", "temporal = text", rare=True)
 _XID8 = Unheld("numbers from 2^63 on", "format = json (in a pipeline of its own)", rare=True)
 
 

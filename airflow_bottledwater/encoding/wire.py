@@ -32,7 +32,8 @@ OP_UINT32_TEXT = 24  # reg*: the number as text
 OP_HEX = 25  # bytes; hexadecimal in JSON
 OP_FLOATS = 26  # vector and halfvec; argument: bytes of an element
 OP_MAP = 27  # hstore
-OP_ENUM = 28  # argument: how many labels; children: the labels
+OP_ISO = 28  # a date or time as ISO 8601 text; argument: the opcode of its number
+OP_ENUM = 31  # argument: how many labels; children: the labels
 # the following consist of other values, nested to any depth
 OP_ARRAY = 32  # argument: the number of dimensions; child: the elements
 OP_RECORD = 33  # argument: how many attributes; children: those

@@ -15,6 +15,7 @@ JsonNumeric = Literal["string", "number"]
 Documents = Literal["string", "value"]
 Geometries = Literal["ewkb", "geojson"]
 Regs = Literal["number", "name"]
+Temporal = Literal["logical", "plain", "text"]
 NotNull = Literal["nullable", "required"]
 
 
@@ -27,6 +28,8 @@ class TypeOptions:
         only, and is exact.
     :param documents: for json and jsonb; ``value`` exists in JSON only.
     :param geometries: for PostGIS; ``geojson`` exists in JSON only.
+    :param temporal: for dates, times, timestamps and intervals; all but ``logical`` exist in Avro only, since JSON has
+        the texts.
     """
 
     arrays: Arrays = "array"
@@ -38,6 +41,7 @@ class TypeOptions:
     regs: Regs = "number"
     geometries: Geometries = "ewkb"
     not_null: NotNull = "nullable"
+    temporal: Temporal = "logical"
 
 
 DEFAULT_TYPE_OPTIONS = TypeOptions()

@@ -6,6 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+#: date, time, timestamp, timestamp with time zone, interval, time with time zone (src/include/catalog/pg_type.dat)
+TEMPORAL = frozenset({1082, 1083, 1114, 1184, 1186, 1266})
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
@@ -51,6 +54,24 @@ class ColumnType:
         """The forms that the settings choose for it and for the types inside of it."""
         inside = [*([self.element] if self.element else []), *(attribute.type for attribute in self.attributes)]
         return (self.form, *(each.forms for each in inside))
+
+    @property
+    def temporal(self) -> bool:
+        """Whether its values are, or have inside of them, dates or times that are not part of a text."""
+        inside = [*([self.element] if self.element else []), *(attribute.type for attribute in self.attributes)]
+        return self.base_oid in TEMPORAL or any(each.temporal for each in inside)
+
+    def with_temporal(self, form: str) -> ColumnType:
+        """The type with a form of dates and times, also of those inside of it; see
+        :class:`~airflow_bottledwater.model.forms.TypeOptions`."""
+        if not self.temporal:
+            return self
+        return replace(
+            self,
+            form=self.form if self.base_oid not in TEMPORAL else "" if form == "logical" else form,
+            element=self.element and self.element.with_temporal(form),
+            attributes=tuple(replace(each, type=each.type.with_temporal(form)) for each in self.attributes),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class Format:
     offers: frozenset[str]
 
 
-AVRO = Format("avro", "Avro", uses_registry=True, as_json=False, offers=frozenset({"enums", "not_null"}))
+AVRO = Format("avro", "Avro", uses_registry=True, as_json=False, offers=frozenset({"enums", "not_null", "temporal"}))
 JSON = Format(
     "json",
     "JSON",

@@ -200,6 +200,10 @@ class TypeSettings:
         forms.Regs,
         about("regclass and its like as the number that is stored, or as the name that it has when it is read."),
     ] = "number"
+    temporal: Annotated[
+        forms.Temporal,
+        about("With Avro, dates and times with their logical types, as the same numbers without, or as ISO 8601 text."),
+    ] = "logical"
     not_null: Annotated[
         forms.NotNull, about("With Avro, every field nullable, or those of NOT NULL columns required.")
     ] = "nullable"

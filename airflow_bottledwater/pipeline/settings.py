@@ -99,6 +99,7 @@ class Settings(
             regs=self.regs,
             geometries=self._offered("json_geometries"),
             not_null=self._offered("not_null"),
+            temporal=self._offered("temporal"),
         )
 
     def _offered(self, name: str) -> Any:

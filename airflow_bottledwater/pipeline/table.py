@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
+from airflow_bottledwater.model import forms
 from airflow_bottledwater.pipeline.patterns import specificity
 from airflow_bottledwater.pipeline.rules import about, limited
 from airflow_bottledwater.pipeline.section import Section
@@ -50,6 +51,13 @@ class Table(Section):
     mask: Annotated[
         dict[str, Annotated[str, limited(_MASKS, pattern=r"^(null|constant:[^\0]*|(first|last):[0-9]{1,9})$(?!\n)")]],
         about("What is published instead of columns' values, by the columns' names with * and ?.", allowed=_MASKS),
+    ] = field(default_factory=dict)
+    temporal: Annotated[
+        dict[str, forms.Temporal],
+        about(
+            "The form of columns' dates and times, by the columns' names with * and ?.",
+            allowed="columns with logical, plain or text",
+        ),
     ] = field(default_factory=dict)
     new_columns: Annotated[
         Literal["auto", "publish", "leave_out", "error"],

@@ -279,7 +279,7 @@ def load(
                 name,
                 identity,
                 key,
-                mapping.masked(schema, name, (each for place, each in enumerate(sent) if place not in left_out)),
+                mapping.published(schema, name, (each for place, each in enumerate(sent) if place not in left_out)),
                 filenode,
                 comment,
                 persistence,

@@ -47,18 +47,26 @@ class StoredDeadLetter:
         return str(self.content["again"].get("label", ""))
 
     def as_published(self, mapping: TableMapping) -> StoredDeadLetter:
-        """The dead letter without the columns that were published when it was written, and are not today."""
+        """The dead letter without the columns that were published when it was written, and are not today, and with the
+        others as they are published today; but those of the key as they were, since its bytes must not change."""
         if "again" not in self.content:
             return self
         again = self.content["again"]
         table = msgspec.convert(again["table"], SourceTable)
         columns = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
-        whole = replace(table, columns=mapping.masked(table.schema, table.name, table.columns))
+        published = mapping.published(table.schema, table.name, table.columns)
+        whole = replace(
+            table,
+            columns=tuple(
+                before if before.name in table.key else now
+                for now, before in zip(published, table.columns, strict=True)
+            ),
+        )
         if not columns and whole == table:
             return self
         message = pgoutput.row(base64.b64decode(again["message"])).masked(
             [
-                Mask() if now == before else Mask.of(now.mask)
+                Mask() if now.mask == before.mask else Mask.of(now.mask)
                 for now, before in zip(whole.columns, table.columns, strict=True)
             ]
         )

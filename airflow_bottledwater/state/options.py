@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable, Sequence
 
 from airflow_bottledwater.encoding import masks
-from airflow_bottledwater.encoding.mapping import TableMapping, mask_of, matches
+from airflow_bottledwater.encoding.mapping import TableMapping, matches, rule_of
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.patterns import specificity
@@ -39,7 +39,7 @@ def problems(connection: Connection, pipeline: Settings, oids: Collection[int], 
         found += [
             f"The mask {said!r} of column {column.name!r} of {table.qualified} {why}"
             for column in table.columns
-            if (said := mask_of(mapping.options(table.schema, table.name).mask, column.name))
+            if (said := rule_of(mapping.options(table.schema, table.name).mask, column.name))
             and (why := _unfit(table, column, said))
         ]
     return [*found, *_unnamed(mapping, whole).values()]
@@ -130,15 +130,23 @@ def _without_match(mapping: TableMapping, tables: Sequence[SourceTable]) -> list
             names = [named for table in tables for named in (table.qualified, table.name)]
             found.append(f"No table of the pipeline matches {pattern!r} of table_options{_nearest(pattern, names)}.")
             continue
-        columns = sorted({column.name for table in meant for column in table.columns})
-        found += [
-            f"No column of {meant[0].qualified if len(meant) == 1 else f'the {len(meant)} tables of {pattern!r}'} "
-            f"matches {each!r}, which {option} of table_options names{_nearest(each, columns)}."
-            for option in ("include", "exclude", "mask")
-            for each in getattr(rule, option)
-            if not any(matches([each], column) for column in columns)
-        ]
+        of = meant[0].qualified if len(meant) == 1 else f"the {len(meant)} tables of {pattern!r}"
+        columns = {column.name for table in meant for column in table.columns}
+        dated = {name for table in meant for name in _dated(table)}
+        for option in ("include", "exclude", "mask", "temporal"):
+            known = sorted(dated if option == "temporal" else columns)
+            found += [
+                f"No column{' with dates or times' if option == 'temporal' else ''} of {of} matches {each!r}, which "
+                f"{option} of table_options names{_nearest(each, known)}."
+                for each in getattr(rule, option)
+                if not any(matches([each], column) for column in known)
+            ]
     return found
+
+
+def _dated(table: SourceTable) -> list[str]:
+    """The columns of which ``temporal`` says something."""
+    return [column.name for column in table.columns if column.type.temporal]
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

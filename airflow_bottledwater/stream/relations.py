@@ -95,11 +95,8 @@ class Resolver:
                 "its key, drop the slot and start again with a snapshot under another topic prefix.",
                 table.qualified, ", ".join(table.key),
             )  # fmt: skip
-        table = replace(
-            pinned.check_key(table),
-            columns=self._mapping.masked(message.schema, message.name, table.columns),
-            left_out=left_out,
-        )
+        columns = self._mapping.published(message.schema, message.name, table.columns)
+        table = pinned.check_key(replace(table, columns=columns, left_out=left_out))
         if (table.columns, table.name) == (known.columns, known.name):
             found = current or pinned.version
             return found if known.left_out == left_out else replace(found, table=table)
@@ -330,13 +327,15 @@ def check_definitions(pipeline: Settings, table: SourceTable, columns: Iterable[
     :param columns: its columns with values that do not fit, by number.
     :raises TypeAltered: such a column's definition would be another one after a start.
     """
+    mapping = TableMapping.of(pipeline)
     with session(pipeline.postgres, f"Reading the columns of {table.qualified}") as connection:
-        today = {c.name: c for t in catalog.load(connection, [table.oid], TableMapping.of(pipeline)) for c in t.columns}
+        today = {c.name: c for t in catalog.load(connection, [table.oid], mapping) for c in t.columns}
         for column in (table.columns[c] for c in columns):
             declared = Declared(column.type.oid, column.type.typmod, column.type.dimensions, column.type.name)
             try:
-                (kind,) = describe(connection, [declared], forms=pipeline.forms)
+                (kind,) = describe(connection, [declared], forms=mapping.forms)
             except LookupError:
                 continue  # it was dropped; a job that starts knows it as it was, at most
-            if (column.type, column.required) != (kind, column.name in today and today[column.name].required):
+            (made,) = mapping.published(table.schema, table.name, [replace(column, type=kind)])
+            if (column.type, column.required) != (made.type, column.name in today and today[column.name].required):
                 raise TypeAltered(f"A column's type in {table.qualified} was altered while the stream ran.")

@@ -227,6 +227,21 @@ def _timetz(column: ColumnType, text: str) -> dict[str, int]:
     return {"micros": _micros(clock), "offset_seconds": offset}
 
 
+def _json_timetz(text: str) -> str:
+    clock, offset = _zoned(text)
+    sign, size = "-" if offset < 0 else "+", abs(offset)
+    seconds = f":{size % 60:02d}" if size % 60 else ""
+    return f"{_iso(wire.OP_TIME, clock)}{sign}{size // 3600:02d}:{size // 60 % 60:02d}{seconds}"
+
+
+def _iso_text(column: ColumnType, text: str) -> str:
+    """A date or time that is published as text, in either format."""
+    opcode = mapping(column).argument(column)
+    if opcode == wire.OP_TIMETZ:
+        return _json_timetz(text)
+    return _iso_interval(text) if opcode == wire.OP_INTERVAL else _iso(opcode, text)
+
+
 #: a value in Avro without logical types, by opcode; what is not here is the text itself
 _NATIVE: dict[int, Callable[[ColumnType, str], Any]] = {
     wire.OP_ENUM: lambda column, text: names.mangle(text),
@@ -234,6 +249,7 @@ _NATIVE: dict[int, Callable[[ColumnType, str], Any]] = {
     wire.OP_MONEY: lambda column, text: _bytes(int(_money(column, text).scaleb(column.base_typmod))),
     wire.OP_TIMETZ: _timetz,
     wire.OP_INTERVAL: lambda column, text: _interval(text),
+    wire.OP_ISO: _iso_text,
     wire.OP_UINT32: _exact,
     wire.OP_UINT64: _exact,
     wire.OP_BOOL: lambda column, text: text == "t",
@@ -274,13 +290,6 @@ def without_logical(schema: Any) -> Any:
     return schema
 
 
-def _json_timetz(text: str) -> str:
-    clock, offset = _zoned(text)
-    sign, size = "-" if offset < 0 else "+", abs(offset)
-    seconds = f":{size % 60:02d}" if size % 60 else ""
-    return f"{_iso(wire.OP_TIME, clock)}{sign}{size // 3600:02d}:{size // 60 % 60:02d}{seconds}"
-
-
 def _json_float(text: str) -> Any:
     return text if text in ("NaN", "Infinity", "-Infinity") else float(text)
 
@@ -294,6 +303,7 @@ _JSON: dict[int, Callable[[ColumnType, str], Any]] = {
     wire.OP_MONEY: lambda column, text: f"{_money(column, text):f}",
     wire.OP_TIMETZ: lambda column, text: _json_timetz(text),
     wire.OP_INTERVAL: lambda column, text: _iso_interval(text),
+    wire.OP_ISO: _iso_text,
     **dict.fromkeys(
         (wire.OP_UINT32, wire.OP_UINT64, wire.OP_INT2, wire.OP_INT4, wire.OP_INT8), lambda column, text: int(text)
     ),

@@ -20,8 +20,10 @@ INT, BOOL, TEXT, DECIMAL, DATE, TIME, STAMP, FLOAT, SINGLE, BYTES = range(1, 11)
 
 #: a field of a record: the column (-1: the table has it no more), its kind, whether it is a union with null, the scale
 #: of a decimal; of an array, the number of its dimensions and what stands between its elements in PostgreSQL's text:
-#: the kind is then that of the elements
-FIELD = np.dtype([(name, np.int64) for name in ("column", "kind", "nullable", "scale", "dimensions", "delimiter")])
+#: the kind is then that of the elements; whether Avro has a date or time as text
+FIELD = np.dtype(
+    [(name, np.int64) for name in ("column", "kind", "nullable", "scale", "dimensions", "delimiter", "text")]
+)
 #: dimensions that an array can have (MAXDIM, src/include/utils/array.h)
 MOST_DIMENSIONS = 6
 #: what an array is made of, besides its elements

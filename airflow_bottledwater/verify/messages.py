@@ -83,6 +83,12 @@ def _avro_field(data, at, end, field, seed, scratch):
         if kind == f.DECIMAL and size <= 8:
             return _hash_number(_signed(data, at, size), column, seed), at + size
         return _hash(data, at, size, column, seed), at + size
+    if field.text:
+        size, at = _long(data, at, end)
+        if at < 0 or size < 0 or at + size > end:
+            return np.uint64(0), np.int64(-1)
+        good, found = hash_text(data, at, at + size, field, seed, scratch[:3], data)
+        return found, at + size if good else np.int64(-1)
     if kind == f.FLOAT or kind == f.SINGLE or kind == f.BOOL:
         size = 8 if kind == f.FLOAT else 4 if kind == f.SINGLE else 1
         if at + size > end:

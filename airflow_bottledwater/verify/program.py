@@ -37,12 +37,14 @@ _KINDS = {
 _TEXTS = (wire.OP_TEXT, wire.OP_JSONB, wire.OP_NUMERIC_TEXT)
 #: digits of a decimal that surely fits into 64 bits
 _DIGITS = 18
+#: kinds of dates and times, which may be texts in Avro
+_MOMENTS = (f.DATE, f.TIME, f.STAMP)
 #: Avro's plain types, and the kinds that each can be
 _AVRO: dict[str, tuple[int, ...]] = {
     "int": (f.INT, f.DATE),
     "long": (f.INT, f.TIME, f.STAMP),
     "boolean": (f.BOOL,),
-    "string": (f.TEXT,),
+    "string": (f.TEXT, *_MOMENTS),
     "bytes": (f.BYTES, f.DECIMAL),
     "double": (f.FLOAT,),
     "float": (f.SINGLE,),
@@ -57,13 +59,13 @@ class _Form(NamedTuple):
     dimensions: int = 0
     delimiter: str = ","
 
-    def field(self, column: int, *, nullable: bool = False) -> _Field:
+    def field(self, column: int, *, nullable: bool = False, text: bool = False) -> _Field:
         """As the kernels take it."""
-        return column, self.kind, int(nullable), self.scale, self.dimensions, ord(self.delimiter)
+        return column, self.kind, int(nullable), self.scale, self.dimensions, ord(self.delimiter), int(text)
 
 
 #: an element of :data:`~airflow_bottledwater.verify.fields.FIELD`
-_Field = tuple[int, int, int, int, int, int]
+_Field = tuple[int, int, int, int, int, int, int]
 
 
 def _form(column: ColumnType, *, as_json: bool) -> _Form | None:
@@ -77,8 +79,9 @@ def _form(column: ColumnType, *, as_json: bool) -> _Form | None:
         return element._replace(dimensions=column.dimensions, delimiter=delimiter(column.element))
     if opcode == wire.OP_UINT64 and as_json:
         return None  # it may be beyond Avro's long
-    if opcode in _KINDS:
-        return _Form(_KINDS[opcode])
+    kind = _KINDS.get(argument if opcode == wire.OP_ISO else opcode)
+    if kind is not None:
+        return _Form(kind)
     if opcode in _TEXTS:
         return _Form(f.TEXT) if argument == 0 else None
     if opcode == wire.OP_DECIMAL:
@@ -153,7 +156,8 @@ class _Schemas:
             return None
         if form.kind == f.DECIMAL and described.get("scale", 0) != form.scale:
             return None
-        return form.field(column, nullable=nullable)
+        text = described["type"] == "string" and form.kind in _MOMENTS
+        return form.field(column, nullable=nullable, text=text)
 
     def plan(self) -> tuple[Any, ...]:
         """What the kernels take."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import date
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from airflow_bottledwater.errors import PreflightError, RecordError, StateError
 from airflow_bottledwater.jobs import status
@@ -53,6 +57,24 @@ def verified(flow: Flow) -> Verification:
     assert not errors, errors
     assert {each.table: each.verdict for each in found.tables if each.verdict != "equal"}.keys() <= {"public.visits"}
     assert not found.different, found
+    return found
+
+
+def decoded(flow: Flow, registry: SchemaRegistry, table: str) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Keys and values of an Avro topic, as Confluent's deserialiser gives them."""
+    read = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
+    config = {**flow.pipeline.kafka, "group.id": "decoded", "isolation.level": "read_committed"}
+    consumer, topic = Consumer(config), flow.topic(table)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found = []
+    try:
+        while messages := consumer.consume(10_000, 3.0):
+            for message in messages:
+                key = read(message.key(), SerializationContext(topic, MessageField.KEY))
+                value = read(message.value(), SerializationContext(topic, MessageField.VALUE))
+                found.append((key, value))
+    finally:
+        consumer.close()
     return found
 
 
@@ -158,6 +180,41 @@ def test_masked_values_are_nowhere(
     found_bytes = everything(flow)
     assert SECRET.encode() not in found_bytes and b"7654321" not in found_bytes
     assert SECRET not in logged(caplog)
+
+
+def test_dates_and_times_have_the_forms_of_their_columns(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+    """As a consumer in Python reads them, which cannot read infinity by its logical type."""
+    flow = make_flow(
+        registry,
+        tables=("spans",),
+        temporal="plain",
+        table_options={"spans": {"temporal": {"day": "text", "times": "text", "l*": "logical"}}},
+    )
+    day, at = ("infinity", "12026-01-01 00:00:00+00")
+    flow.execute(
+        "CREATE TABLE spans (day date, id int, at timestamptz, times time[], logical date, PRIMARY KEY (day, id))",
+        f"INSERT INTO spans VALUES ('{day}', 1, '{at}', '{{24:00,NULL}}', '2026-01-01')",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.execute(
+        f"INSERT INTO spans VALUES ('0044-03-15 BC', 2, '{at}', '{{09:30:00.5}}', '2026-01-02')",
+        "UPDATE spans SET day = '-infinity' WHERE id = 1",
+    )
+    asked = flow.ask("spans")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
+    verified(flow)
+    found = {each["id"]: each for _, each in decoded(flow, registry, "spans") if each}
+    micros = 317_336_745_600_000_000
+    assert found == {
+        1: {"day": "-infinity", "id": 1, "at": micros, "times": ["24:00:00", None], "logical": date(2026, 1, 1)},
+        2: {"day": "-000043-03-15", "id": 2, "at": micros, "times": ["09:30:00.500000"], "logical": date(2026, 1, 2)},
+    }
+    assert {"day": "infinity", "id": 1} in [key for key, each in decoded(flow, registry, "spans") if each is None]
+    flow.change(table_options={"spans": {"temporal": {"id": "text"}}})
+    with pytest.raises(PreflightError, match=r"No column with dates or times of public\.spans matches 'id'"):
+        preflight.run(flow.pipeline)
 
 
 def test_an_error_does_not_show_what_is_left_out(make_flow: MakeFlow) -> None:

@@ -110,3 +110,29 @@ def test_what_is_told_is_what_java_takes_for_something_else(avro: Any) -> None:
     assert silent <= told
     # a text that is no UUID is an error, one that is would be misread
     assert {json.dumps(TYPES[m][0]) for _, m in told - silent} == {json.dumps(_logical("string", "uuid"))}
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "java"),
+    [
+        (_logical("int", "date"), 2**31 - 1, ("LocalDate", "+5881580-07-11")),
+        (_logical("int", "date"), 2_932_897, ("LocalDate", "+10000-01-01")),
+        (_logical("int", "date"), -735_160, ("LocalDate", "-0043-03-15")),
+        (_logical("long", "time-micros"), 86_400_000_000, None),
+        (_logical("long", "timestamp-micros"), 2**63 - 1, ("Instant", "+294247-01-10T04:00:54.775807Z")),
+        (_logical("long", "local-timestamp-micros"), 2**63 - 1, ("LocalDateTime", "+294247-01-10T04:00:54.775807")),
+    ],
+)
+def test_what_readers_make_of_dates_that_their_own_types_do_not_have(
+    avro: Any, kind: dict[str, Any], number: int, java: Any
+) -> None:
+    """As the table in docs/message-format.md says; as numbers without logical types they are read by all."""
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, json.loads(schema(kind["type"])), {"a": number})
+    with pytest.raises((OverflowError, ValueError)):
+        fastavro.schemaless_reader(io.BytesIO(out.getvalue()), json.loads(schema(kind)), None)
+    assert read(avro, conversions(avro), kind, kind, out.getvalue()) == java
+    plain = fastavro.schemaless_reader(io.BytesIO(out.getvalue()), json.loads(schema(kind["type"])), None)
+    assert (
+        plain == {"a": number} and read(avro, conversions(avro), kind["type"], kind["type"], out.getvalue()) == number
+    )

@@ -587,6 +587,7 @@ FORMS = st.builds(
     documents=st.sampled_from(["string", "value"]),
     regs=st.sampled_from(["number", "name"]),
     not_null=st.sampled_from(["nullable", "required"]),
+    temporal=st.sampled_from(["logical", "logical", "plain", "text"]),
 )
 
 

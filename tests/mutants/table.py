@@ -83,6 +83,30 @@ MUTANTS = (
         f"{_MAPPING}::test_columns_have_their_masks",
     ),
     Mutant(
+        "a column's dates have the form of its table's options",
+        "TableMapping.published",
+        swap("rule_of(forms, column.name) or self.forms.temporal", "self.forms.temporal"),
+        f"{_MAPPING}::test_columns_have_the_forms_of_dates_that_their_options_choose",
+    ),
+    Mutant(
+        "dates inside of other types have the chosen form, too",
+        "ColumnType.with_temporal",
+        swap("each.type.with_temporal(form)", "each.type"),
+        f"{_MAPPING}::test_columns_have_the_forms_of_dates_that_their_options_choose",
+    ),
+    Mutant(
+        "a stream gives columns the forms that a snapshot gives them",
+        "RelationResolver.__call__",
+        swap("self._mapping.published(message.schema, message.name, table.columns)", "table.columns"),
+        f"{_CHOOSE}::test_dates_and_times_have_the_forms_of_their_columns",
+    ),
+    Mutant(
+        "the key of a dead letter stays as it was",
+        "DeadLetter.as_published",
+        never("before.name in table.key"),
+        "tests/unit/provision/test_source_rows.py::test_a_letter_is_published_as_its_columns_are_today_but_for_its_key",
+    ),
+    Mutant(
         "null in YAML is a mask",
         "Table.__post_init__",
         never("isinstance(self.mask, Mapping)"),
@@ -97,7 +121,7 @@ MUTANTS = (
     Mutant(
         "a dead letter is published with the masks of today",
         "DeadLetter.as_published",
-        always("now == before"),
+        always("now.mask == before.mask"),
         f"{_CHOOSE}::test_what_is_left_out_at_the_next_start_is_not_redriven",
     ),
     Mutant(

@@ -289,11 +289,14 @@ def test_a_changed_copy_is_checked_too() -> None:
 
 def test_what_only_one_format_has_is_not_asked_of_the_other() -> None:
     asked = {
-        "enums": "enum", "not_null": "required", "json_numeric": "number", "json_documents": "value",
-        "json_geometries": "geojson", "arrays": "text", "composites": "text", "ranges": "record", "regs": "name",
+        "enums": "enum", "not_null": "required", "temporal": "plain", "json_numeric": "number",
+        "json_documents": "value", "json_geometries": "geojson",
+        "arrays": "text", "composites": "text", "ranges": "record", "regs": "name",
     }  # fmt: skip
     both = {"arrays": "text", "composites": "text", "ranges": "record", "regs": "name"}
-    assert Settings.of(postgres="host=db", **asked).forms == TypeOptions(enums="enum", not_null="required", **both)
+    assert Settings.of(postgres="host=db", **asked).forms == TypeOptions(
+        enums="enum", not_null="required", temporal="plain", **both
+    )
     assert Settings.of(postgres="host=db", format="json", **asked).forms == TypeOptions(
         numeric="number", documents="value", geometries="geojson", **both
     )

@@ -5,20 +5,41 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import compiled
-from airflow_bottledwater.encoding.kernels.reading import u16
+from airflow_bottledwater.encoding.kernels.reading import i32, i64, u16
 from airflow_bottledwater.encoding.kernels.writing import (
     COLON,
     DOT,
     HEX,
+    LOWER_INFINITY,
+    LOWER_MINUS_INFINITY,
     MINUS,
     PLUS,
+    QUOTE,
     ZERO,
     integer,
     padded,
     pair,
+    quoted,
     unsigned,
 )
-from airflow_bottledwater.encoding.wire import EPOCH_DAYS
+from airflow_bottledwater.encoding.wire import (
+    DATE_INFINITY,
+    DATE_MINUS_INFINITY,
+    EPOCH_DAYS,
+    INTERVAL_INFINITY,
+    INTERVAL_MINUS_INFINITY,
+    MALFORMED,
+    OP_DATE,
+    OP_INTERVAL,
+    OP_TIME,
+    OP_TIMESTAMP,
+    OP_TIMESTAMPTZ,
+    OP_TIMETZ,
+    TIMESTAMP_INFINITY,
+    TIMESTAMP_MINUS_INFINITY,
+)
+
+_DAY = 86_400_000_000  # microseconds
 
 
 @compiled
@@ -253,3 +274,60 @@ def duration(months, days, micros, out, o):
             o -= 1
     out[o] = 83
     return o + 1
+
+
+@compiled
+def quoted_moment(op, b, p, n, out, o, cap):
+    """Write a date, a time or a timestamp, as a JSON string."""
+    if n != (4 if op == OP_DATE else 8):
+        return np.int64(MALFORMED)
+    v = i32(b, p) if op == OP_DATE else i64(b, p)
+    if (op == OP_DATE and v == DATE_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_INFINITY):
+        return quoted(LOWER_INFINITY, out, o, cap)
+    if (op == OP_DATE and v == DATE_MINUS_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_MINUS_INFINITY):
+        return quoted(LOWER_MINUS_INFINITY, out, o, cap)
+    out[o] = QUOTE
+    o += 1
+    if op == OP_DATE:
+        o = year_month_day(v, out, o)
+    elif op == OP_TIME:
+        if v < 0 or v > _DAY:
+            return np.int64(MALFORMED)
+        o = clock(v, out, o)
+    else:
+        days = np.int64(np.uint64(v) // np.uint64(_DAY)) if v >= 0 else v // _DAY
+        o = year_month_day(days, out, o)
+        out[o] = 84
+        o = clock(v - days * _DAY, out, o + 1)
+        if op == OP_TIMESTAMPTZ:
+            out[o] = 90
+            o += 1
+    out[o] = QUOTE
+    return np.int64(o + 1)
+
+
+@compiled
+def quoted_temporal(op, b, p, n, out, o, cap):
+    """Write any date, time or interval as a JSON string, for which there must be room for 96 bytes; all are shorter
+    than 64."""
+    if op == OP_TIMETZ:
+        v = i64(b, p) if n == 12 else np.int64(-1)
+        if v < 0 or v > _DAY:
+            return np.int64(MALFORMED)
+        out[o] = QUOTE
+        o = zone(-i32(b, p + 8), out, clock(v, out, o + 1))
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    if op == OP_INTERVAL:
+        if n != 16:
+            return np.int64(MALFORMED)
+        micros, days, months = i64(b, p), i32(b, p + 8), i32(b, p + 12)
+        if months == INTERVAL_INFINITY and days == INTERVAL_INFINITY and micros == TIMESTAMP_INFINITY:
+            return quoted(LOWER_INFINITY, out, o, cap)
+        if months == INTERVAL_MINUS_INFINITY and days == INTERVAL_MINUS_INFINITY and micros == TIMESTAMP_MINUS_INFINITY:
+            return quoted(LOWER_MINUS_INFINITY, out, o, cap)
+        out[o] = QUOTE
+        o = duration(months, days, micros, out, o + 1)
+        out[o] = QUOTE
+        return np.int64(o + 1)
+    return quoted_moment(op, b, p, n, out, o, cap)

@@ -16,7 +16,7 @@ from airflow_bottledwater.encoding.kernels.numeric import (
     write_text,
 )
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u16, u32
-from airflow_bottledwater.encoding.kernels.text import inet, inet_is_malformed, uuid
+from airflow_bottledwater.encoding.kernels.text import inet, inet_is_malformed, quoted_temporal, uuid
 from airflow_bottledwater.encoding.kernels.writing import (
     INFINITY,
     MINUS_INFINITY,
@@ -50,6 +50,7 @@ from airflow_bottledwater.encoding.wire import (
     OP_INT4,
     OP_INT8,
     OP_INTERVAL,
+    OP_ISO,
     OP_JSONB,
     OP_MAP,
     OP_MONEY,
@@ -223,6 +224,15 @@ def _less_common(op, arg, b, p, n, out, o, cap):
             return np.int64(MALFORMED)
         # in PostgreSQL, the zone is an offset west of Greenwich (timetz_out, src/backend/utils/adt/date.c)
         return np.int64(varint(-i32(b, p + 8), out, varint(i64(b, p), out, o)))
+    if op == OP_ISO:
+        if cap - o < 96:
+            return np.int64(SPACE)
+        end = quoted_temporal(arg, b, p, n, out, o, cap)
+        if end < 0:
+            return np.int64(end)
+        # its size takes the place of the first quote: it is shorter than 64 bytes
+        out[o] = np.uint8(2 * (end - o - 2))
+        return np.int64(end - 1)
     if op == OP_INTERVAL:
         if n != 16:
             return np.int64(MALFORMED)

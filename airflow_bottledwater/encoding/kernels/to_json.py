@@ -9,14 +9,12 @@ from airflow_bottledwater.encoding.kernels.floats import bits_of, half, write_sh
 from airflow_bottledwater.encoding.kernels.numeric import is_malformed, nearest_double, text_size, write_text
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u16, u32
 from airflow_bottledwater.encoding.kernels.text import (
-    clock,
-    duration,
     inet,
     inet_is_malformed,
+    quoted_moment,
+    quoted_temporal,
     scaled,
     uuid,
-    year_month_day,
-    zone,
 )
 from airflow_bottledwater.encoding.kernels.writing import (
     BACKSLASH,
@@ -26,8 +24,6 @@ from airflow_bottledwater.encoding.kernels.writing import (
     COMMA,
     HEX,
     INFINITY,
-    LOWER_INFINITY,
-    LOWER_MINUS_INFINITY,
     MINUS_INFINITY,
     NAN,
     NULL,
@@ -46,10 +42,6 @@ from airflow_bottledwater.encoding.kernels.writing import (
 )
 from airflow_bottledwater.encoding.layout import WORD
 from airflow_bottledwater.encoding.wire import (
-    DATE_INFINITY,
-    DATE_MINUS_INFINITY,
-    INTERVAL_INFINITY,
-    INTERVAL_MINUS_INFINITY,
     MALFORMED,
     NUMERIC_NAN,
     NUMERIC_NINF,
@@ -68,6 +60,7 @@ from airflow_bottledwater.encoding.wire import (
     OP_INT4,
     OP_INT8,
     OP_INTERVAL,
+    OP_ISO,
     OP_JSONB,
     OP_MAP,
     OP_MONEY,
@@ -82,13 +75,10 @@ from airflow_bottledwater.encoding.wire import (
     OP_UINT64,
     OP_UUID,
     SPACE,
-    TIMESTAMP_INFINITY,
-    TIMESTAMP_MINUS_INFINITY,
 )
 
 #: upper case, as PostGIS prints its types
 _UPPER_HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
-_DAY = 86_400_000_000  # microseconds
 _WORD = np.uint64(WORD)
 #: a word of bytes 1, and one of their highest bits
 _ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
@@ -314,36 +304,6 @@ def _numeric(op, arg, b, p, n, out, o, cap):
 
 
 @compiled
-def _moment(op, b, p, n, out, o, cap):
-    """Write a date, a time or a timestamp."""
-    if n != (4 if op == OP_DATE else 8):
-        return np.int64(MALFORMED)
-    v = i32(b, p) if op == OP_DATE else i64(b, p)
-    if (op == OP_DATE and v == DATE_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_INFINITY):
-        return quoted(LOWER_INFINITY, out, o, cap)
-    if (op == OP_DATE and v == DATE_MINUS_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_MINUS_INFINITY):
-        return quoted(LOWER_MINUS_INFINITY, out, o, cap)
-    out[o] = QUOTE
-    o += 1
-    if op == OP_DATE:
-        o = year_month_day(v, out, o)
-    elif op == OP_TIME:
-        if v < 0 or v > _DAY:
-            return np.int64(MALFORMED)
-        o = clock(v, out, o)
-    else:
-        days = np.int64(np.uint64(v) // np.uint64(_DAY)) if v >= 0 else v // _DAY
-        o = year_month_day(days, out, o)
-        out[o] = 84
-        o = clock(v - days * _DAY, out, o + 1)
-        if op == OP_TIMESTAMPTZ:
-            out[o] = 90
-            o += 1
-    out[o] = QUOTE
-    return np.int64(o + 1)
-
-
-@compiled
 def _less_common(op, arg, b, p, n, out, o, cap):
     """Write a value of the types that :func:`json_value` does not handle itself."""
     if op == OP_TEXT or op == OP_JSONB:
@@ -425,26 +385,10 @@ def _less_common(op, arg, b, p, n, out, o, cap):
         o = scaled(i64(b, p), arg, out, o + 1)
         out[o] = QUOTE
         return np.int64(o + 1)
-    if op == OP_TIMETZ:
-        v = i64(b, p) if n == 12 else np.int64(-1)
-        if v < 0 or v > 86400000000:
-            return np.int64(MALFORMED)
-        out[o] = QUOTE
-        o = zone(-i32(b, p + 8), out, clock(v, out, o + 1))
-        out[o] = QUOTE
-        return np.int64(o + 1)
-    if op == OP_INTERVAL:
-        if n != 16:
-            return np.int64(MALFORMED)
-        micros, days, months = i64(b, p), i32(b, p + 8), i32(b, p + 12)
-        if months == INTERVAL_INFINITY and days == INTERVAL_INFINITY and micros == TIMESTAMP_INFINITY:
-            return quoted(LOWER_INFINITY, out, o, cap)
-        if months == INTERVAL_MINUS_INFINITY and days == INTERVAL_MINUS_INFINITY and micros == TIMESTAMP_MINUS_INFINITY:
-            return quoted(LOWER_MINUS_INFINITY, out, o, cap)
-        out[o] = QUOTE
-        o = duration(months, days, micros, out, o + 1)
-        out[o] = QUOTE
-        return np.int64(o + 1)
+    if op == OP_TIMETZ or op == OP_INTERVAL:
+        return quoted_temporal(op, b, p, n, out, o, cap)
+    if op == OP_ISO:
+        return quoted_temporal(arg, b, p, n, out, o, cap)
     return np.int64(MALFORMED)
 
 
@@ -462,7 +406,7 @@ def json_value(op, arg, b, p, n, out, o, cap):
     if op == OP_INT8:
         return np.int64(integer(i64(b, p), out, o)) if n == 8 else np.int64(MALFORMED)
     if op == OP_DATE or op == OP_TIME or op == OP_TIMESTAMP or op == OP_TIMESTAMPTZ:
-        return _moment(op, b, p, n, out, o, cap)
+        return quoted_moment(op, b, p, n, out, o, cap)
     if op == OP_BOOL:
         if n != 1 or b[p] > 1:
             return np.int64(MALFORMED)

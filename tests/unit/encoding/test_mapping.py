@@ -85,6 +85,21 @@ def test_columns_have_their_masks() -> None:
     assert [masks.fits(said, INT) for said in ("", "null", "first:2", "constant:x")] == [True, True, False, False]
 
 
+def test_columns_have_the_forms_of_dates_that_their_options_choose() -> None:
+    rules = {"sales.orders": {"temporal": {"*": "text", "n*": "logical", "note": "plain"}}}
+    day = ColumnType(1082, -1, 1082, -1, "b", "date", form="plain")
+    days = ColumnType(1182, -1, 1182, -1, "b", "date[]", element=day, dimensions=1)
+    pair = ColumnType(9, -1, 9, -1, "c", "pair", attributes=(Column("a", days), Column("b", INT)), form="record")
+    columns = [Column(name, kind) for name, kind in (("a", day), ("n", day), ("note", day), ("p", pair), ("i", INT))]
+    found = mapping(rules).published("sales", "orders", columns)
+    assert [c.type.form for c in found] == ["text", "", "plain", "record", ""]
+    assert found[3].type.forms == ("record", ("", ("text",)), ("",)) and found[4].type is INT
+    found = mapping(rules, temporal="plain").published("sales", "other", columns)
+    assert [c.type.form for c in found] == ["plain", "plain", "plain", "record", ""]
+    found = mapping(rules, temporal="text", format="json").published("sales", "orders", columns)
+    assert [c.type.form for c in found] == ["", "", "", "record", ""]
+
+
 def test_a_topic_is_a_name_or_a_template_behind_the_prefix() -> None:
     rules = {"sales.*": {"topic": "{schema}-{table}"}, "sales.orders": {"topic": "o"}}
     found = mapping(rules, topic_prefix="shop")
@@ -116,7 +131,7 @@ def test_only_a_format_with_a_registry_has_subjects() -> None:
 @pytest.mark.parametrize(
     ("format", "forms"),
     [
-        ("avro", TypeOptions(enums="enum", not_null="required")),
+        ("avro", TypeOptions(enums="enum", not_null="required", temporal="text")),
         ("json", TypeOptions(numeric="number", documents="value", geometries="geojson")),
     ],
 )
@@ -124,6 +139,7 @@ def test_each_format_offers_its_own_forms(format: str, forms: TypeOptions) -> No
     everything = {
         "enums": "enum",
         "not_null": "required",
+        "temporal": "text",
         "json_numeric": "number",
         "json_documents": "value",
         "json_geometries": "geojson",

@@ -33,7 +33,8 @@ ARRAY = _type(1007, element=_type(23), dimensions=2)
         (ARRAY, True, ["arrays = text"]),
         (_type(23), False, []),
         (_type(1184), True, []),
-        (_type(1184), False, ["format = json (in a pipeline of its own)"]),
+        (_type(1184, form="text"), False, []),
+        (_type(1184), False, ["temporal = text"]),
         (
             _type(1231, element=DECIMAL, dimensions=1),
             False,

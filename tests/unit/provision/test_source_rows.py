@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+
+import msgspec
 import pytest
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.provision.source_rows import StoredDeadLetter, compare
 from airflow_bottledwater.publish.current import FoundRows
@@ -31,3 +38,20 @@ def test_a_column_that_cannot_be_compared_does_not_count() -> None:
     found = FoundRows({(b"1",): [b"1", b"1"]})
     assert not compare(table, message, found, ()).same
     assert compare(table, message, found, {"bits"}).same
+
+
+def test_a_letter_is_published_as_its_columns_are_today_but_for_its_key() -> None:
+    day = w.plain(1082)
+    table = w.table(("k", day), ("day", day), ("note", w.plain(w.TEXT)), ("gone", day), key=["k"], oid=1)
+    row = RowMessage("I", 1, "", None, [Field("b", b"key!"), Field("b", b"days"), Field("b", b"note"), Field("n")])
+    again = {"table": msgspec.to_builtins(table), "message": base64.b64encode(row.encode()).decode()}
+    options = {"*.*": {"temporal": {"*": "text"}, "mask": {"note": "first:2"}, "exclude": "gone"}}
+    mapping = TableMapping.of(Settings(postgres="host=db", table_options=options))
+    found = StoredDeadLetter(b"", {"again": again}).as_published(mapping).content["again"]
+    as_text = day.with_temporal("text")
+    now = msgspec.convert(found["table"], SourceTable)
+    assert [(c.name, c.type) for c in now.columns] == [("k", day), ("day", as_text), ("note", w.plain(w.TEXT))]
+    new = pgoutput.row(base64.b64decode(found["message"])).new
+    assert new == [Field("b", b"key!"), Field("b", b"days"), Field("b", b"no")]
+    unchanged = StoredDeadLetter(b"", {"again": again})
+    assert unchanged.as_published(TableMapping()) is unchanged

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from airflow_bottledwater.errors import DOCS, Outage, Refused
+
+Client = TypeVar("Client")
 
 #: texts of a rejected login; the error codes alone do not show it, since a broker that stops during a handshake leads
 #: to the same ones
@@ -42,6 +44,42 @@ def client_config(config: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+#: properties of producers that the package sets itself, by all of their names: with others a record would find no room,
+#: could be dropped inside of a transaction, or would belong to a transaction of somebody else
+_OURS = frozenset(
+    {
+        "transactional.id",
+        "transaction.timeout.ms",
+        "message.timeout.ms",
+        "delivery.timeout.ms",
+        "queue.buffering.max.messages",
+        "queue.buffering.max.kbytes",
+    }
+)
+
+
+def producer_config(config: Mapping[str, str]) -> dict[str, Any]:
+    """The user's properties for a producer without transactions, without those that the package sets itself."""
+    # of a producer it is true by default: asking for a topic that was deleted would make it anew, with the broker's
+    # defaults
+    own = {k: v for k, v in config.items() if k not in _OURS}
+    return {"log_level": "2", **own, "allow.auto.create.topics": "false"}
+
+
+def made(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any]) -> Client:
+    """A client of confluent-kafka: a producer, consumer or admin client.
+
+    :raises Refused: it does not accept a property.
+    """
+    try:
+        return kind(config)
+    except KafkaException as error:
+        raise unknown_property(error.args[0].str()) from None
+    except (TypeError, ValueError) as error:
+        # some values have to be of a type that no connection's extra can have
+        raise unknown_property(str(error)) from None
+
+
 def reader_config(config: Mapping[str, str], **more: str) -> dict[str, Any]:
     """The properties of a consumer whose partitions are assigned by hand: no group is joined, and no offsets are
     committed.
@@ -63,19 +101,12 @@ def transactional_config(config: Mapping[str, str], transactional_id: str, timeo
     :param config: the user's properties; those that transactions depend on are overridden.
     :param timeout: seconds after which the broker aborts a transaction whose producer is silent.
     """
-    found = {
-        "log_level": "2",
-        **config,
+    return {
+        **producer_config(config),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": str(int(timeout * 1000)),
         "enable.idempotence": "true",
-        # of a producer it is true by default: asking for a topic that was deleted would make it anew, with the broker's
-        # defaults
-        "allow.auto.create.topics": "false",
     }
-    # with a time-out of their own, records inside a transaction could be dropped
-    found.pop("message.timeout.ms", None)
-    return found
 
 
 #: the client's and the brokers' errors that pass when a broker is back, a leader elected, metadata fresh: those that

@@ -16,7 +16,7 @@ import confluent_kafka
 from confluent_kafka import Consumer, TopicPartition
 
 from airflow_bottledwater.backoff import Waiting
-from airflow_bottledwater.kafka.clients import errors, reader_config
+from airflow_bottledwater.kafka.clients import errors, made, reader_config
 from airflow_bottledwater.kafka.producer import Message, TransactionalProducer
 from airflow_bottledwater.kafka.topics import Topics
 
@@ -69,7 +69,7 @@ def _first_open(config: Mapping[str, str], topics: Sequence[str]) -> list[conflu
     ]
     if not stuck:
         return []
-    consumer = Consumer(reader_config(config, isolation_level="read_uncommitted"))
+    consumer = made(Consumer, reader_config(config, isolation_level="read_uncommitted"))
     messages = []
     try:
         for partition in stuck:

@@ -39,6 +39,7 @@ conf_set_dr_msg_cb = _function("rd_kafka_conf_set_dr_msg_cb", None, _pointer, _p
 new = _function("rd_kafka_new", _pointer, _int, _pointer, _text, ctypes.c_size_t)
 destroy = _function("rd_kafka_destroy", None, _pointer)
 topic_new = _function("rd_kafka_topic_new", _pointer, _pointer, _text, _pointer)
+last_error = _function("rd_kafka_last_error", _int)
 topic_destroy = _function("rd_kafka_topic_destroy", None, _pointer)
 metadata = _function("rd_kafka_metadata", _int, _pointer, _int, _pointer, _pointer, _int)
 metadata_destroy = _function("rd_kafka_metadata_destroy", None, _pointer)

@@ -22,9 +22,9 @@ from airflow_bottledwater.kafka.clients import (
     denied,
     denies_id,
     denies_topics,
+    made,
     note_refusal,
     transactional_config,
-    unknown_property,
 )
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 
@@ -97,10 +97,7 @@ class TransactionalProducer:
         :raises NewProducerNeeded: the initialisation failed.
         """
         self.close()
-        try:
-            self._producer = Producer(self._config)
-        except KafkaException as error:
-            raise unknown_property(error.args[0].str()) from None
+        self._producer = made(Producer, self._config)
         # before the first transaction: a record for a topic without metadata registers partition -1 in the transaction.
         # One topic is fetched twice, see Publisher.open
         for topic in [*self._topics, *self._topics[:1]]:

@@ -174,7 +174,10 @@ class Publisher:
             self._handle = rd.make_producer(self._config, self._counts)
         except rd.ConfigRefused as error:
             raise unknown_property(str(error)) from None
-        self._rkts = np.array([rd.topic_new(self._handle, t.encode(), None) for t in self._topics], dtype=np.int64)
+        handles = [rd.topic_new(self._handle, t.encode(), None) for t in self._topics]
+        if None in handles:
+            raise unknown_property(f"of topics: {rd.name(rd.last_error())}")
+        self._rkts = np.array(handles, dtype=np.int64)
         self._handles = rd.handles(self._handle, self._rkts, self._timed)
         # before the first transaction: a record for a topic without metadata registers partition -1 in the transaction
         topics = list(zip(self._topics, self._rkts, strict=True))

@@ -18,8 +18,8 @@ from airflow_bottledwater.kafka.clients import (
     GRANT,
     client_config,
     errors,
+    made,
     note_refusal,
-    unknown_property,
 )
 
 #: the broker's default of max.message.bytes, assumed if the topic's settings may not be read
@@ -133,10 +133,7 @@ class Topics:
         # the callback must not refer to this object: a client in a reference cycle keeps its threads and sockets until
         # it is collected
         noted = functools.partial(note_refusal, self._refusals)
-        try:
-            return AdminClient({**client_config(self._config), "error_cb": noted})
-        except KafkaException as error:
-            raise unknown_property(error.args[0].str()) from None
+        return made(AdminClient, {**client_config(self._config), "error_cb": noted})
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from airflow_bottledwater.kafka.clients import errors, passes, reader_config
+from airflow_bottledwater.kafka.clients import errors, made, passes, reader_config
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Sample, decode
 
@@ -58,7 +58,7 @@ class History:
         """Make the consumer, unless there is no topic yet."""
         if METRICS_TOPIC not in Topics(self._kafka).describe([METRICS_TOPIC]):
             return False
-        consumer = Consumer(reader_config(self._kafka, auto_offset_reset="earliest"))
+        consumer = made(Consumer, reader_config(self._kafka, auto_offset_reset="earliest"))
         begin = TopicPartition(METRICS_TOPIC, 0, int((time.time() - self._since) * 1000))
         consumer.assign(consumer.offsets_for_times([begin], timeout=15.0))
         self._consumer = consumer

@@ -14,6 +14,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException, Producer
 
 from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.kafka.clients import made, producer_config
 from airflow_bottledwater.kafka.topics import NewTopic, Topics, small_segments
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.meter import Meter
@@ -182,17 +183,18 @@ class Sampler:
         if self._pipeline.create_topics:
             topics = Topics(self._pipeline.kafka)
             topics.make(new_topic(self._pipeline, min(self._pipeline.replication_factor, topics.brokers())))
-        self._producer = Producer(
+        self._producer = made(
+            Producer,
             {
-                **self._pipeline.kafka,
-                "log_level": "2",
+                **producer_config(self._pipeline.kafka),
+                # the user's could be true, which does not go with one acknowledgement
+                "enable.idempotence": False,
                 "acks": 1,
                 # what is not sent by the next sample is not worth its memory
                 "message.timeout.ms": max(1000, int(2000 * self._pipeline.metrics_interval)),
                 "queue.buffering.max.messages": 10,
                 "compression.type": "lz4",
-                "allow.auto.create.topics": False,
-            }
+            },
         )
 
 

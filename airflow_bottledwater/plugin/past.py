@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from airflow_bottledwater.kafka.clients import errors, passes, reader_config
+from airflow_bottledwater.kafka.clients import errors, made, passes, reader_config
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.rates import between, bound
 from airflow_bottledwater.metrics.registry import Metric
@@ -83,7 +83,7 @@ class Past:
 
     def _read(self, deadline: float) -> None:
         """Read on to the topic's present end."""
-        consumer = Consumer(reader_config(self._kafka, auto_offset_reset="earliest"))
+        consumer = made(Consumer, reader_config(self._kafka, auto_offset_reset="earliest"))
         try:
             end = self._begin(consumer)
             self._complete = self._offset >= end

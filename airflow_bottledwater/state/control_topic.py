@@ -359,18 +359,12 @@ class ControlTopic:
     def _producer(self) -> Producer:
         from confluent_kafka import Producer
 
+        from airflow_bottledwater.kafka.clients import made, producer_config
+
         with self.arrived:
             if self._writer is None:
-                self._writer = Producer(
-                    {
-                        **self._kafka,
-                        "enable.idempotence": True,
-                        "linger.ms": 0,
-                        "log_level": "2",
-                        "message.timeout.ms": int(_QUEUED * 1000),
-                        "allow.auto.create.topics": False,
-                    }
-                )
+                own = {"enable.idempotence": True, "linger.ms": 0, "message.timeout.ms": int(_QUEUED * 1000)}
+                self._writer = made(Producer, {**producer_config(self._kafka), **own})
             return self._writer
 
 

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from airflow_bottledwater.encoding.names import mangle
 from airflow_bottledwater.errors import LOST_STATE, Outage, StateError
-from airflow_bottledwater.kafka.clients import errors, passes, reader_config
+from airflow_bottledwater.kafka.clients import errors, made, passes, reader_config
 from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics, small_segments
 
 log = logging.getLogger(__name__)
@@ -86,14 +86,15 @@ def _decode(key: bytes | None, value: bytes | None) -> tuple[str, dict[str, Any]
 
 
 def _consumer(config: Mapping[str, str], isolation: str) -> Consumer:
-    return Consumer(
+    return made(
+        Consumer,
         reader_config(
             config,
             enable_partition_eof="true",
             isolation_level=isolation,
             auto_offset_reset="earliest",
             fetch_wait_max_ms="100",
-        )
+        ),
     )
 
 

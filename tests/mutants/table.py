@@ -1782,8 +1782,21 @@ MUTANTS = (
         f"{_REFUSALS}::test_a_publisher_compares_its_topics_with_the_pinned_ones[made again]",
     ),
     Mutant(
+        "properties of the connection keep no record out",
+        "clients.producer_config",
+        swap("k not in _OURS", "True"),
+        "tests/unit/kafka/test_clients.py::"
+        "test_a_record_is_neither_dropped_nor_kept_out_by_properties_of_the_connection",
+    ),
+    Mutant(
+        "a job that can have no folder is refused for good",
+        "spark_job._home",
+        never("not there.is_dir() or not os.access(there, os.W_OK | os.X_OK)"),
+        "tests/unit/hooks/test_unwritable.py::test_a_folder_that_cannot_be_written_is_refused_for_good",
+    ),
+    Mutant(
         "a producer never makes a topic",
-        "transactional_config",
+        "clients.producer_config",
         swap("{'allow.auto.create.topics': 'false'}", "{'allow.auto.create.topics': 'true'}"),
         f"{_REFUSALS}::test_a_producer_for_a_topic_that_is_missing_does_not_make_it",
     ),

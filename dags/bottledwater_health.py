@@ -47,7 +47,13 @@ with dag_of(
             1 << 30,
             type=["integer", "null"],
             title="Lag",
-            description="Bytes of WAL that a slot of these sources may be behind; empty: any number.",
+            description="Bytes of WAL that a stream may be behind, or a slot of these sources; empty: any number.",
+        ),
+        "max_delay": Param(
+            3600,
+            type=["number", "null"],
+            title="Delay",
+            description="Seconds that the oldest change that is not published may be old; empty: any age.",
         ),
         "max_dead_letters": Param(
             0,
@@ -75,6 +81,7 @@ with dag_of(
         pipelines="{{ params.pipelines }}",
         postgres_conn_ids="{{ params.postgres_conn_ids }}",
         max_lag="{{ params.max_lag }}",
+        max_delay="{{ params.max_delay }}",
         max_dead_letters="{{ params.max_dead_letters }}",
         max_pause="{{ params.max_pause }}",
         max_unverified="{{ params.max_unverified }}",

@@ -54,6 +54,8 @@ def _lines(report: PipelineReport, now: float) -> Iterator[tuple[str, str, str]]
         yield "Problem", f"{problem} (for {duration(now - problem.since)})", "red"
     for name, counts in report.open_letters.items():
         yield "Dead letters", f"{name}: {letters.described(counts)}, open", "red"
+    if job is not None and not job.ended and job.lag is not None:
+        yield "Behind", f"{size(job.lag)} and {duration(job.delay or 0.0)}, as the job has measured", ""
     yield "Slot", *_slot(report.slot)
     yield "Snapshot", "complete" if report.complete else "not complete", ""
     counters = report.counters | (job.counters if job is not None else {})

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: of a pattern that no pipeline has: with a slot that was dropped, its pipeline's status is deleted
+_MISSING = (
+    "There is no pipeline of this name: none has ever reported, or its slot was dropped. If it was retired, take it "
+    "out of the pipelines that are watched."
+)
+
 
 @dataclass(slots=True)
 class Health:
@@ -62,7 +68,7 @@ def look(
         found = state.statuses(records, pipelines)
     health = Health({name: status.state for name, status in found.items()})
     for pattern in state.missing(found, pipelines):
-        health.wrong[pattern] = ["No pipeline of this name has ever reported."]
+        health.wrong[pattern] = [_MISSING]
     slots = _slots(postgres_conn_ids, health)
     for name, status in found.items():
         wrong = state.wrong(name, status, records, limits, alive=name not in dead)

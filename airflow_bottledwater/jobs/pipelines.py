@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.jobs import alive
+from airflow_bottledwater.model.amounts import duration, size
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.slot import SlotState
@@ -38,7 +39,8 @@ class HealthLimits:
     :param silence: seconds in which a job has to follow one that has ended, or has to begin to work: at most as long as
         restarts take.
     :param pause: seconds between two bounded runs.
-    :param lag: bytes of WAL that a slot may be behind.
+    :param lag: bytes of WAL that a stream, or a slot, may be behind.
+    :param delay: how old the oldest change may be that a stream has not published, in seconds.
     :param dead_letters: how many may be open.
     :param unverified: seconds since the last verification that found everything equal.
     """
@@ -46,6 +48,7 @@ class HealthLimits:
     silence: float = 600.0
     pause: float | None = 3600.0
     lag: int | None = None
+    delay: float | None = None
     dead_letters: int | None = 0
     unverified: float | None = None
 
@@ -94,6 +97,8 @@ def wrong(
         return []
     now = time.time() if now is None else now
     found = [_ended(status, now, limits)] if status.ended else [_works(status, now, limits, alive)]
+    if alive and not status.ended:
+        found.append(_behind(status, limits))
     if status.repeats >= REPEATS:
         found.append(f"{status.repeats} jobs in a row have ended without publishing anything. {status.error}")
     found += [str(each) for each in _told(status) if each.kind != letters.KIND]
@@ -144,6 +149,20 @@ def _works(status: StatusRecord, now: float, limits: HealthLimits, alive: bool) 
     if status.state == "starting" and now - job.started > limits.silence:
         return f"The job is starting since {now - job.started:.0f} s."
     return ""
+
+
+def _behind(status: StatusRecord, limits: HealthLimits) -> str:
+    """Whether the stream is behind by more than it may, as it has measured; empty if it is not, or if that is not
+    known."""
+    lag, delay = status.lag or 0, status.delay or 0.0
+    if (limits.lag is None or lag <= limits.lag) and (limits.delay is None or delay <= limits.delay):
+        return ""
+    allowed = [size(limits.lag)] if limits.lag is not None else []
+    allowed += [duration(limits.delay)] if limits.delay is not None else []
+    return (
+        f"The stream is {size(lag)} and {duration(delay)} behind; {' and '.join(allowed)} are allowed. Its log says how "
+        "fast it is, and its problems what it waits for."
+    )
 
 
 def _verified(last: VerifiedRecord | None, status: StatusRecord, now: float, limits: HealthLimits) -> str:

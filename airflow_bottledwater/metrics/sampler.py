@@ -153,7 +153,9 @@ class Sampler:
         )
 
     def _of_source(self, look: Look | None, status: StatusRecord) -> Iterator[Value]:
+        """What PostgreSQL has answered, and how far the stream is behind: that goes into its status, too."""
         if look is None:
+            status.lag = status.delay = None
             return
         self._meter.ahead = look.ahead
         yield from look.values
@@ -165,6 +167,7 @@ class Sampler:
         committed = self._meter.committed
         ago = time.time() + look.ahead - committed if committed else None
         self._meter.behind = lag, seconds = max(0, look.end - published), self._age.behind(published, look.end, ago)
+        status.lag, status.delay = lag, round(seconds, 1)
         yield registry.LAG_BYTES, lag, ()
         yield registry.LAG_SECONDS, seconds, ()
 

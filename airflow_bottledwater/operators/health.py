@@ -30,7 +30,10 @@ class PipelineHealthOperator(BaseOperator):
         that none has is an error. (templated)
     :param postgres_conn_ids: connections of type Postgres, a list or comma-separated, of the sources whose slots are
         looked at, too: that they exist and are not lost, and their lag. (templated)
-    :param max_lag: bytes of WAL that a slot may be behind; None: any number. (templated)
+    :param max_lag: bytes of WAL that a stream may be behind, as it has measured, or one of these slots; None: any
+        number. (templated)
+    :param max_delay: how old the oldest change may be that a stream has not published, in seconds; None: any age.
+        (templated)
     :param max_dead_letters: dead letters of a pipeline that may be open; None: any number. (templated)
     :param max_silence: seconds in which a job has to follow one that has ended, or has to begin to work. (templated)
     :param max_pause: seconds between two bounded runs; None: any number. (templated)
@@ -42,6 +45,7 @@ class PipelineHealthOperator(BaseOperator):
         "pipelines",
         "postgres_conn_ids",
         "max_lag",
+        "max_delay",
         "max_dead_letters",
         "max_silence",
         "max_pause",
@@ -56,6 +60,7 @@ class PipelineHealthOperator(BaseOperator):
         pipelines: Sequence[str] | str | None = None,
         postgres_conn_ids: Sequence[str] | str | None = None,
         max_lag: int | str | None = None,
+        max_delay: float | str | None = None,
         max_dead_letters: int | str | None = 0,
         max_silence: float | str = 600.0,
         max_pause: float | str | None = 3600.0,
@@ -67,6 +72,7 @@ class PipelineHealthOperator(BaseOperator):
         self.pipelines = pipelines
         self.postgres_conn_ids = postgres_conn_ids
         self.max_lag = max_lag
+        self.max_delay = max_delay
         self.max_dead_letters = max_dead_letters
         self.max_silence = max_silence
         self.max_pause = max_pause
@@ -88,6 +94,7 @@ class PipelineHealthOperator(BaseOperator):
                 silence=number("max_silence", self.max_silence) or 0.0,
                 pause=number("max_pause", self.max_pause),
                 lag=None if lag is None else int(lag),
+                delay=number("max_delay", self.max_delay),
                 dead_letters=None if letters is None else int(letters),
                 unverified=number("max_unverified", self.max_unverified),
             )

@@ -104,6 +104,9 @@ class StatusRecord:
     :param began: the position at the job's start.
     :param repeats: how many stream jobs before this one have failed in a row without publishing anything.
     :param problems: what is not as it is meant although the job runs; see :class:`Problem`.
+    :param lag: bytes of WAL that a stream had not published yet when it was measured last; None if PostgreSQL has not
+        answered then, or for another job.
+    :param delay: how old the oldest of these changes was, in seconds.
     :param heartbeat: seconds after which the job writes its status again.
     :param at: seconds since 1970, by the clock of the job's host.
     """
@@ -122,6 +125,8 @@ class StatusRecord:
     stopped_by: StoppedBy = ""
     began: str = ""
     repeats: int = 0
+    lag: int | None = None
+    delay: float | None = None
     at: float = 0.0
     heartbeat: float = 2.0
 

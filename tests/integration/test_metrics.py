@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from prometheus_client.parser import text_string_to_metric_families
 
 from airflow_bottledwater.cli.commands import cli
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.metrics import sampler
 from airflow_bottledwater.metrics.history import History
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Sample
@@ -43,6 +44,7 @@ def test_a_stream_says_what_it_publishes_and_what_it_costs(measured: Flow) -> No
         )
         until(lambda: (s := last(history, measured)) and s.value("rows") == 16, "all rows are counted")
         sample = until(lambda: (s := last(history, measured)) and s.value("lag_seconds") == 0 and s, "it has caught up")
+        until(lambda: (s := status.report(measured.pipeline).job) and s.lag == 0 == s.delay, "its status says so, too")
     seconds = time.monotonic() - began
     assert [sample.value("rows", "public.a", each) for each in ("insert", "update", "delete")] == [10, 4, 1]
     assert sample.value("rows", "public.b", "insert") == 1

@@ -1547,6 +1547,19 @@ MUTANTS = (
         "tests/unit/jobs/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
     ),
     Mutant(
+        "a stream that is behind is red without its source",
+        "pipelines.wrong",
+        drop("found.append(_behind(status, limits))"),
+        "tests/unit/jobs/test_pipelines.py::test_a_stream_that_is_behind_is_red_without_its_source",
+    ),
+    Mutant(
+        "a job's status says how far it is behind",
+        "sampler.Sampler._of_source",
+        drop("status.lag, status.delay = (lag, round(seconds, 1))"),
+        "tests/unit/metrics/test_sampler.py::"
+        "test_a_sample_has_what_was_counted_what_the_job_says_and_what_the_source_says",
+    ),
+    Mutant(
         "a job that repeats is red",
         "pipelines.wrong",
         never("status.repeats >= REPEATS"),
@@ -1555,7 +1568,7 @@ MUTANTS = (
     Mutant(
         "a pipeline that is watched by its name is not missed",
         "health.look",
-        drop("health.wrong[pattern] = ['No pipeline of this name has ever reported.']"),
+        drop("health.wrong[pattern] = [_MISSING]"),
         "tests/integration/test_health.py::test_a_pipeline_that_is_meant_to_run_and_does_not_is_red",
     ),
     Mutant(

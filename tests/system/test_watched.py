@@ -309,4 +309,5 @@ def test_a_pipeline_is_stopped_started_and_retired_by_a_dag(system: System, stre
     assert ended(system, CONTROL, {"slot": "life", "action": "retire"}, "control")[0] == "success"
     assert system.client.wait_run(DAG, stream.run_id, 120)["state"] == "success"
     assert system.slot("life") == (False, False)
-    healthy(system)
+    # who watches it by its name is told to do so no longer
+    assert "If it was retired, take it out" in ill(system)

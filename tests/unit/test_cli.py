@@ -271,13 +271,15 @@ REPORT = PipelineReport(
 
 def test_the_status_is_shown_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert REPORT.job is not None
-    report.show(replace(REPORT, job=replace(REPORT.job, at=time.time())), Console(markup=False, width=120))
+    job = replace(REPORT.job, at=time.time(), lag=5_000_000, delay=90.0)
+    report.show(replace(REPORT, job=job), Console(markup=False, width=120))
     shown = capsys.readouterr().out
     assert "Pipeline shop of database db" in shown
     assert re.search(
         r"Slot +1\.2 kB behind; PostgreSQL keeps 5\.7 kB of WAL \(reserved\)\n", shown.replace(" \n", "\n")
     )
     assert re.search(r"Job +stream job running, reported [\d.]+ m?s ago by process \d+ on h", shown)
+    assert re.search(r"Behind +5\.0 MB and 90 s, as the job has measured", shown)
     assert re.search(r"Last error +\[x\] is away", shown)
     assert re.search(r"Published +12,345 records", shown)
     assert re.search(r"Position +none: nothing was streamed yet", shown)

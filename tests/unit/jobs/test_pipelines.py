@@ -85,6 +85,16 @@ def test_what_people_limit_is_red_beyond_it() -> None:
     assert "found differences in public.a" in wrong(reported(), VerifiedRecord(5, ("public.a",), at=NOW - 5))
 
 
+def test_a_stream_that_is_behind_is_red_without_its_source() -> None:
+    behind = reported(lag=5_000_000, delay=90.0)
+    assert wrong(behind) == wrong(behind, lag=5_000_000, delay=90) == wrong(reported(), lag=0, delay=0) == ""
+    assert "is 5.0 MB and 90 s behind; 5.0 MB are allowed" in wrong(behind, lag=4_999_999)
+    assert "is 5.0 MB and 90 s behind; 6.0 MB and 89 s are allowed" in wrong(behind, lag=6_000_000, delay=89)
+    # what was measured last by a job that is dead, or has ended
+    assert "behind" not in wrong(behind, alive=False, lag=0)
+    assert wrong(reported("finished", lag=5, delay=9.0), lag=0) == ""
+
+
 def test_a_slot_is_looked_at() -> None:
     slot = SlotState("orders", "pgoutput", "logical", "d", 5, 1, "reserved", 100, 100, None)
     assert (

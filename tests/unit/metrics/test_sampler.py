@@ -100,6 +100,11 @@ def test_a_sample_has_what_was_counted_what_the_job_says_and_what_the_source_say
     assert sample.value("oldest_xmin_age_transactions", "slot") == 5 and sample.holder == "slot shop"
     assert (meter.ahead, meter.behind and meter.behind[0]) == (0.25, 50)
     assert values.keys() <= registry.METRICS.keys()
+    # the pipeline's status has it, for who knows only that
+    assert STATUS.lag == 50 and STATUS.delay == pytest.approx(sample.value("lag_seconds"), abs=0.1)
+    world.look = None
+    found.take(None)
+    assert (STATUS.lag, STATUS.delay) == (None, None)
 
 
 def test_a_job_that_ends_soon_writes_a_sample_too(world: World) -> None:

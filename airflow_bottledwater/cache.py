@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -17,9 +19,7 @@ def folder(kind: str, fingerprint: str) -> Path | None:
     :param fingerprint: a hash of all that it is made from.
     :returns: None if neither place can be used.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    temporary = Path(tempfile.gettempdir()) / f"bottledwater-{os.getuid()}-{fingerprint}"
-    for place in (home / "bottledwater" / kind / fingerprint, temporary):
+    for place in _places(kind, fingerprint):
         try:
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
@@ -29,3 +29,12 @@ def folder(kind: str, fingerprint: str) -> Path | None:
         if os.access(place, os.W_OK) and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
             return place
     return None
+
+
+def _places(kind: str, fingerprint: str) -> Iterator[Path]:
+    """Where the folder could be. A user without a name and without HOME has no home, and there may be no temporary
+    folder that can be written."""
+    with contextlib.suppress(RuntimeError):
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bottledwater" / kind / fingerprint
+    with contextlib.suppress(FileNotFoundError):
+        yield Path(tempfile.gettempdir()) / f"bottledwater-{os.getuid()}-{fingerprint}"

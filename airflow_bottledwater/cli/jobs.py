@@ -3,11 +3,13 @@ snapshot, if needed, and the stream."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +27,15 @@ from rich.progress import (
 
 from airflow_bottledwater.cli.log import console, draws, show_line
 from airflow_bottledwater.cli.restart import keep_running
-from airflow_bottledwater.errors import BottledWaterError, Interrupted, JobDied, JobFailed, SettingError, StopRequested
+from airflow_bottledwater.errors import (
+    BottledWaterError,
+    Interrupted,
+    JobDied,
+    JobFailed,
+    Refused,
+    SettingError,
+    StopRequested,
+)
 from airflow_bottledwater.jobs.supervise import RUN_FOLDER
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.lsn import POSITION, Position
@@ -62,7 +72,7 @@ def run(
         raise SettingError("position", position, "a header pos, such as 00000000016B3748/0000000C")
 
     work = _JobRuns(pipeline, master, spark_conf, bounded, position, stop_by_signal())
-    supervise.sweep(list(Path(tempfile.gettempdir()).glob(f"{RUN_FOLDER}*")))
+    supervise.sweep(list(_temporary().glob(f"{RUN_FOLDER}*")))
     log.info("Writing messages to Kafka in %s format.", pipeline.record_format.title)
     try:
         if restart:
@@ -77,6 +87,38 @@ def run(
         if not isinstance(error, StopRequested):
             log.warning("%s", error)
         log.info("Terminated, shutting down...")
+
+
+def _temporary() -> Path:
+    """The folder for temporary files.
+
+    :raises Refused: none can be written: no job could ever start.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise Refused(
+            f"There is no folder for the files of a job: {error.strerror}.",
+            "Set TMPDIR to a folder that this user can write.",
+        ) from None
+
+
+@contextlib.contextmanager
+def job_folder() -> Iterator[Path]:
+    """A folder for the files of one job, which is removed behind the block.
+
+    :raises Refused: it cannot be made.
+    """
+    parent = _temporary()
+    try:
+        created = tempfile.TemporaryDirectory(prefix=RUN_FOLDER, dir=parent)
+    except OSError as error:
+        raise Refused(
+            f"The folder for the files of the job cannot be made in {parent}: {error.strerror}.",
+            "Let it be written, or set TMPDIR to another folder.",
+        ) from None
+    with created as folder:
+        yield Path(folder)
 
 
 @dataclass(slots=True)
@@ -107,8 +149,7 @@ class _JobRuns:
         from airflow_bottledwater.jobs import run_directory, submit, supervise
 
         self.published = False
-        with tempfile.TemporaryDirectory(prefix=RUN_FOLDER) as created:
-            folder = Path(created)
+        with job_folder() as folder:
             settings = self.pipeline.write(folder)
             submit.refuse_unknown_user()
             command = submit.command(

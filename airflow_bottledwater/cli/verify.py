@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import tempfile
-from pathlib import Path
 
 import click
 import msgspec
@@ -14,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_bottledwater.cli import jobs
-from airflow_bottledwater.jobs.supervise import RUN_FOLDER
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark.job import EXIT_TRANSIENT
 from airflow_bottledwater.state.verification import TableResult, Verification
@@ -39,8 +36,7 @@ def run(pipeline: Settings, master: str, spark_conf: dict[str, str], *, as_json:
     from airflow_bottledwater.jobs import submit, supervise
 
     stopped = jobs.stop_by_signal()
-    with tempfile.TemporaryDirectory(prefix=RUN_FOLDER) as created:
-        folder = Path(created)
+    with jobs.job_folder() as folder:
         command = submit.command("verify", pipeline.write(folder), master=master, conf=spark_conf)
         supervise.start(folder, command, submit.environment(master=master), ends_with_parent=True)
         jobs.follow(folder, stopped)

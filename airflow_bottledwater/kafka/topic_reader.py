@@ -25,8 +25,8 @@ from airflow_bottledwater.kafka.hashes import hash_keys
 
 #: records of a block at most
 _BLOCK = 10_000
-#: milliseconds to wait for a block
-_WAIT_MS = 500
+#: milliseconds to wait until a block is full: the last one of a topic never is
+_WAIT_MS = 100
 #: seconds without a record after which it is said what is waited for
 _SILENCE = 10.0
 _PARTITION_EOF = KafkaError._PARTITION_EOF
@@ -201,7 +201,12 @@ def _open(config: Mapping[str, str], topic: str, partitions: Sequence[int]) -> i
                 "fetch.queue.backoff.ms": "10",
                 "queued.max.messages.kbytes": "16384",
                 **reader_config(
-                    config, enable_partition_eof="true", isolation_level="read_committed", auto_offset_reset="earliest"
+                    config,
+                    enable_partition_eof="true",
+                    isolation_level="read_committed",
+                    auto_offset_reset="earliest",
+                    # so long a broker keeps the answer back that says that a partition's end is reached
+                    fetch_wait_max_ms="50",
                 ),
             }
         )

@@ -85,7 +85,12 @@ def _decode(key: bytes | None, value: bytes | None) -> tuple[str, dict[str, Any]
     return name, found
 
 
-def _consumer(config: Mapping[str, str], isolation: str) -> Consumer:
+#: milliseconds for which a broker keeps back the answer that there are no more records: of one who goes on listening,
+#: so that it is not asked too often, and of one who only reads to the end
+_LISTENING, _READING = "100", "20"
+
+
+def _consumer(config: Mapping[str, str], isolation: str, wait: str) -> Consumer:
     return made(
         Consumer,
         reader_config(
@@ -93,7 +98,7 @@ def _consumer(config: Mapping[str, str], isolation: str) -> Consumer:
             enable_partition_eof="true",
             isolation_level=isolation,
             auto_offset_reset="earliest",
-            fetch_wait_max_ms="100",
+            fetch_wait_max_ms=wait,
         ),
     )
 
@@ -105,12 +110,15 @@ class Reader:
     topic they are an error.
 
     :param committed: whether only committed records are read.
+    :param listens: whether it is asked again and again; False: it is read to its end once.
     """
 
-    def __init__(self, config: Mapping[str, str], topic: str, *, committed: bool = True) -> None:
+    def __init__(self, config: Mapping[str, str], topic: str, *, committed: bool = True, listens: bool = True) -> None:
         self._config, self._topic = config, topic
         self._warned = False
-        self._consumer = _consumer(config, "read_committed" if committed else "read_uncommitted")
+        self._consumer = _consumer(
+            config, "read_committed" if committed else "read_uncommitted", _LISTENING if listens else _READING
+        )
         self._consumer.assign([TopicPartition(topic, 0, 0)])
         self._at = 0
         self.values: RawRecords = {}
@@ -211,7 +219,7 @@ def read_records(
             raise StateError(f"State topic {topic!r} does not exist any more.", LOST_STATE)
         return {}
     end = topics.ends(topic, 1)[0]
-    reader = Reader(config, topic, committed=committed)
+    reader = Reader(config, topic, committed=committed, listens=False)
     try:
         return reader.read_to(end, timeout=timeout)
     finally:

@@ -23,6 +23,7 @@ def scan(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterator
             "group.id": f"bottledwater-{uuid.uuid4()}",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
@@ -32,7 +33,7 @@ def scan(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> Iterator
     try:
         while waited_for:
             with errors(config):
-                messages = consumer.consume(10_000, 1.0)
+                messages = consumer.consume(10_000, 0.1)
             for message in messages:
                 partition, offset = message.partition(), message.offset()
                 error = message.error()

@@ -67,7 +67,10 @@ def value_schema(table: SourceTable, record: names.Record | None = None) -> str:
     fields: list[dict[str, Any]] = []
     for column in table.columns:
         kind = types.mapping(column.type).avro(column.type)
-        field: dict[str, Any] = {"name": names.mangle(column.name), "type": kind if column.required else ["null", kind]}
+        field: dict[str, Any] = {
+            "name": names.mangle(column.field),
+            "type": kind if column.required else ["null", kind],
+        }
         if not column.required:
             field["default"] = None
         if column.comment:
@@ -95,7 +98,7 @@ def key_schema(table: SourceTable, record: names.Record | None = None) -> str:
     columns = {column.name: column for column in table.columns}
     fields = [
         {
-            "name": names.mangle(name),
+            "name": names.mangle(columns[name].field),
             "type": types.plain(types.mapping(columns[name].type).avro(columns[name].type)),
         }
         for name in table.key

@@ -72,13 +72,18 @@ class TableMapping:
         )
 
     def published(self, schema: str, name: str, columns: Iterable[Column]) -> tuple[Column, ...]:
-        """Columns with their masks, and their dates and times in the forms that the options choose for them.
+        """Columns with their masks, and their names and the forms of their dates and times as the options choose them.
 
         :param schema: the table's; ``name`` likewise.
         """
-        forms = self.options(schema, name).temporal if "temporal" in self.format.offers else {}
+        options = self.options(schema, name)
+        forms = options.temporal if "temporal" in self.format.offers else {}
         return tuple(
-            replace(column, type=column.type.with_temporal(rule_of(forms, column.name) or self.forms.temporal))
+            replace(
+                column,
+                type=column.type.with_temporal(rule_of(forms, column.name) or self.forms.temporal),
+                renamed=options.rename.get(column.name, ""),
+            )
             for column in self.masked(schema, name, columns)
         )
 
@@ -101,6 +106,20 @@ class TableMapping:
         if options.new_columns != "error":
             return []
         return [column for column in columns if not matches((*options.include, *options.exclude), column)]
+
+    def namesakes(self, schema: str, name: str, columns: Sequence[str]) -> tuple[str, str, str] | None:
+        """Two columns that would be published under one name, and that name; None if there are none.
+
+        :param schema: the table's; ``name`` likewise.
+        :param columns: the names of all columns that PostgreSQL sends.
+        """
+        renamed, hidden = self.options(schema, name).rename, self.left_out(schema, name, columns)
+        seen: dict[str, str] = {}
+        for column in (column for place, column in enumerate(columns) if place not in hidden):
+            field = renamed.get(column, column)
+            if (other := seen.setdefault(field, column)) != column:
+                return other, column, field
+        return None
 
     def exposes(self, before: SourceTable, schema: str, name: str) -> bool:
         """Whether a table that has got another name would be published without the rules for its columns: it has some

@@ -94,7 +94,7 @@ class _Builder:
         )
         self.keys += [positions[name] for name in table.key]
         for column, mapping, convert in zip(table.columns, mappings, converted, strict=True):
-            part = types.Part(types.json_key(column.name), column.type, mapping)
+            part = types.Part(types.json_key(column.field), column.type, mapping)
             self._add(part, converted=convert, required=column.required)
             self.conversions.append((column.type, mapping.convert))
 

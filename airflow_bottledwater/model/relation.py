@@ -80,6 +80,7 @@ class Column:
 
     :param required: whether it is published as never null.
     :param mask: what is published instead of its values, as the option says it; empty for the values.
+    :param renamed: the name that it is published under; empty for its own.
     """
 
     name: str
@@ -87,6 +88,12 @@ class Column:
     comment: str | None = None
     required: bool = False
     mask: str = ""
+    renamed: str = ""
+
+    @property
+    def field(self) -> str:
+        """The name of its values in records."""
+        return self.renamed or self.name
 
 
 @dataclass(frozen=True, slots=True)

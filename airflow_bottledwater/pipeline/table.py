@@ -11,6 +11,7 @@ from airflow_bottledwater.pipeline.patterns import specificity
 from airflow_bottledwater.pipeline.rules import about, limited
 from airflow_bottledwater.pipeline.section import Section
 
+_NAMES = "columns with other names, of 1 to 255 characters"
 _MASKS = "columns with null, constant:TEXT, first:N or last:N"
 
 
@@ -51,6 +52,10 @@ class Table(Section):
     mask: Annotated[
         dict[str, Annotated[str, limited(_MASKS, pattern=r"^(null|constant:[^\0]*|(first|last):[0-9]{1,9})$(?!\n)")]],
         about("What is published instead of columns' values, by the columns' names with * and ?.", allowed=_MASKS),
+    ] = field(default_factory=dict)
+    rename: Annotated[
+        dict[str, Annotated[str, limited(_NAMES, min_length=1, max_length=255, pattern=r"^[^\0\n]*$(?!\n)")]],
+        about("The names that columns are published under, by their own names.", allowed=_NAMES),
     ] = field(default_factory=dict)
     temporal: Annotated[
         dict[str, forms.Temporal],

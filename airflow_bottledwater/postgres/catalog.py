@@ -352,7 +352,7 @@ def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:
 
 def definition(table: SourceTable) -> str:
     """A table's columns and key as one string, to compare them with those at the time of its plan."""
-    columns = [[c.name, asdict(c.type), c.required] for c in table.columns]
+    columns = [[c.name, asdict(c.type), c.required, *([c.renamed] if c.renamed else [])] for c in table.columns]
     return json.dumps([columns, list(table.key), table.identity])
 
 

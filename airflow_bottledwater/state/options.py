@@ -42,7 +42,7 @@ def problems(connection: Connection, pipeline: Settings, oids: Collection[int], 
             if (said := rule_of(mapping.options(table.schema, table.name).mask, column.name))
             and (why := _unfit(table, column, said))
         ]
-    return [*found, *_unnamed(mapping, whole).values()]
+    return [*found, *_unsettled(mapping, whole).values()]
 
 
 def _unfit(table: SourceTable, column: Column, said: str) -> str:
@@ -54,31 +54,43 @@ def _unfit(table: SourceTable, column: Column, said: str) -> str:
     return ""
 
 
-def unnamed(connection: Connection, pipeline: Settings, tables: Iterable[SourceTable]) -> dict[int, str]:
-    """The tables with columns of which no option says whether they are published, where that is an error; by oid."""
+def unsettled(connection: Connection, pipeline: Settings, tables: Iterable[SourceTable]) -> dict[int, str]:
+    """The tables with columns that the options do not allow, see :func:`unsettled_columns`; by oid."""
     mapping = TableMapping.of(pipeline)
-    strict = [table.oid for table in tables if mapping.options(table.schema, table.name).new_columns == "error"]
-    return _unnamed(mapping, catalog.load(connection, strict, mapping.all_columns())) if strict else {}
+    options = {table.oid: mapping.options(table.schema, table.name) for table in tables}
+    some = [oid for oid, each in options.items() if each.new_columns == "error" or each.rename]
+    return _unsettled(mapping, catalog.load(connection, some, mapping.all_columns())) if some else {}
 
 
-def _unnamed(mapping: TableMapping, whole: Iterable[SourceTable]) -> dict[int, str]:
-    """See :func:`unnamed`.
+def _unsettled(mapping: TableMapping, whole: Iterable[SourceTable]) -> dict[int, str]:
+    """See :func:`unsettled`.
 
     :param whole: the tables with all their columns.
     """
     found = {}
     for table in whole:
-        if columns := mapping.unnamed(table.schema, table.name, [column.name for column in table.columns]):
-            found[table.oid] = unnamed_column(table.qualified, columns)
+        if why := unsettled_columns(mapping, table.schema, table.name, [column.name for column in table.columns]):
+            found[table.oid] = why
     return found
 
 
-def unnamed_column(table: str, columns: Sequence[str]) -> str:
-    """What is said of a table with columns of which no option says whether they are published."""
-    return (
-        f"{table} has a column {columns[0]!r} that neither include nor exclude names, and new_columns is error. Name "
-        "it in one of them (table_options), and start again."
-    )
+def unsettled_columns(mapping: TableMapping, schema: str, name: str, columns: Sequence[str]) -> str:
+    """What is said of a table with columns of which no option says whether they are published, where that is an error,
+    or with two that would have the same name in its records; empty if all is well.
+
+    :param columns: the names of all columns that PostgreSQL sends.
+    """
+    if unnamed := mapping.unnamed(schema, name, columns):
+        return (
+            f"{schema}.{name} has a column {unnamed[0]!r} that neither include nor exclude names, and new_columns is "
+            "error. Name it in one of them (table_options), and start again."
+        )
+    if (same := mapping.namesakes(schema, name, columns)) is not None:
+        return (
+            f"Columns {same[0]!r} and {same[1]!r} of {schema}.{name} would both be published as {same[2]!r}. Change "
+            "rename in table_options, or leave one of them out, and start again."
+        )
+    return ""
 
 
 def exposed(pipeline: Settings, known: PipelineState, today: Iterable[SourceTable]) -> dict[int, str]:
@@ -133,13 +145,13 @@ def _without_match(mapping: TableMapping, tables: Sequence[SourceTable]) -> list
         of = meant[0].qualified if len(meant) == 1 else f"the {len(meant)} tables of {pattern!r}"
         columns = {column.name for table in meant for column in table.columns}
         dated = {name for table in meant for name in _dated(table)}
-        for option in ("include", "exclude", "mask", "temporal"):
+        for option in ("include", "exclude", "mask", "rename", "temporal"):
             known = sorted(dated if option == "temporal" else columns)
             found += [
                 f"No column{' with dates or times' if option == 'temporal' else ''} of {of} matches {each!r}, which "
                 f"{option} of table_options names{_nearest(each, known)}."
                 for each in getattr(rule, option)
-                if not any(matches([each], column) for column in known)
+                if each not in known and (option == "rename" or not any(matches([each], c) for c in known))
             ]
     return found
 

@@ -17,14 +17,16 @@ _TEXTS = (25, 1043)
 
 
 def _key_types(table: SourceTable) -> list[object]:
-    kinds = [column.type for name in table.key for column in table.columns if column.name == name]
+    columns = [column for name in table.key for column in table.columns if column.name == name]
     return [
         (
+            column.renamed,
             *(("text",) if kind.oid in _TEXTS else (kind.oid, kind.typmod)),
             kind.forms,
             types.plain(types.mapping(kind).avro(kind)),
         )
-        for kind in kinds
+        for column in columns
+        for kind in [column.type]
     ]
 
 
@@ -63,7 +65,9 @@ class PinnedTable:
         if gone:
             what = f"({', '.join(before)}: column {gone[0]!r} was dropped or renamed)"
         elif set(table.key) == set(before):
-            what = f"({', '.join(before)}: the type of a column, or the form that the settings choose for it)"
+            what = (
+                f"({', '.join(before)}: the type of a column, or the form or the name that the settings choose for it)"
+            )
         remedy = "Undo the change, or drop the slot and start again with a snapshot under another topic prefix."
         if complete:
             remedy = (
@@ -82,7 +86,11 @@ class PinnedTable:
         :raises Refused: they give it another one.
         """
         forms, before = (
-            {c.name: (c.type.oid, c.type.typmod, c.type.forms) for c in each.columns if c.name in self.table.key}
+            {
+                c.name: (c.type.oid, c.type.typmod, c.type.forms, c.renamed)
+                for c in each.columns
+                if c.name in self.table.key
+            }
             for each in (table, self.table)
         )
         if {name: kind[:2] for name, kind in forms.items()} == {name: kind[:2] for name, kind in before.items()} and (

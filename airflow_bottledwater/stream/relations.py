@@ -23,7 +23,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, pgoutput
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, session
-from airflow_bottledwater.state.options import exposed_table, unnamed_column
+from airflow_bottledwater.state.options import exposed_table, unsettled_columns
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.schemas import lost, pinned_schemas, register_value
 
@@ -107,11 +107,11 @@ class Resolver:
     def _left_out(self, message: pgoutput.RelationMessage) -> tuple[int, ...]:
         """The places of the columns that are not published.
 
-        :raises Refused: it is not said of a column whether it is.
+        :raises Refused: the options do not allow a column.
         """
         columns = [column.name for column in message.columns]
-        if unnamed := self._mapping.unnamed(message.schema, message.name, columns):
-            raise Refused(unnamed_column(f"{message.schema}.{message.name}", unnamed))
+        if why := unsettled_columns(self._mapping, message.schema, message.name, columns):
+            raise Refused(why)
         return self._mapping.left_out(message.schema, message.name, columns)
 
     def again(self, version: Version) -> Version:

@@ -111,7 +111,7 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
             unreadable(connection, followed)
             | compared.mismatches(connection, followed)
             | options.exposed(pipeline, known, followed)
-            | options.unnamed(connection, pipeline, followed),
+            | options.unsettled(connection, pipeline, followed),
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
             *altered(known, {table.oid: table for table in followed}),
             changed,

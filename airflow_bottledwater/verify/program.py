@@ -202,10 +202,14 @@ class CompiledScan:
         self._scratch, self._room = _scratch(), np.zeros((2, 1 << 16), dtype=np.uint8)
         self._avro: tuple[_Schemas, _Schemas] | None = None
         if schemas is None:
-            self._json = _json_plan([(n, fields[n]) for n in table.key]), _json_plan(list(fields.items()))
+            shown = {c.name: c.field for c in table.columns}
+            self._json = (
+                _json_plan([(shown[n], fields[n]) for n in table.key]),
+                _json_plan([(shown[n], field) for n, field in fields.items()]),
+            )
         else:
             known = {
-                names.mangle(c.name): (i, form) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))
+                names.mangle(c.field): (i, form) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))
             }
             self._avro = _Schemas(known, schemas), _Schemas(known, schemas)
 

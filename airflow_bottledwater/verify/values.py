@@ -98,7 +98,7 @@ class TopicReader:
         self._schemas = schemas
         self._known: dict[int, tuple[Any, frozenset[str]]] = {}
         self._columns = {c.name: c for c in table.columns}
-        self._names = {names.mangle(c.name) if schemas else c.name: c.name for c in table.columns}
+        self._names = {names.mangle(c.field) if schemas else c.field: c.name for c in table.columns}
         fields = json.loads(avro.value_schema(table))["fields"] if schemas else []
         self._today = {field["name"]: _plain(field["type"]) for field in fields}
 

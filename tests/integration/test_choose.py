@@ -217,6 +217,73 @@ def test_dates_and_times_have_the_forms_of_their_columns(make_flow: MakeFlow, re
         preflight.run(flow.pipeline)
 
 
+@pytest.mark.parametrize("format", ["json", "avro"])
+def test_columns_have_the_names_of_their_options(
+    make_flow: MakeFlow, request: pytest.FixtureRequest, format: str
+) -> None:
+    registry: SchemaRegistry | None = request.getfixturevalue("registry") if format == "avro" else None
+    flow = make_flow(
+        registry,
+        on_error="log",
+        tables=("people",),
+        topic_config={"max.message.bytes": "20000"},
+        table_options={"people": {"rename": {"id": "number", "n": "note", "note": "n"}, "exclude": ["s*", "email"]}},
+    )
+    row = "INSERT INTO people (email, id, n, note) VALUES ('', {}, {}, {})"
+    flow.execute(row.format(1, 1, "'one'"), row.format(2, 2, "repeat('x', 30000)"))
+    flow.create()
+    assert flow.snapshot().dead_letters == 1
+    flow.execute(row.format(3, 3, "'three'"), "UPDATE people SET id = 11 WHERE id = 1")
+    asked = flow.ask("people")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
+    (letter,) = [each.value for each in flow.dead_letters() if not each.snapshot][:1]
+    assert letter["key"] == {"id": "2"} and letter["columns"].keys() == {"id", "n", "note"}
+    limit_topic(flow, flow.topic("people"), 100_000)
+    assert redrive.redrive(flow.pipeline).published
+    verified(flow)
+    found = decoded(flow, registry, "people") if registry else [(e.key, e.value) for e in flow.read("people")]
+    assert {each["number"]: each for _, each in found if each} == {
+        1: {"number": 1, "note": 1, "n": "one"},
+        2: {"number": 2, "note": 2, "n": "x" * 30000},
+        3: {"number": 3, "note": 3, "n": "three"},
+        11: {"number": 11, "note": 1, "n": "one"},
+    }
+    assert ({"number": 1}, None) in found
+    # a value may have another name from now on, the key may not
+    names = {"id": "number", "n": "note", "note": "text"}
+    flow.change(table_options={"people": {"rename": names, "exclude": ["s*", "email"]}})
+    flow.execute(row.format(4, 4, "'four'"))
+    flow.stream()
+    found = decoded(flow, registry, "people") if registry else [(e.key, e.value) for e in flow.read("people")]
+    assert found[-1] == ({"number": 4}, {"number": 4, "note": 4, "text": "four"})
+    flow.change(table_options={"people": {"rename": {"id": "no"}, "exclude": ["s*", "email"]}})
+    flow.execute(row.format(5, 5, "'five'"))
+    with flow.streaming() as errors:
+        until(lambda: errors or "or the name that the settings" in str(_problems(flow)), "the key is refused")
+
+
+def test_a_column_that_gets_the_name_of_another_one_sets_its_table_aside(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("sales.orders",), table_options={"sales.*": {"rename": {"email": "mail"}}})
+    flow.create()
+    flow.snapshot()
+    flow.execute(
+        "INSERT INTO sales.orders VALUES (1, 'e', 1)",
+        "ALTER TABLE sales.orders ADD COLUMN mail text DEFAULT 'm'",
+        "INSERT INTO sales.orders VALUES (2, 'e', 1)",
+    )
+    with flow.streaming() as errors:
+        until(lambda: "published as 'mail'" in str(_problems(flow)), "the table is red", failed=errors)
+    assert [each.value for each in flow.read("sales.orders")] == [{"id": 1, "mail": "e", "total": 1}]
+    flow.change(table_options={"sales.*": {"rename": {"email": "address"}}})
+    with flow.streaming() as errors:
+        now = {"id": 2, "address": "e", "total": 1, "mail": "m"}
+        until(lambda: now in [e.value for e in flow.read("sales.orders")], "its rows are read", failed=errors)
+    assert not errors
+    flow.stream()  # the rest of them
+    verified(flow)
+
+
 def test_an_error_does_not_show_what_is_left_out(make_flow: MakeFlow) -> None:
     flow = make_flow(
         topic_config={"max.message.bytes": "20000"}, tables=("people",), table_options={"people": {"exclude": "email"}}
@@ -282,6 +349,9 @@ def test_tables_have_the_topics_of_their_options(make_flow: MakeFlow) -> None:
         ({"people": {"mask": {"n": "first:2"}}}, "'first:2' of column 'n' .* needs a text, and its type is integer"),
         ({"people": {"mask": {"id": "null"}}}, "'null' of column 'id' .* is in the key"),
         ({"people": {"mask": {"emails": "null"}}}, "'emails', which mask .*did you mean 'email'"),
+        ({"people": {"rename": {"email": "note"}}}, "'email' and 'note' of public.people .* published as 'note'"),
+        ({"people": {"rename": {"email": "a", "scan": "a"}}}, "'email' and 'scan' .* published as 'a'"),
+        ({"people": {"rename": {"ema*": "a"}}}, r"matches 'ema\*', which rename"),
         ({"people": {"topic": "one"}, "sales.*": {"topic": "one"}}, "both become topic"),
         ({"people": {"topic": "a.b"}, "sales.*": {"topic": "a_b"}}, "collides"),
         ({"people": {"topic": "_bottledwater_events"}}, "one of the pipeline's own topics"),

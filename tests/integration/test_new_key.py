@@ -87,7 +87,7 @@ def test_a_key_is_another_one_when_the_settings_give_what_is_inside_of_it_anothe
     flow.snapshot()
     flow.change(json_numeric="number")
     flow.execute("UPDATE k SET v = 2")
-    with pytest.raises(Refused, match="or the form that the settings choose for it"):
+    with pytest.raises(Refused, match="or the form or the name that the settings choose for it"):
         flow.stream()
     flow.change(json_numeric="string")
     flow.stream()

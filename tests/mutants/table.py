@@ -107,6 +107,30 @@ MUTANTS = (
         "tests/unit/provision/test_source_rows.py::test_a_letter_is_published_as_its_columns_are_today_but_for_its_key",
     ),
     Mutant(
+        "two columns are not published under one name",
+        "TableMapping.namesakes",
+        never("(other := seen.setdefault(field, column)) != column"),
+        f"{_MAPPING}::test_columns_that_would_have_one_name_are_found",
+    ),
+    Mutant(
+        "a stream that comes upon two columns of one name sets the table aside",
+        "options.unsettled_columns",
+        never("(same := mapping.namesakes(schema, name, columns)) is not None"),
+        f"{_CHOOSE}::test_a_column_that_gets_the_name_of_another_one_sets_its_table_aside",
+    ),
+    Mutant(
+        "keys have the names of the options in Avro",
+        "avro.key_schema",
+        swap("names.mangle(columns[name].field)", "names.mangle(name)"),
+        f"{_CHOOSE}::test_columns_have_the_names_of_their_options[avro]",
+    ),
+    Mutant(
+        "another name of a key's column is another key",
+        "pinned._key_types",
+        drop("column.renamed"),
+        f"{_CHOOSE}::test_columns_have_the_names_of_their_options[json]",
+    ),
+    Mutant(
         "null in YAML is a mask",
         "Table.__post_init__",
         never("isinstance(self.mask, Mapping)"),
@@ -144,8 +168,8 @@ MUTANTS = (
     ),
     Mutant(
         "a column of which nothing is said sets its table aside, if that is asked for",
-        "RelationResolver._left_out",
-        never("unnamed := self._mapping.unnamed(...)"),
+        "options.unsettled_columns",
+        never("unnamed := mapping.unnamed(...)"),
         f"{_CHOOSE}::test_columns_that_come_and_go",
     ),
     Mutant(

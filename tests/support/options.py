@@ -25,6 +25,8 @@ def drawn(dice: random.Random, tables: Iterable[str], columns: Sequence[str]) ->
             rule |= {"include": ["id", "version", *kept], "new_columns": dice.choice(("auto", "leave_out", "publish"))}
         if dice.random() < 0.5:
             rule["mask"] = {column: dice.choice(masks[column]) for column in dice.sample(columns, 1)}
+        if dice.random() < 0.4:
+            rule["rename"] = dice.choice(({"id": "Näme 1"}, {"name": "n", "n": "name"}, {"large": "big", "n": "1"}))
         if dice.random() < 0.5:
             rule["topic"] = dice.choice(("{table}-{schema}", f"topic.of.{table}"))
         if dice.random() < 0.3:

@@ -70,6 +70,16 @@ def test_columns_of_which_nothing_is_said_are_errors_if_asked_for() -> None:
     assert mapping(rules).unnamed("public", "others", "abcd") == []
 
 
+def test_columns_that_would_have_one_name_are_found() -> None:
+    rules = {"orders": {"rename": {"a": "b", "c": "d", "d": "c"}, "exclude": "e"}}
+    found = mapping(rules)
+    assert found.namesakes("public", "orders", ["a", "c", "d", "e"]) is None
+    assert found.namesakes("public", "orders", ["a", "b"]) == ("a", "b", "b")
+    assert mapping({"orders": {"rename": {"a": "e"}, "exclude": "e"}}).namesakes("public", "orders", "ae") is None
+    columns = found.published("public", "orders", [Column("a", INT), Column("x", INT)])
+    assert [(c.name, c.field) for c in columns] == [("a", "b"), ("x", "x")]
+
+
 def test_columns_have_their_masks() -> None:
     rules = {"sales.orders": {"mask": {"i*": "null", "name": "first:2", "n*": "last:2", "n": "constant:x"}}}
     text = ColumnType(25, -1, 25, -1, "b", "text")

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from airflow_bottledwater import extras
 from airflow_bottledwater.cli import jobs, probe, report
+from airflow_bottledwater.cli.importing import import_debezium
 from airflow_bottledwater.cli.log import setup_log
 from airflow_bottledwater.cli.metrics import metrics_command, top_command
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of, spark_of, spark_options
@@ -238,6 +239,7 @@ def dismiss(of_tables: str, **values: Any) -> None:
 
 cli.add_command(snapshot)
 cli.add_command(snapshots_command)
+cli.add_command(import_debezium)
 cli.add_command(metrics_command)
 cli.add_command(top_command)
 for command in COMMANDS:

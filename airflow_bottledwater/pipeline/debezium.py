@@ -1,0 +1,434 @@
+"""What a Debezium connector's configuration becomes: a pipeline that does the same, and what differs.
+
+The properties are those of Debezium 3's PostgreSQL connector and of Kafka Connect
+(https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-connector-properties).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_bottledwater.errors import SettingError
+
+_CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
+#: the transformation that takes the row out of the envelope
+_UNWRAP = "io.debezium.transforms.ExtractNewRecordState"
+#: how what is secret is given
+_NOT_HERE = (
+    "It is not written here: put it into Airflow's connection, and for the command into a password file (~/.pgpass)."
+)
+#: a part of a regular expression that stands for any text, and one that stands for itself
+_ANY = re.compile(r"\.\*|\.\+|\[\^\.\][*+]")
+_LITERAL = re.compile(r"\\([^A-Za-z0-9])|([A-Za-z0-9_\-$ .])")
+_GROUP = re.compile(r"\(([^()]*)\)")
+
+#: properties whose effect is the same without a setting, or that only concern Kafka Connect
+_NOT_NEEDED = re.compile(
+    r"name|connector\.class|tasks\.max|task\..*|config\..*|offset\..*|exactly\.once\..*|transaction\.boundary.*|"
+    r"(key|value|header)\.converter(\..*)?|internal\..*|predicates(\..*)?|converters|errors\..*|retriable\..*|"
+    r"max\.(batch|queue)\..*|poll\.interval\.ms|snapshot\.(fetch\.size|delay\.ms|lock\..*|isolation\.mode)|"
+    r"slot\.(retry|max|seek|failover).*|status\.update\..*|xmin\.fetch\..*|database\.(tcpKeepAlive|initial\..*)|"
+    r"connection\.validation.*|lsn\.flush\..*|flush\.lsn\..*|topic\.(naming\.strategy|cache\.size)|"
+    r"custom\.metric\.tags|publish\.via\.partition\.root|unavailable\.value\.placeholder|sourceinfo\..*|"
+    r"heartbeat\..*|publication\.name|topic\.creation\.enable|guardrail\..*|schema\.refresh\.mode|driver\..*"
+)
+#: what the values of a property become; None: as without it
+_VALUES: dict[str, dict[str, tuple[str, Any] | None]] = {
+    "decimal.handling.mode": {
+        "precise": None,
+        "string": ("types.numeric", "string"),
+        "double": ("types.numeric", "double"),
+    },
+    "time.precision.mode": {
+        "isostring": ("types.temporal", "text"),
+    },
+    "publication.autocreate.mode": {
+        "filtered": None,
+        "all_tables": None,
+        "disabled": ("source.create_publication", False),
+    },
+    "event.processing.failure.handling.mode": {
+        "fail": None,
+        "warn": ("on_error", "log"),
+        "skip": ("on_error", "log"),
+        "ignore": ("on_error", "log"),
+    },
+    "snapshot.mode": {
+        "initial": None,
+        "no_data": ("source.skip_snapshot", True),
+        "never": ("source.skip_snapshot", True),
+    },
+    "plugin.name": {"pgoutput": None},
+    "tombstones.on.delete": {"true": None},
+    "skipped.operations": {"none": None, "t": None},
+    "field.name.adjustment.mode": {"none": None, "avro": None},
+    "schema.name.adjustment.mode": {"none": None, "avro": None},
+    "include.schema.changes": {"false": None},
+    "provide.transaction.metadata": {"false": None},
+    "include.unknown.datatypes": {"false": None},
+    "binary.handling.mode": {"bytes": None},
+    "slot.drop.on.stop": {"false": None},
+}
+#: what is said of a property, or of a value that is not in the list above
+_SAID = {
+    "decimal.handling.mode": "Choose types.numeric: decimal, string or double.",
+    "time.precision.mode": "Dates and times are Avro's date, time-micros and timestamp-micros, and ISO 8601 in "
+    "JSON; see types.temporal.",
+    "publication.autocreate.mode": "No publication of all tables and none without tables is made: it has what the "
+    "patterns cover, without tables that have no key.",
+    "event.processing.failure.handling.mode": "A record that cannot be published ends the stream (on_error: exit), or "
+    "becomes a dead letter (on_error: log).",
+    "snapshot.mode": "The snapshot is taken when the slot is created, and only then. To read tables again, ask for a "
+    "live snapshot.",
+    "plugin.name": "The slot decodes by pgoutput; a slot of another plugin cannot be used.",
+    "tombstones.on.delete": "A deletion is a tombstone, always; there is no record in front of it.",
+    "skipped.operations": "No operation is left out; a TRUNCATE is an event in a topic of its own.",
+    "field.name.adjustment.mode": "What Avro does not allow in a name becomes _xx_, as in docs/message-format.md.",
+    "schema.name.adjustment.mode": "What Avro does not allow in a name becomes _xx_, as in docs/message-format.md.",
+    "include.schema.changes": "There is no topic of schema changes; the registry has each table's schemas.",
+    "provide.transaction.metadata": "A source transaction is in one Kafka transaction; there is no topic of them.",
+    "include.unknown.datatypes": "A type that is not known is published as PostgreSQL's text.",
+    "binary.handling.mode": "bytea is bytes in Avro, and hexadecimal text in JSON.",
+    "slot.drop.on.stop": "The slot stays; 'bottledwater drop-slot', or the task drop_slot, drops it.",
+    "message.key.columns": "The key of a record is the table's primary key, or that of its replica identity.",
+    "snapshot.select.statement.overrides": "The snapshot reads whole tables. A live snapshot takes a condition.",
+    "snapshot.include.collection.list": "The snapshot reads all tables of the pipeline.",
+    "signal.data.collection": "Live snapshots are asked for through Kafka ('bottledwater snapshot'). The table for "
+    "signals is not needed: leave it out of the tables.",
+    "message.prefix.include.list": "Logical messages are not published.",
+    "message.prefix.exclude.list": "Logical messages are not published.",
+    "hstore.handling.mode": "hstore is a map in Avro, and an object in JSON.",
+    "interval.handling.mode": "An interval is a record of months, days and microseconds in Avro, and ISO 8601 in JSON.",
+    "money.fraction.digits": "money has as many decimal places as the server's lc_monetary gives it.",
+    "notification.enabled.channels": "What a pipeline does is in its status, its metrics and its page in Airflow.",
+    "incremental.snapshot.chunk.size": "A live snapshot chooses the size of its chunks itself.",
+    "read.only": "A live snapshot writes nothing to the source.",
+    "slot.stream.params": "pgoutput's parameters are those that the records need.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What a connector becomes.
+
+    :param description: the pipeline, in the shape of its YAML file.
+    :param differences: by property, what is not the same; those of no property under ``""``.
+    """
+
+    description: dict[str, Any]
+    differences: list[tuple[str, str]]
+
+    def yaml(self) -> str:
+        """The file, with what differs as a comment at its beginning."""
+        import textwrap
+
+        import msgspec
+
+        lines = ["What differs from the connector:"]
+        for name, said in self.differences:
+            lines += textwrap.wrap(f"{name}: {said}" if name else said, 96, initial_indent="* ", subsequent_indent="  ")
+        return "".join(f"# {line}\n" for line in lines) + msgspec.yaml.encode(self.description).decode()
+
+
+def imported(raw: Any) -> Imported:
+    """The pipeline that a connector's configuration becomes. Nothing secret is taken over.
+
+    :param raw: what Kafka Connect takes: the properties, or an object with ``name`` and ``config``.
+    :raises SettingError: it is none of a PostgreSQL connector of Debezium.
+    """
+    found = raw.get("config", raw) if isinstance(raw, dict) else raw
+    if not isinstance(found, dict) or found.get("connector.class", "") not in (
+        _CONNECTOR,
+        _CONNECTOR.rpartition(".")[2],
+    ):
+        raise SettingError(
+            "connector.class",
+            found.get("connector.class") if isinstance(found, dict) else None,
+            f"the configuration of a connector of class {_CONNECTOR}",
+        )
+    return _Import({str(name): _text(value) for name, value in found.items()}).run()
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass
+class _Import:
+    """Translates one connector.
+
+    :param given: its properties.
+    """
+
+    given: dict[str, str]
+    made: dict[str, Any] = field(default_factory=dict)
+    differences: list[tuple[str, str]] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+
+    def run(self) -> Imported:
+        flat = _UNWRAP in self.given.values()
+        self._say(
+            "",
+            "The value of a record is the row, without an envelope of before, after, source and op; a deletion is a "
+            "tombstone. Operation, position and time are in the headers.",
+        )
+        self.made["name"] = self._take("slot.name") or "debezium"
+        self._say(
+            "slot.name",
+            "The pipeline makes a slot of its own, and takes a snapshot: give it another name to run both side by "
+            "side, or drop the connector's slot before.",
+        )
+        for part in (self._source, self._tables, self._columns, lambda: self._topics(flat), self._values, self._rest):
+            part()
+        return Imported(self.made, self.differences)
+
+    # ------------------------------------------------------------------ parts
+    def _source(self) -> None:
+        """Where it connects; as a connection string without the password."""
+        names = {"hostname": "host", "port": "port", "dbname": "dbname", "user": "user", "sslmode": "sslmode"}
+        names |= {"sslrootcert": "sslrootcert", "sslcert": "sslcert", "sslkey": "sslkey"}
+        values = {short: self._take(f"database.{name}") for name, short in names.items()}
+        dsn = " ".join(f"{name}={_quoted(value)}" for name, value in values.items() if value)
+        self._put("source.conn_id", f"{self.made['name']}_postgres")
+        if dsn:
+            self._put("source.dsn", dsn)
+        if "database.password" in self.given:
+            self._say("database.password", _NOT_HERE)
+        self.seen |= {"database.password", "database.sslpassword"}
+
+    def _tables(self) -> None:
+        tables, left_out = self._patterns("table.include.list"), self._patterns("table.exclude.list")
+        schemas, hidden = self._patterns("schema.include.list"), self._patterns("schema.exclude.list")
+        if tables and schemas:
+            self._say(
+                "schema.include.list", "Only the tables of table.include.list are published: see that all are meant."
+            )
+            schemas = []
+        meant = [pattern for each in tables for pattern in _tables_of(each)]
+        if not tables and not schemas:
+            meant = ["*.*"]
+        meant += [f"!{pattern}" for each in left_out for pattern in _tables_of(each)] + [
+            f"!{each}.*" for each in hidden
+        ]
+        if meant:
+            self._put("source.tables", meant)
+        if schemas:
+            self._put("source.schemas", schemas)
+        self._say(
+            "",
+            "Tables without a key are refused by the preflight check unless source.allow_unkeyed is set; then their "
+            "records have no key.",
+        )
+
+    def _columns(self) -> None:
+        for name, option in (("column.include.list", "include"), ("column.exclude.list", "exclude")):
+            for table, column in self._column_patterns(name):
+                self._options(table).setdefault(option, []).append(column)
+        if self.given.get("column.include.list"):
+            self._say(
+                "column.include.list",
+                "It holds for the tables that it names, and those have to include the columns of their keys; all "
+                "others are published whole.",
+            )
+        for name in sorted(self.given):
+            if masked := re.fullmatch(r"column\.mask\.with\.(\d+)\.chars", name):
+                for table, column in self._column_patterns(name):
+                    self._mask(table, column, f"constant:{'*' * int(masked[1])}")
+            elif cut := re.fullmatch(r"column\.truncate\.to\.(\d+)\.chars", name):
+                for table, column in self._column_patterns(name):
+                    self._mask(table, column, f"first:{cut[1]}")
+            elif re.fullmatch(r"column\.mask\.hash.*", name):
+                self.seen.add(name)
+                self._say(
+                    re.sub(r"salt\..*", "salt", name),
+                    "The salt is not taken over, and the hash would be another one. Mask the columns in table_options "
+                    "(docs/choose.md) before the pipeline is started: now they are published as they are.",
+                )
+            elif name.startswith("column.propagate.source.type") or name.startswith("datatype.propagate.source.type"):
+                self.seen.add(name)
+                self._say(name, "Fields have no parameters with the source's types.")
+
+    def _topics(self, flat: bool) -> None:
+        prefix = self._take("topic.prefix") or self._take("database.server.name")
+        if prefix:
+            self._put("kafka.topic_prefix", prefix if flat else f"{prefix}.rows")
+        # the connector's topics have the schema's name also if it is public
+        self._options("public.*")["topic"] = "{schema}.{table}"
+        if not flat:
+            self._say("topic.prefix", f"It is {prefix}.rows: topics of {prefix} have other records, in envelopes.")
+        if (strategy := self.given.get("topic.naming.strategy", "")).rpartition(".")[2] not in (
+            "",
+            "SchemaTopicNamingStrategy",
+        ):
+            self._say("topic.naming.strategy", f"Of {strategy}, no more than the prefix is taken over.")
+        properties: dict[str, str] = {}
+        for name, value in sorted(self.given.items()):
+            if not name.startswith("topic.creation.default."):
+                continue
+            self.seen.add(name)
+            short = name.removeprefix("topic.creation.default.")
+            if short in ("partitions", "replication.factor"):
+                if value != "-1":
+                    self._put(f"kafka.{short.replace('.', '_')}", int(value))
+            elif short not in ("include", "exclude"):
+                properties[short] = value
+        if properties:
+            self._put("kafka.topic_config", properties)
+        self._put("kafka.conn_id", f"{self.made['name']}_kafka")
+        self._format()
+
+    def _format(self) -> None:
+        converter = self.given.get("value.converter", "")
+        registry = self.given.get("value.converter.schema.registry.url", "")
+        if "Avro" in converter:
+            self._put("kafka.registry", f"{self.made['name']}_registry")
+            if registry:
+                self._put("kafka.registry_properties", {"url": registry})
+        elif converter and "Json" not in converter:
+            self._say(
+                "value.converter", f"{converter} has no equal: the format is Avro, or with kafka.format: json, JSON."
+            )
+            self._put("kafka.registry", f"{self.made['name']}_registry")
+        else:
+            self._put("kafka.format", "json")
+            if self.given.get("value.converter.schemas.enable", "true") == "true":
+                self._say("value.converter.schemas.enable", "JSON has no schema in each record.")
+        if any("basic.auth" in name or "ssl" in name for name in self.given if name.startswith("value.converter.")):
+            self._say(
+                "value.converter.schema.registry", "Credentials belong into Airflow's connection, and are not here."
+            )
+        self._say("", "The Kafka servers are those of Kafka Connect's worker: give them in Airflow's connection, or as "
+                      "kafka.properties.")  # fmt: skip
+
+    def _values(self) -> None:
+        for name, values in _VALUES.items():
+            if name not in self.given:
+                continue
+            value = self._take(name)
+            if value.lower() in values:
+                if (put := values[value.lower()]) is not None:
+                    self._put(*put)
+            else:
+                self._say(name, f"{value} has no equal. {_SAID[name]}")
+        if (threads := self._take("snapshot.max.threads")).isdecimal() and int(threads):
+            self._put("lanes", int(threads))
+        if self.given.get("event.processing.failure.handling.mode", "fail") not in ("fail", ""):
+            self._say("event.processing.failure.handling.mode", _SAID["event.processing.failure.handling.mode"])
+
+    def _rest(self) -> None:
+        """Whatever is left: what is known to make no difference, what has no equal, and what nobody here knows."""
+        for name, value in sorted(self.given.items()):
+            if name in self.seen:
+                continue
+            if name == "transforms":
+                others = [
+                    each for each in _split(value) if self.given.get(f"transforms.{each.strip()}.type") != _UNWRAP
+                ]
+                if others:
+                    self._say(name, f"{', '.join(others)}: there are no transformations. What they do to columns and "
+                                    "topics may be said in table_options (docs/choose.md).")  # fmt: skip
+            elif name in _SAID:
+                self._say(name, _SAID[name])
+            elif not name.startswith("transforms.") and not _NOT_NEEDED.fullmatch(name):
+                self._say(name, "It has no equal, or is not known.")
+
+    # ------------------------------------------------------------------ tools
+    def _say(self, name: str, what: str) -> None:
+        self.differences.append((name, what))
+
+    def _take(self, name: str) -> str:
+        self.seen.add(name)
+        return self.given.get(name, "").strip()
+
+    def _put(self, path: str, value: Any) -> None:
+        *sections, name = path.split(".")
+        at = self.made
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[name] = value
+
+    def _mask(self, table: str, column: str, mask: str) -> None:
+        self._options(table).setdefault("mask", {})[column] = mask
+
+    def _options(self, table: str) -> dict[str, Any]:
+        """The options of the tables of a pattern."""
+        options = self.made.setdefault("source", {}).setdefault("table_options", {}).setdefault(table, {})
+        assert isinstance(options, dict)
+        return options
+
+    def _patterns(self, name: str) -> list[str]:
+        """A list of regular expressions as patterns with ``*``; what cannot be said so is said as a difference."""
+        found = []
+        for expression in _split(self._take(name)):
+            if (patterns := as_patterns(expression)) is None:
+                self._say(
+                    name, f"{expression!r} is a regular expression that no pattern with * and ? equals: add the names."
+                )
+            else:
+                found += patterns
+        return found
+
+    def _column_patterns(self, name: str) -> Iterator[tuple[str, str]]:
+        for pattern in self._patterns(name):
+            table, _, column = pattern.rpartition(".")
+            if not table or (tables := _tables_of(table)) == []:
+                self._say(name, f"{pattern!r} names no column as schema.table.column.")
+                continue
+            yield from ((each, column) for each in tables)
+
+
+def _quoted(value: str) -> str:
+    """A value of a connection string
+    (https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-KEYWORD-VALUE)."""
+    if re.fullmatch(r"[^\s'\\]+", value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _split(text: str) -> list[str]:
+    """A list with commas, of which one behind a backslash is part of a text (io.debezium.util.Strings.setOrListOf)."""
+    return [part.replace("\\,", ",").strip() for part in re.split(r"(?<!\\),", text) if part.strip()]
+
+
+def _tables_of(pattern: str) -> list[str]:
+    """A pattern of a whole name as patterns of tables: without a dot, it begins with a schema's name if it ends with
+    any text, as in ``inventory.*``, which its author may have meant for a schema and a dot."""
+    if "." in pattern:
+        return [pattern]
+    return ["*.*"] if pattern == "*" else [f"{pattern}.*"] if pattern.endswith("*") else []
+
+
+def as_patterns(expression: str) -> list[str] | None:
+    """A regular expression, which has to match a whole name, as patterns with ``*``; None if they could not say the
+    same. A dot that stands alone is taken for a dot."""
+    found = [_pattern(each) for each in _alternatives(expression.removeprefix("^").removesuffix("$"))]
+    return None if None in found else list(dict.fromkeys(each for each in found if each is not None))
+
+
+def _alternatives(expression: str) -> list[str]:
+    group = _GROUP.search(expression)
+    if group is None:
+        return expression.split("|")
+    head, tail = expression[: group.start()], expression[group.end() :]
+    inner = group[1].removeprefix("?:")
+    return [found for each in inner.split("|") for found in _alternatives(f"{head}{each}{tail}")]
+
+
+def _pattern(expression: str) -> str | None:
+    made, at = [], 0
+    while at < len(expression):
+        if any_text := _ANY.match(expression, at):
+            made.append("*")
+            at = any_text.end()
+        elif literal := _LITERAL.match(expression, at):
+            if expression[literal.end() : literal.end() + 1] in ("*", "+", "?", "{"):
+                return None
+            made.append(literal[1] or literal[2])
+            at = literal.end()
+        else:
+            return None
+    return "".join(made)

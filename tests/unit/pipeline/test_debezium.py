@@ -1,0 +1,156 @@
+"""A connector of Debezium becomes a pipeline that does the same, and what differs is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given
+
+from airflow_bottledwater import cli
+from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.pipeline import debezium
+from airflow_bottledwater.pipeline.debezium import as_patterns, imported
+from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.pipeline.patterns import is_meant
+
+CLASS = {"connector.class": "io.debezium.connector.postgresql.PostgresConnector"}
+#: as in Debezium's tutorial, with what people add
+SHOP = CLASS | {
+    "tasks.max": "1",
+    "database.hostname": "db.example.com",
+    "database.port": "5432",
+    "database.user": "cdc user",
+    "database.password": "s3cret",
+    "database.dbname": "shop",
+    "topic.prefix": "shop",
+    "slot.name": "shop_cdc",
+    "plugin.name": "pgoutput",
+    "table.include.list": r"public.orders,inventory\..*,public\.(a|b)",
+    "column.exclude.list": "public.orders.card,inventory\\..*\\.note",
+    "column.mask.with.4.chars": "public.orders.email",
+    "column.truncate.to.10.chars": "public.a.text",
+    "decimal.handling.mode": "string",
+    "snapshot.mode": "no_data",
+    "value.converter": "io.confluent.connect.avro.AvroConverter",
+    "value.converter.schema.registry.url": "http://registry.example.com",
+    "topic.creation.default.partitions": 6,
+    "topic.creation.default.replication.factor": "-1",
+    "topic.creation.default.cleanup.policy": "compact",
+    "heartbeat.interval.ms": "1000",
+}
+
+
+def said(found: debezium.Imported) -> dict[str, str]:
+    return {name: what for name, what in found.differences if name}
+
+
+def test_a_connector_becomes_a_pipeline() -> None:
+    found = imported({"name": "shop", "config": SHOP})
+    made = Description.of(found.description)
+    assert (made.name, made.source.dsn) == (
+        "shop_cdc",
+        "host=db.example.com port=5432 dbname=shop user='cdc user'",
+    )
+    assert list(made.source.tables) == ["public.orders", "inventory.*", "public.a", "public.b"]
+    assert found.description["source"]["table_options"] == {
+        "public.orders": {"exclude": ["card"], "mask": {"email": "constant:****"}},
+        "inventory.*": {"exclude": ["note"]},
+        "public.a": {"mask": {"text": "first:10"}},
+        "public.*": {"topic": "{schema}.{table}"},
+    }
+    assert (made.kafka.format, made.kafka.topic_prefix, made.kafka.partitions) == ("avro", "shop.rows", 6)
+    assert made.kafka.topic_config == {"cleanup.policy": "compact"} and made.kafka.replication_factor == 3
+    assert made.types.numeric == "string" and made.source.skip_snapshot
+    # the rest makes no difference
+    assert set(said(found)) == {"slot.name", "database.password", "topic.prefix"}
+
+
+def test_nothing_secret_is_written() -> None:
+    secrets = {
+        "database.password": "s3cret",
+        "database.sslpassword": "s3cret",
+        "column.mask.hash.SHA-256.with.salt.s3cret": "a.b.c",
+    }
+    secrets["value.converter.schema.registry.basic.auth.user.info"] = "u:s3cret"
+    assert "s3cret" not in imported(SHOP | secrets).yaml()
+
+
+def test_records_without_envelope_keep_their_topics() -> None:
+    flat = {"transforms": "flat", "transforms.flat.type": "io.debezium.transforms.ExtractNewRecordState"}
+    found = imported(SHOP | flat)
+    assert found.description["kafka"]["topic_prefix"] == "shop" and "topic.prefix" not in said(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("table.include.list", "public.or[a-z]+", "add the names"),
+        ("message.key.columns", "public.orders:id", "primary key"),
+        ("column.mask.hash.SHA-256.with.salt.x", "public.orders.card", "published as they are"),
+        ("snapshot.mode", "when_needed", "live snapshot"),
+        ("plugin.name", "decoderbufs", "pgoutput"),
+        ("transforms", "route", "no transformations"),
+        ("column.exclude.list", "card", "schema.table.column"),
+        ("something.new", "1", "not known"),
+        ("value.converter", "io.confluent.connect.protobuf.ProtobufConverter", "no equal"),
+    ],
+)
+def test_what_differs_is_said(name: str, value: str, words: str) -> None:
+    found = imported(SHOP | {name: value})
+    assert words in said(found)[re.sub(r"salt\..*", "salt", name)]
+    Description.of(found.description)
+
+
+def test_json_and_all_tables_are_what_is_left_without_more() -> None:
+    found = imported(CLASS)
+    assert found.description["source"]["tables"] == ["*.*"] and found.description["kafka"]["format"] == "json"
+    assert "value.converter.schemas.enable" in said(found)
+    assert imported(CLASS | {"schema.exclude.list": "a.*"}).description["source"]["tables"] == ["*.*", "!a*.*"]
+    assert imported(CLASS | {"schema.include.list": "a,b"}).description["source"]["schemas"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("raw", [{}, [], {"connector.class": "io.debezium.connector.mysql.MySqlConnector"}])
+def test_what_is_no_connector_of_postgresql_is_refused(raw: Any) -> None:
+    with pytest.raises(SettingError, match=r"connector\.class"):
+        imported(raw)
+
+
+PARTS = st.sampled_from(["a", "b", "ab", "sales", "_x", r"\.", ".", ".*", ".+", "[^.]*", "(a|b)", "(sales|a.*)"])
+NAMES = st.text("abs_x", min_size=1, max_size=5)
+
+
+@given(st.lists(PARTS, min_size=1, max_size=5), NAMES, NAMES)
+def test_a_pattern_means_what_the_expression_does(parts: list[str], schema: str, table: str) -> None:
+    """Where the expression has its dot: elsewhere, and for a lone dot, a pattern may mean less."""
+    expression = "".join(["(?:", *parts[:2], r")\.(?:", *parts[2:], ")"]).replace("(?:)", "(?:.*)")
+    patterns = as_patterns("".join(parts[:2]) + r"\." + ("".join(parts[2:]) or ".*"))
+    assert patterns is not None
+    if any("." in part and part not in (".*", "(sales|a.*)") for part in parts):
+        return  # several dots
+    expected = re.fullmatch(expression, f"{schema}.{table}") is not None
+    assert any(is_meant(pattern, schema, table) for pattern in patterns) == expected
+
+
+@pytest.mark.parametrize("expression", [r"\w+", "a{2}", "ab?", "[ab]c", "a+", "(a(b|c))*", r"a\d"])
+def test_an_expression_that_no_pattern_equals_is_none(expression: str) -> None:
+    assert as_patterns(expression) is None
+
+
+def test_the_command_writes_a_file_that_can_be_loaded(tmp_path: Path) -> None:
+    source, target = tmp_path / "connector.json", tmp_path / "shop.yaml"
+    source.write_text(json.dumps({"name": "shop", "config": SHOP}))
+    shown = CliRunner().invoke(cli.cli, ["import-debezium", str(source)])
+    assert shown.exit_code == 0 and shown.output.startswith("# What differs from the connector:")
+    written = CliRunner().invoke(cli.cli, ["import-debezium", str(source), "-o", str(target)])
+    assert written.exit_code == 0 and target.read_text() == shown.output
+    assert Description.of(yaml.safe_load(target.read_text())).name == "shop_cdc"
+    source.write_text("{")
+    with pytest.raises(SettingError, match=r"connector\.json"):
+        CliRunner().invoke(cli.cli, ["import-debezium", str(source)], catch_exceptions=False)

@@ -41,13 +41,30 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(cache.folder("compiled", _fingerpri
 with explained():  # after the line above: numba reads the cache folder when it is imported
     import llvmlite.binding as llvm
     import numba
+    import numba.extending
+    from llvmlite import ir
     from numba import types
+    from numba.core import cgutils
     from numba.core.caching import FunctionCache
+    from numba.core.registry import cpu_target
 
 # something else (a plugin of pytest) may have imported numba before this module
 numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
-__all__ = ["allocating", "compiled", "external", "inlined", "memcpy", "numba", "types", "warm_up"]
+__all__ = [
+    "allocating",
+    "compiled",
+    "external",
+    "generated",
+    "has_instructions",
+    "inlined",
+    "instruction",
+    "ir",
+    "memcpy",
+    "numba",
+    "types",
+    "warm_up",
+]
 
 log = logging.getLogger(__name__)
 _kept: list[ctypes.CDLL] = []
@@ -147,6 +164,29 @@ def external(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> A
     llvm.add_symbol(name, address)
     _kept.append(library)
     return types.ExternalFunction(name, result(*arguments))
+
+
+def generated(function: F) -> F:
+    """A function whose code is made by the generator that it returns, beside the types (numba's ``intrinsic``)."""
+    return numba.extending.intrinsic(function)  # type: ignore[no-any-return]
+
+
+def has_instructions(group: str) -> bool:
+    """Whether the processor that is compiled for has a group of instructions; compiled code is kept by processor.
+
+    :param group: LLVM's name of it.
+    """
+    return f"+{group}," in f"{cpu_target.target_context.codegen().magic_tuple()[2]},"
+
+
+def instruction(builder: Any, name: str, result: Any, operands: list[Any]) -> Any:
+    """An instruction of the processor, for the generator of an ``intrinsic``.
+
+    :param builder: of the code.
+    :param name: LLVM's name of it.
+    :param result: LLVM's type of the result; ``operands`` are those of the operands.
+    """
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, operands), name)
 
 
 #: C's memcpy: destination and source address, and the length in bytes, as integers

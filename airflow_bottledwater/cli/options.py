@@ -184,9 +184,9 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Settings:
     path = values.pop("config")
     broker, registry = values.pop("broker"), values.pop("schema_registry")
     settings = values.pop("settings")
-    for name in ("kafka", "postgres", "registry"):
+    for name, instead in _NOT_SET.items():
         if name in settings:
-            raise SettingError(name, None, "-d, -b and -C, -r or --config", problem="cannot be given with --set")
+            raise SettingError(name, None, instead, problem="cannot be given with --set")
     given: dict[str, Any] = {
         **settings,
         **{k: v for k, v in values.items() if v is not None and v != {}},
@@ -207,8 +207,8 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Settings:
     if later:
         from airflow_bottledwater.state import saved
 
-        return saved.completed(pipeline, given=described.settings().keys() | given.keys())
-    return pipeline
+        pipeline = saved.completed(pipeline, given=described.settings().keys() | given.keys())
+    return pipeline.with_hash_key()
 
 
 def kafka_of(values: dict[str, Any]) -> dict[str, str]:
@@ -222,6 +222,13 @@ def kafka_of(values: dict[str, Any]) -> dict[str, str]:
         _refuse_secrets({"kafka": given, "registry": {}})
     described = load(values["config"], Description).kafka.properties if values["config"] else {}
     return {**SETTINGS["kafka"].default, **described, **given}
+
+
+#: settings that are not given by --set, and what is given instead
+_NOT_SET = {
+    **dict.fromkeys(("kafka", "postgres", "registry"), "-d, -b and -C, -r or --config"),
+    "hash_key": "hash_key_file, the path of a file",
+}
 
 
 def _kafka(properties: dict[str, str], broker: str | None) -> dict[str, str]:

@@ -7,7 +7,8 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from airflow_bottledwater.encoding import avro, masks, names
+from airflow_bottledwater.encoding import avro, hashes, masks, names
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.formats import AVRO, Format
@@ -26,6 +27,7 @@ class TableMapping:
     :param prefix: that of all topics.
     :param rules: the options of single tables, by pattern.
     :param on_error: what happens at a record that cannot be published, unless a table's options say otherwise.
+    :param hash_key: the id of the key of masks that are hashes; empty for none.
     """
 
     format: Format = AVRO
@@ -33,6 +35,7 @@ class TableMapping:
     prefix: str = ""
     rules: Mapping[str, Table] = field(default_factory=dict)
     on_error: str = "exit"
+    hash_key: str = ""
 
     @classmethod
     def of(cls, pipeline: Settings) -> TableMapping:
@@ -43,6 +46,7 @@ class TableMapping:
             prefix=pipeline.topic_prefix,
             rules=pipeline.table_options,
             on_error=pipeline.on_error,
+            hash_key=hashes.remember(pipeline.hash_key).id if pipeline.hash_key else "",
         )
 
     @property
@@ -91,11 +95,17 @@ class TableMapping:
         """Columns with their masks.
 
         :param schema: the table's; ``name`` likewise.
+        :raises Refused: one is a hash, and there is no key.
         """
         rules = self.options(schema, name).mask
+        if "hash" in rules.values() and not self.hash_key:
+            raise Refused(
+                f"Columns of {schema}.{name} are to be published as hashes, and there is no key for them.",
+                "Set hash_key_conn_id (in Airflow) or hash_key_file.",
+            )
         if not rules:
             return tuple(columns)
-        return tuple(masks.fitting(rule_of(rules, column.name), column) for column in columns)
+        return tuple(masks.fitting(rule_of(rules, column.name), column, self.hash_key) for column in columns)
 
     def unnamed(self, schema: str, name: str, columns: Iterable[str]) -> list[str]:
         """Those columns that ``new_columns = error`` does not allow: neither published nor left out by a rule.

@@ -17,7 +17,7 @@ from typing import Any
 from psycopg import sql
 
 from airflow_bottledwater.encoding import names, wire
-from airflow_bottledwater.model.relation import TEMPORAL, ColumnType
+from airflow_bottledwater.model.relation import HASHED, TEMPORAL, ColumnType
 
 Schema = Any
 Sql = Callable[[sql.Composable], sql.Composable]
@@ -209,6 +209,8 @@ _OWN_CASTS = {18, 142}
 def mapping(column: ColumnType) -> TypeMapping:
     """How a column's type is published: a domain like its base type; arrays, composites and ranges by the types of
     their parts."""
+    if column.form == HASHED:
+        return _STRING
     if column.element is not None:
         return _MADE_OF[column.kind](column.element)
     if column.form == "record" and column.kind == "c":

@@ -50,7 +50,7 @@ class PipelineHook(BaseHook):
     :param kafka_conn_id: the connection to Kafka.
     :param schema_registry_conn_id: the connection to the registry; not used with JSON.
     :param settings: the settings of :class:`~airflow_bottledwater.pipeline.settings.Settings` except for postgres,
-        kafka and registry.
+        kafka, registry and hash_key.
     """
 
     def __init__(
@@ -106,13 +106,19 @@ class PipelineHook(BaseHook):
         return self._build({name: await aconnection(name) for name in self._needed()})
 
     def _needed(self) -> list[str]:
-        for secret in ("postgres", "kafka", "registry"):
+        for secret in ("postgres", "kafka", "registry", "hash_key"):
             if secret in self.settings:
                 raise SettingError(secret, "(in settings)", "an Airflow connection, by its id")
         needed = [self.postgres_conn_id, self.kafka_conn_id]
         if self._avro and self.schema_registry_conn_id:
             needed.append(self.schema_registry_conn_id)
+        if self._hash_key:
+            needed.append(self._hash_key)
         return needed
+
+    @property
+    def _hash_key(self) -> str:
+        return str(self.settings.get("hash_key_conn_id") or "")
 
     @property
     def _avro(self) -> bool:
@@ -126,10 +132,12 @@ class PipelineHook(BaseHook):
         }
         if self._avro and self.schema_registry_conn_id:
             values["registry"] = schema_registry.properties(found[self.schema_registry_conn_id])
+        if self._hash_key:
+            values["hash_key"] = found[self._hash_key].password or ""
         for each in found.values():
             if each.password:
                 mask_secret(each.password)
         for name, value in values["kafka"].items():
             if any(word in name for word in SECRET_PROPERTIES):
                 mask_secret(value)
-        return Settings.of(**values, **self.settings)
+        return Settings.of(**values, **self.settings).with_hash_key()

@@ -38,6 +38,7 @@ from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.server import wait_flushed
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begin_reading, copy_query
 from airflow_bottledwater.postgres.snapshot import blocks as block_range
+from airflow_bottledwater.publish import hashed
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.options import exposed_table
@@ -355,7 +356,8 @@ class LiveReader(threading.Thread):
         columns = select_list(version.table)
         query = copy_query(piece.source, columns, piece.first, piece.last, condition, places=piece.places)
         size = 0
-        for block in copy.rows(connection, query, idle=self._check):
+        blocks = copy.rows(connection, query, idle=self._check)
+        for block in hashed.rows(self._pipeline, version.table, blocks):
             used = int(block.offsets[-1])
             size += used
             if size > _LARGEST and min(self._blocks, piece.blocks) > 1:

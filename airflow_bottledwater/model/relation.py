@@ -8,6 +8,8 @@ from typing import Any
 
 #: date, time, timestamp, timestamp with time zone, interval, time with time zone (src/include/catalog/pg_type.dat)
 TEMPORAL = frozenset({1082, 1083, 1114, 1184, 1186, 1266})
+#: the form of a column whose values are published as hashes, which are texts
+HASHED = "hash"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ DEFAULT_REGISTRY = "http://localhost:8081"
 #: the end of a text; "$" alone would allow a line break before it, and patterns in browsers have no "\\Z"
 _END = r"$(?!\n)"
 
+_CONNECTION = "the id of a connection of Airflow, or nothing"
+
 Seconds = Annotated[float, limited("seconds, from 0.05 to a week", ge=0.05, le=7 * 86_400)]
 #: whoever looks whether a job lives waits for several of these
 Heartbeat = Annotated[float, limited("seconds, from 0.05 to 300", ge=0.05, le=300)]
@@ -54,6 +56,14 @@ class Connections:
             "JSON)",
         ),
     ] = field(repr=False, default_factory=lambda: {"url": DEFAULT_REGISTRY})
+    hash_key: Annotated[
+        str,
+        about(
+            "The key of masks that are hashes.",
+            allowed="a secret text of at least 16 characters, or nothing",
+            pattern=f"^([^\\0]{{16,}})?{_END}",
+        ),
+    ] = field(repr=False, default="")
 
 
 SlotName = Annotated[
@@ -96,6 +106,16 @@ class SourceSettings:
             allowed="options of docs/choose.md by the patterns of tables",
         ),
     ] = field(default_factory=dict)
+    hash_key_conn_id: Annotated[
+        str, about("Airflow's connection whose password is the key of masks that are hashes.", allowed=_CONNECTION)
+    ] = ""
+    hash_key_file: Annotated[
+        str, about("The file whose first line is the key of masks that are hashes.", allowed="a path, or nothing")
+    ] = ""
+    hash_key_version: Annotated[
+        int,
+        about("Another number allows another key than at the last start.", allowed="0 to 1000000", ge=0, le=1_000_000),
+    ] = 0
     new_tables: Annotated[
         Literal["add", "ignore", "stop"], about("What happens when a table is created that the patterns cover.")
     ] = "add"

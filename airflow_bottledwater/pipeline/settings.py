@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.pipeline.formats import FORMATS, Format
 from airflow_bottledwater.pipeline.groups import (
@@ -117,6 +118,26 @@ class Settings(
             for name, setting in SETTINGS.items()
             if not setting.secret and (value := getattr(self, name)) != setting.default
         }
+
+    def with_hash_key(self) -> Settings:
+        """A copy with the key of ``hash_key_file``; the same if there is none.
+
+        :raises SettingError: the file cannot be read, or has no key.
+        """
+        if not self.hash_key_file or self.hash_key:
+            return self
+        try:
+            key = Path(self.hash_key_file).read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingError(
+                "hash_key_file",
+                self.hash_key_file,
+                "a readable file",
+                problem=f"cannot be read ({type(error).__name__})",
+            ) from None
+        if not key:
+            SETTINGS["hash_key"].refuse(key)
+        return self.with_(hash_key=key)
 
     def with_(self, **changes: Any) -> Settings:
         """A copy with changed settings.

@@ -11,8 +11,9 @@ from airflow_bottledwater.pipeline.patterns import specificity
 from airflow_bottledwater.pipeline.rules import about, limited
 from airflow_bottledwater.pipeline.section import Section
 
+_MASK = r"^(null|hash|constant:[^\0]*|(first|last):[0-9]{1,9})$(?!\n)"
 _NAMES = "columns with other names, of 1 to 255 characters"
-_MASKS = "columns with null, constant:TEXT, first:N or last:N"
+_MASKS = "columns with null, constant:TEXT, first:N, last:N or hash"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -50,7 +51,9 @@ class Table(Section):
         tuple[str, ...], about("The columns that are left out, with * and ?, also if include names them.")
     ] = ()
     mask: Annotated[
-        dict[str, Annotated[str, limited(_MASKS, pattern=r"^(null|constant:[^\0]*|(first|last):[0-9]{1,9})$(?!\n)")]],
+        dict[
+            str, Annotated[str, limited(_MASKS, pattern=r"^(null|hash|constant:[^\0]*|(first|last):[0-9]{1,9})$(?!\n)")]
+        ],
         about("What is published instead of columns' values, by the columns' names with * and ?.", allowed=_MASKS),
     ] = field(default_factory=dict)
     rename: Annotated[

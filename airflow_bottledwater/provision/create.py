@@ -170,7 +170,7 @@ def _assume(
         {
             COVERAGE: coverage.read(connection, publication.names(pipeline.publication_name), oids),
             INTENT: _intent(pipeline, cluster.system_identifier, found.via_root),
-            SAVED_SETTINGS: SavedSettings(pipeline.chosen()),
+            SAVED_SETTINGS: SavedSettings(pipeline.chosen(), TableMapping.of(pipeline).hash_key),
             SLOT: record,
             **{table_key(p.table.oid): p for p in pinned},
             **partition_records(connection, found.tables),

@@ -165,7 +165,11 @@ class _Letters:
     def _redrive(self, dead_letters: list[StoredDeadLetter], result: RedriveResult) -> None:
         ready: list[tuple[StoredDeadLetter, Records]] = []
         for written in dead_letters:
-            dead_letter = written.as_published(self._mapping)
+            try:
+                dead_letter = written.as_published(self._mapping)
+            except RecordError as error:
+                self._fails(written, error, result)
+                continue
             if "again" not in dead_letter.content:
                 result.incomplete += 1
                 continue

@@ -12,6 +12,7 @@ import msgspec
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.masks import Mask
+from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import SourceTable
@@ -64,9 +65,10 @@ class StoredDeadLetter:
         )
         if not columns and whole == table:
             return self
+        _check_hashes(table, whole)
         message = pgoutput.row(base64.b64decode(again["message"])).masked(
             [
-                Mask() if now.mask == before.mask else Mask.of(now.mask)
+                Mask() if now.mask == before.mask else Mask.of(now)
                 for now, before in zip(whole.columns, table.columns, strict=True)
             ]
         )
@@ -85,6 +87,22 @@ class StoredDeadLetter:
         if not self.copied:
             return newest > self.position
         return newest >= str(Position(self.content["again"]["lsn"]))
+
+
+def _check_hashes(before: SourceTable, now: SourceTable) -> None:
+    """Check that each mask of today can be made from what a dead letter holds: a hash can only be made from a value
+    that had no mask.
+
+    :raises RecordError: one cannot.
+    """
+    for was, column in zip(before.columns, now.columns, strict=True):
+        hashed = {each.mask.partition(":")[0] for each in (was, column)} & {"hash"}
+        if hashed and was.mask and column.mask not in (was.mask, "null"):
+            raise RecordError(
+                f"Column {column.name!r} of {now.qualified} had another mask, or another key of hashes, when the dead "
+                "letter was written.",
+                "Read the row again by a live snapshot, and dismiss the dead letter.",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from psycopg import sql
 from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.kernels import unchanged
+from airflow_bottledwater.encoding.masks import HASH, Mask
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
@@ -228,6 +229,8 @@ class _Source:
         self._altered = altered(connection, table, xids)
         self._key = [column for name in table.key for column in table.columns if column.name == name]
         self._text, self._arrays = wire_types(connection, table)
+        masks = enumerate(Mask.of(column) for column in table.columns)
+        self._hashes = {c: mask for c, mask in masks if mask.kind == HASH}
         self._query = RowQuery(table, name, self._key, equality(connection, table.oid), self._text)
 
     def rows(
@@ -251,7 +254,7 @@ class _Source:
             )
             for i in range(result.ntuples):
                 key = some[int.from_bytes(result.get_value(i, 0) or b"", "big")]
-                read = {c: result.get_value(i, place + 1) for place, c in enumerate(readable or [])}
+                read = {c: self._hashed(c, result.get_value(i, place + 1)) for place, c in enumerate(readable or [])}
                 rows[key] = [read.get(c) for c in columns]
                 most -= sum(len(value or b"") for value in read.values())
             following = following_key(result)
@@ -271,7 +274,8 @@ class _Source:
             return Cells.without_rows(keys, columns, unreadable)
         oids = [column.type.base_oid for column in self._key]
         used = [*self._key, *(self._table.columns[c] for c in readable)]
-        if not self._arrays.keys() >= set(oids) or any(column.name in self._text for column in used):
+        apart = any(column.name in self._text for column in used) or any(c in self._hashes for c in readable)
+        if apart or not self._arrays.keys() >= set(oids):
             return self._cells_of_rows(keys, columns, most)
         result = query_with(
             self._connection,
@@ -285,6 +289,11 @@ class _Source:
         cells[:, [columns.index(c) for c in readable]] = read
         following = following_key(result)
         return Cells(cells, data, unreadable, 0 if following is None else len(keys) - following)
+
+    def _hashed(self, c: int, value: bytes | None) -> bytes | None:
+        if value is None or c not in self._hashes:
+            return value
+        return self._hashes[c].masked("b", value)[1]
 
     def _cells_of_rows(self, keys: KeyBatch, columns: Sequence[int], most: int) -> Cells:
         cells = Cells.without_rows(keys, columns).cells

@@ -16,7 +16,7 @@ from psycopg.pq import Format
 
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import ProtocolError
-from airflow_bottledwater.model.relation import ColumnType, SourceTable
+from airflow_bottledwater.model.relation import HASHED, ColumnType, SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -121,7 +121,7 @@ def column_texts(table: SourceTable, message: bytes) -> dict[str, str | None]:
         if value.kind in "nu":
             texts[column.name] = None
             continue
-        read = _read(column.type, value.data) if value.kind == "b" else None
+        read = _read(column.type, value.data) if value.kind == "b" and column.type.form != HASHED else None
         texts[column.name] = _printable(value.data[:MAX_BYTES]) if read is None else read
     return texts
 

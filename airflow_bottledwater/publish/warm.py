@@ -11,12 +11,15 @@ from airflow_bottledwater.encoding.program import compile_programs
 from airflow_bottledwater.kafka import librdkafka
 from airflow_bottledwater.pipeline.formats import AVRO
 from airflow_bottledwater.postgres import receive, results
+from airflow_bottledwater.publish import hashed
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED
 
 
 def warm_up() -> None:
     """See :func:`airflow_bottledwater.compiled.warm_up`."""
-    compiled.warm_up("publish", receive.warm_up, results.warm_up, _encode, _fill_unchanged, _produce)
+    compiled.warm_up(
+        "publish", hashed.hash_nothing, receive.warm_up, results.warm_up, _encode, _fill_unchanged, _produce
+    )
 
 
 def _encode() -> None:

@@ -28,6 +28,7 @@ from airflow_bottledwater.postgres import copy, large_rows, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.large_rows import LargeRow
 from airflow_bottledwater.postgres.receive import MessageBlock
+from airflow_bottledwater.publish import hashed
 from airflow_bottledwater.publish.dead_letter import counted
 from airflow_bottledwater.publish.refusals import rule_out
 from airflow_bottledwater.publish.reject import without
@@ -226,7 +227,7 @@ class _Lane:
         known = [sql.SQL("ctid <> {}::tid").format(sql.Literal(row.place)) for row in self._large.get(source.oid, ())]
         condition = sql.SQL(" AND ").join(known) if known else None
         query = snapshot.copy_query(source, select_list(source), first, last, condition)
-        return iter(copy.rows(self._connection, query, idle=idle))
+        return hashed.rows(self._pipeline, source, copy.rows(self._connection, query, idle=idle))
 
     def _reconnect(self) -> None:
         """Connect anew: a COPY that is not read to its end can only be ended with its session. It is cancelled first,

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from airflow_bottledwater.encoding import masks
 from airflow_bottledwater.encoding.mapping import TableMapping, matches, rule_of
-from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.errors import PreflightError, Refused
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.patterns import specificity
-from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state.identity import resolve
@@ -50,7 +50,8 @@ def _unfit(table: SourceTable, column: Column, said: str) -> str:
     if column.name in table.key:
         return "cannot be: the column is in the key, by which the rows of the table are told apart. Take it out."
     if not masks.fits(said, column.type):
-        return f"needs a text, and its type is {column.type.name}. Use null, or leave the column out."
+        needed = "a text, an integer or a uuid" if said == "hash" else "a text"
+        return f"needs {needed}, and its type is {column.type.name}. Use null, or leave the column out."
     return ""
 
 
@@ -124,13 +125,31 @@ def check(connection: Connection, pipeline: Settings, known: PipelineState) -> N
     column leaves nothing out.
 
     :raises PreflightError: there are problems.
+    :raises Refused: see :func:`check_hash_key`.
     """
+    check_hash_key(pipeline, known)
     asked = pipeline.chosen().get("table_options", {})
     if known.settings is None or known.settings.get("table_options", {}) == asked:
         return
     wanted = resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False)
     if wrong := problems(connection, pipeline, {*wanted, *known.tables}):
         raise PreflightError(wrong)
+
+
+def check_hash_key(pipeline: Settings, known: PipelineState) -> None:
+    """Check that values are hashed with the key of before, unless another one is meant.
+
+    :raises Refused: it is another one.
+    """
+    key, before = TableMapping.of(pipeline).hash_key, known.hash_key
+    version = (known.settings or {}).get("hash_key_version", SETTINGS["hash_key_version"].default)
+    if key and before and key != before and pipeline.hash_key_version == version:
+        raise Refused(
+            f"The key of masks that are hashes is another one than at the last start (its id is {key}, that of before "
+            f"is {before}): equal values would have other hashes than before.",
+            "Give the key of before. If another one is meant, set hash_key_version to another number than "
+            f"{version}, start again, and read the tables with hashes again.",
+        )
 
 
 def _without_match(mapping: TableMapping, tables: Sequence[SourceTable]) -> list[str]:

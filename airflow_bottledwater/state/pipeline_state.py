@@ -120,6 +120,12 @@ class PipelineState:
         return None if found is None else found.values
 
     @property
+    def hash_key(self) -> str:
+        """The id of the key of masks that are hashes, at the last start; empty for none."""
+        found = self.get(SAVED_SETTINGS, SavedSettings)
+        return "" if found is None else found.hash_key
+
+    @property
     def slot(self) -> SlotRecord | None:
         """The slot as recorded."""
         return self.get(SLOT, SlotRecord)

@@ -141,9 +141,11 @@ class SavedSettings:
     command.
 
     :param values: those that differ from the defaults, by name; no connections.
+    :param hash_key: the id of the key of masks that are hashes; empty for none.
     """
 
     values: dict[str, Any]
+    hash_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres.connect import session
@@ -22,13 +23,15 @@ log = logging.getLogger(__name__)
 def remember(pipeline: Settings, claim: Claim) -> None:
     """Save the settings with which the pipeline starts, if they are not those of its last start."""
     before, now = claim.state.settings, pipeline.chosen()
-    if before == now:
+    # a start without the key, which hashes nothing, leaves that of before
+    key = TableMapping.of(pipeline).hash_key or claim.state.hash_key
+    if before == now and key == claim.state.hash_key:
         return
     for name in sorted(before.keys() | now.keys()) if before is not None else ():
         was, now_is = (values.get(name, SETTINGS[name].default) for values in (before or {}, now))
         if name in SETTINGS and was != now_is:
             log.info("Setting %s is %r now; at the last start it was %r.", name, now_is, was)
-    claim.write({SAVED_SETTINGS: SavedSettings(now)})
+    claim.write({SAVED_SETTINGS: SavedSettings(now, key)})
 
 
 def settings_of(pipeline: Settings) -> dict[str, Any]:

@@ -12,13 +12,15 @@ import numpy as np
 from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.encoding.kernels.fields import MESSAGE_HEADER, is_row
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u32
+from airflow_bottledwater.encoding.kernels.sha256 import AS_TEXT, DIGITS, hash_value
 from airflow_bottledwater.encoding.layout import int64s
-from airflow_bottledwater.encoding.masks import CONSTANT, FIRST, NULL
+from airflow_bottledwater.encoding.masks import CONSTANT, FIRST, HASH, NULL
 from airflow_bottledwater.encoding.masks import LEFT_OUT as LEFT_OUT_COLUMN
 from airflow_bottledwater.encoding.wire import (
     EPOCH_MICROS,
     FIELD_BINARY,
     FIELD_NULL,
+    FIELD_TEXT,
     FIELD_UNCHANGED,
     FLAG_XID_SHIFT,
     MESSAGE_BEGIN,
@@ -74,6 +76,7 @@ SHAPE = int64s(
     "count",  # how many characters of a text are left
     "text",  # where the constants have its own
     "length",
+    "form",  # how a value becomes the text that is hashed (kernels.sha256)
 )
 
 #: in place of a version: the table is not one of the pipeline's, and its changes are left out
@@ -180,7 +183,7 @@ def _write_field(kind, b, p, n, out, o):
 
 
 @compiled
-def _copy_shaped(b, p, end, columns, first, shapes, constants, out, o):
+def _copy_shaped(b, p, end, columns, first, shapes, constants, words, room, out, o):
     """Copy a message with rows without the columns that are left out, and with others masked: of what is not to be
     published, nobody sees a byte.
 
@@ -220,6 +223,15 @@ def _copy_shaped(b, p, end, columns, first, shapes, constants, out, o):
                 o += 1
             elif shape.kind == CONSTANT and b[p] != FIELD_NULL:
                 o = _write_field(FIELD_BINARY, constants, shape.text, shape.length, out, o)
+            elif shape.kind == HASH and n > 1:
+                form = AS_TEXT if b[p] == FIELD_TEXT else shape.form
+                at = hash_value(words, room, form, b, p + 5, n - 5, out, o + 5)
+                if at < 0:
+                    return np.int64(-1)
+                out[o] = FIELD_BINARY
+                out[o + 1] = out[o + 2] = out[o + 3] = 0
+                out[o + 4] = DIGITS
+                o = at
             elif shape.kind >= FIRST and n > 1:
                 begin, length = _part_of(b, p + 5, n - 5, shape)
                 o = _write_field(b[p], b, begin, length, out, o)
@@ -231,7 +243,7 @@ def _copy_shaped(b, p, end, columns, first, shapes, constants, out, o):
 
 
 @compiled
-def _take_row(b, p, n, state, tables, shapes, constants, boundaries, changes, out):
+def _take_row(b, p, n, state, tables, shapes, constants, words, room, boundaries, changes, out):
     """Copy a message with rows, unless it is at or before P, or its table's boundary contains it, or its table is left
     out; returns DONE, or why it stopped."""
     final = state.final_lsn
@@ -259,7 +271,7 @@ def _take_row(b, p, n, state, tables, shapes, constants, boundaries, changes, ou
     if c == changes.size or state.bytes + n + table.grows > out.size:
         return ROOM
     if table.columns > 0:
-        n = _copy_shaped(b, p, p + n, table.columns, table.first, shapes, constants, out, state.bytes)
+        n = _copy_shaped(b, p, p + n, table.columns, table.first, shapes, constants, words, room, out, state.bytes)
         if n < 0:
             return MALFORMED
     else:
@@ -281,13 +293,14 @@ def _take_row(b, p, n, state, tables, shapes, constants, boundaries, changes, ou
 
 
 @compiled
-def assemble(b, offsets, state, tables, shapes, constants, boundaries, running, changes, out):
+def assemble(b, offsets, state, tables, shapes, constants, words, room, boundaries, running, changes, out):
     """Process the messages of a block, from ``state.next`` on, as far as possible; returns why it stopped.
 
     :param b: the block's bytes; ``offsets`` says where each message begins.
     :param tables: rows of :data:`TABLE`, sorted by oid.
     :param shapes: rows of :data:`SHAPE`, of all columns of the tables whose rows are not copied as they are.
     :param constants: the texts that are published instead of others.
+    :param words: the key of hashes, and scratch memory; ``room`` likewise (kernels.sha256).
     :param running: the transactions in progress of all boundaries' snapshots, one after the other.
     :param changes: receives the changes, and ``out`` their messages.
     """
@@ -307,7 +320,7 @@ def assemble(b, offsets, state, tables, shapes, constants, boundaries, running, 
         if is_row(kind):
             if end - p < _ROW_LENGTH:
                 return MALFORMED
-            why = _take_row(b, p, end - p, state, tables, shapes, constants, boundaries, changes, out)
+            why = _take_row(b, p, end - p, state, tables, shapes, constants, words, room, boundaries, changes, out)
             if why != DONE:
                 return why
         elif kind == MESSAGE_BEGIN:

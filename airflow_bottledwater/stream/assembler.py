@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled
+from airflow_bottledwater.encoding import hashes
+from airflow_bottledwater.encoding.kernels import sha256
 from airflow_bottledwater.encoding.layout import CHANGE
-from airflow_bottledwater.encoding.masks import Mask
+from airflow_bottledwater.encoding.masks import HASH, Mask
 from airflow_bottledwater.errors import BottledWaterError, ProtocolError, Refused
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position
@@ -101,6 +103,9 @@ class TransactionAssembler:
         # the first are no column's: an empty array has no address
         self._shapes: npt.NDArray[np.void] = np.zeros(1, dtype=SHAPE)
         self._constants: npt.NDArray[np.uint8] = np.zeros(1, dtype=np.uint8)
+        # the key of hashes and scratch memory, see kernels.sha256
+        self._words: npt.NDArray[np.uint32] = np.zeros(sha256.WORDS, dtype=np.uint32)
+        self._room: npt.NDArray[np.uint8] = np.zeros(sha256.ROOM, dtype=np.uint8)
         distinct = dict.fromkeys(boundary for boundary in self._boundaries.values() if boundary.filtered)
         self._boundary_numbers = {boundary: number for number, boundary in enumerate(distinct)}
         self._bounds, self._running = _boundary_table(list(distinct))
@@ -195,11 +200,14 @@ class TransactionAssembler:
             return
         shapes = np.zeros(len(table.columns) + len(table.left_out), dtype=SHAPE)
         for place, column in zip(table.places, table.columns, strict=True):
-            mask = Mask.of(column.mask)
-            shapes[place] = (mask.kind, mask.count, len(self._constants), len(mask.text))
+            mask = Mask.of(column)
+            form = 0
+            if mask.kind == HASH:
+                form, self._words = hashes.FORMS[mask.oid], hashes.known(mask.key).words()
+            shapes[place] = (mask.kind, mask.count, len(self._constants), len(mask.text), form)
             self._constants = np.concatenate([self._constants, np.frombuffer(mask.text, dtype=np.uint8)])
             # in the old row and in the new one
-            entry["grows"] += 2 * len(mask.text) + 8
+            entry["grows"] += 2 * (sha256.DIGITS if mask.kind == HASH else len(mask.text)) + 8
         entry["columns"], entry["first"] = len(shapes), len(self._shapes)
         self._shapes = np.concatenate([self._shapes, shapes])
 
@@ -217,8 +225,8 @@ class TransactionAssembler:
         while self._block is not None:
             block = self._block
             why = assemble(
-                block.data, block.offsets, self._state, self._tables, self._shapes, self._constants, self._bounds,
-                self._running, self._changes, self._out
+                block.data, block.offsets, self._state, self._tables, self._shapes, self._constants, self._words,
+                self._room, self._bounds, self._running, self._changes, self._out
             )  # fmt: skip
             if why == DONE:
                 self._block = None

@@ -17,6 +17,7 @@ from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.slot import TemporarySlot
 from airflow_bottledwater.postgres.snapshot import BLOCK_BYTES, LAST_BLOCK, begin_under, copy_query
+from airflow_bottledwater.publish import hashed
 
 #: bytes of the tables that are read together: they are kept in memory, and are published in one Kafka transaction, for
 #: which the stream stands still
@@ -61,7 +62,7 @@ def read(connection: Connection, pipeline: Settings, tables: Sequence[SourceTabl
             snapshot = begin_under(reader, named, made.exported, lock_timeout=_LOCK)
             # its consistent point is behind every commit that the snapshot shows
             boundary = Boundary(snapshot, made.consistent_point, oldest_xid, True)
-            found = {table.oid: list(_rows(reader, table)) for table in tables}
+            found = {table.oid: _rows(pipeline, reader, table) for table in tables}
         # DDL that commits while a slot is being made can leave it without what that has changed
         if catalog.fingerprint(connection, oids) != before:
             raise Outage("A new table was altered while it was read.", "It is read again.")
@@ -71,9 +72,10 @@ def read(connection: Connection, pipeline: Settings, tables: Sequence[SourceTabl
     return NewRows(made, boundary, found)
 
 
-def _rows(reader: Connection, table: SourceTable) -> list[MessageBlock]:
+def _rows(pipeline: Settings, reader: Connection, table: SourceTable) -> list[MessageBlock]:
     query = copy_query(table, select_list(table), 0, LAST_BLOCK)
-    return [MessageBlock(block.data.copy(), block.offsets.copy()) for block in copy.rows(reader, query)]
+    blocks = hashed.rows(pipeline, table, copy.rows(reader, query))
+    return [MessageBlock(block.data.copy(), block.offsets.copy()) for block in blocks]
 
 
 def too_large(connection: Connection, tables: Sequence[SourceTable]) -> set[int]:

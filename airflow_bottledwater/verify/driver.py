@@ -24,7 +24,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import control_topic, coverage
+from airflow_bottledwater.state import control_topic, coverage, options
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import VerifiedRecord, encode, verified_key
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_topics, refuse_shared, resolve
@@ -131,7 +131,9 @@ def _chosen(pipeline: Settings, connection: Connection, known: PipelineState) ->
     """The tables to verify: those of the pipeline that ``verify_tables`` names, or all.
 
     :raises PreflightError: a name is not one of a table of the pipeline.
+    :raises Refused: values would be hashed with another key than in the topics.
     """
+    options.check_hash_key(pipeline, known)
     if not pipeline.verify_tables:
         return dict(known.tables)
     oids = resolve(connection, pipeline, known, pipeline.verify_tables)

@@ -13,6 +13,7 @@ import numpy as np
 
 from airflow_bottledwater.compiled import compiled, external, memcpy, types
 from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.kernels.text import unescape
 from airflow_bottledwater.kafka.hashes import siphash, siphash_number
 
 #: the kinds of columns
@@ -350,26 +351,6 @@ def _hash_value(text, start, end, field, seed, scratch, spare):
 
 # ---------------------------------------------------------------------- rows
 @compiled
-def _unescape(data, start, end, out):
-    """COPY's escapes: a backslash and a letter of these, or the character itself."""
-    size = 0
-    at = start
-    while at < end:
-        character = data[at]
-        if character == _BACKSLASH:
-            at += 1
-            character = data[at]
-            for letter, meant in ((98, 8), (102, 12), (110, 10), (114, 13), (116, 9), (118, 11)):
-                if character == letter:
-                    character = np.uint8(meant)
-                    break
-        out[size] = character
-        size += 1
-        at += 1
-    return size
-
-
-@compiled
 def hash_rows(data, offsets, fields, keys, seed, scratch, texts, out):
     """Hashes of rows in COPY's text format.
 
@@ -388,7 +369,7 @@ def hash_rows(data, offsets, fields, keys, seed, scratch, texts, out):
                 end += 1
             if not (end - at == 2 and data[at] == _BACKSLASH and data[at + 1] == ord("N")):
                 if escaped:
-                    size = _unescape(data, at, end, texts[0])
+                    size = unescape(data, at, end, texts[0])
                     good, found = _hash_value(texts[0], 0, size, fields[column], seed, scratch, texts[1])
                 else:
                     good, found = _hash_value(data, at, end, fields[column], seed, scratch, texts[1])

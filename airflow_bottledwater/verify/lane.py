@@ -22,6 +22,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import copy, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.receive import MessageBlock
+from airflow_bottledwater.publish import hashed
 from airflow_bottledwater.verify import latest, program, records
 from airflow_bottledwater.verify.buckets import Buckets, bucket_of, members, sampled
 from airflow_bottledwater.verify.latest import LatestValues
@@ -145,7 +146,7 @@ class _TaskRun:
         limit = self._pipeline.lock_queue_limit + _LATER
         snapshot.begin_task(connection, view.table, self._reading.held, lock_timeout=limit)
         query = snapshot.copy_query(view.table, select_list(view.table), chunk.first, chunk.last, text=True)
-        return copy.lines(connection, query, idle=self._check_stopped)
+        return hashed.lines(self._pipeline, view.table, copy.lines(connection, query, idle=self._check_stopped))
 
     def _take_rows(self, view: View, block: MessageBlock) -> None:
         keys, rows = self._scan(view).rows(block)

@@ -7,9 +7,11 @@ Reference: the same changes, published whole.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
+from airflow_bottledwater.encoding import hashes
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.lsn import Position
@@ -69,6 +71,7 @@ def run(stack: DataStack) -> None:
         made = tuple(Column(c.name, c.type, mask=said if c.type.oid == w.TEXT else "") for c in columns)
         return SourceTable(1, "public", "bench", "d", ("id",), made)
 
+    hashed = masked(f"hash:{hashes.remember('0123456789abcdef').id}")
     shapes = {
         "left_out_1": whole.without([1]),
         "left_out_8": whole.without(range(1, 9)),
@@ -76,6 +79,8 @@ def run(stack: DataStack) -> None:
         "constant": masked("constant:hidden"),
         "first": masked("first:4"),
         "last": masked("last:4"),
+        "hash": hashed,
+        "hash_1": replace(whole, columns=tuple(hashed.columns[i] if i == 1 else c for i, c in enumerate(columns))),
     }
     _seconds(block, whole)
     reference = changes / _seconds(block, whole)

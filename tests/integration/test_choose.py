@@ -4,17 +4,19 @@ dead letters, re-drives and the verification."""
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 from datetime import date
 from typing import Any
 
+import psycopg
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from airflow_bottledwater.errors import PreflightError, RecordError, StateError
+from airflow_bottledwater.errors import PreflightError, RecordError, Refused, StateError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
@@ -182,6 +184,93 @@ def test_masked_values_are_nowhere(
     assert SECRET not in logged(caplog)
 
 
+@pytest.mark.parametrize("format", ["json", "avro"])
+def test_hashes_are_the_same_in_all_tables_and_the_values_are_nowhere(
+    make_flow: MakeFlow, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, format: str
+) -> None:
+    caplog.set_level("DEBUG")
+    registry: SchemaRegistry | None = request.getfixturevalue("registry") if format == "avro" else None
+    key, number = "0123456789 secret", 7654321
+    flow = make_flow(
+        registry,
+        on_error="log",
+        allow_unkeyed=True,
+        tables=("people", "visits", "sales.orders"),
+        topic_config={"max.message.bytes": "20000"},
+        hash_key=key,
+        table_options={
+            "people": {"mask": {"email": "hash", "n": "hash", "scan": "hash"}},
+            "visits": {"mask": {"email": "hash"}},
+            "sales.orders": {"mask": {"email": "hash", "total": "hash"}},
+        },
+    )
+    mail = f"tab\t{SECRET}\\\n€"
+    people = f"INSERT INTO people SELECT %s, {{}}, {number}, {_LARGE}, {{}}, '2026-01-01'"
+    with psycopg.connect(flow.dsn, autocommit=True) as connection:
+        connection.execute(people.format(1, "'a'"), [mail])
+        connection.execute(people.format(2, "repeat('x', 30000)"), [mail])
+        connection.execute("INSERT INTO visits VALUES (1, %s), (2, NULL)", [mail])
+        connection.execute("INSERT INTO sales.orders VALUES (1, %s, %s)", [mail, number])
+        flow.create()
+        assert flow.snapshot().dead_letters == 1
+        connection.execute(people.format(3, "'c'"), [mail])
+        connection.execute("UPDATE people SET scan_at = '2027-01-01' WHERE id <> 2")
+        connection.execute("UPDATE people SET id = 33 WHERE id = 3")
+        connection.execute("INSERT INTO sales.orders VALUES (2, %s, %s)", [str(number), number])
+        connection.execute("UPDATE visits SET at = at + 10")
+    asked = flow.ask("people", "sales.orders")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
+    limit_topic(flow, flow.topic("people"), 100_000)
+    assert redrive.redrive(flow.pipeline).published
+    verified(flow)
+
+    def hashed(text: str) -> str:
+        return hmac.digest(key.encode(), text.encode(), "sha256").hex()
+
+    def rows(table: str) -> list[Any]:
+        read = decoded(flow, registry, table) if registry else [(e.key, e.value) for e in flow.read(table)]
+        return [value for _, value in read if value]
+
+    scan = flow.execute("SELECT scan FROM people WHERE id = 1")[0][0]
+    mine = {"email": hashed(mail), "n": hashed(str(number)), "scan": hashed(scan)}
+    assert {each["id"] for each in rows("people")} == {1, 2, 3, 33}
+    assert all(each.items() >= mine.items() for each in rows("people"))
+    orders = {each["id"]: each for each in rows("sales.orders")}
+    assert orders[1] == {"id": 1, "email": mine["email"], "total": mine["n"]}
+    assert orders[2] == {"id": 2, "email": mine["n"], "total": mine["n"]}
+    assert [each["email"] for each in rows("visits")].count(mine["email"]) == 2
+    found = everything(flow)
+    for secret in (SECRET, key):
+        assert secret.encode() not in found and secret not in logged(caplog)
+    assert number.to_bytes(4, "big") not in found
+
+
+def test_another_key_of_hashes_is_refused_unless_it_is_meant(make_flow: MakeFlow) -> None:
+    options = {"people": {"mask": {"email": "hash"}}}
+    flow = make_flow(tables=("people",), table_options=options)
+    flow.execute("INSERT INTO people VALUES ('e', 1, 1, '', 'n', NULL)")
+    with pytest.raises(Refused, match="there is no key"):
+        flow.create()
+    flow.change(hash_key="0123456789abcdef")
+    flow.create()
+    flow.snapshot()
+    flow.change(hash_key="0123456789abcdeF")
+    flow.execute("INSERT INTO people VALUES ('e', 2, 1, '', 'n', NULL)")
+    for run in (flow.stream, lambda: driver.run(flow.pipeline, driver.in_threads(flow.pipeline))):
+        with pytest.raises(Refused, match="another one than at the last start"):
+            run()
+    assert len(flow.read("people")) == 1
+    flow.change(hash_key_version=1)
+    asked = flow.ask("people")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
+    verified(flow)
+    flow.change(hash_key="0123456789abcdef")
+    with pytest.raises(Refused, match="another one than at the last start"):
+        flow.stream()
+
+
 def test_dates_and_times_have_the_forms_of_their_columns(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
     """As a consumer in Python reads them, which cannot read infinity by its logical type."""
     flow = make_flow(
@@ -347,6 +436,8 @@ def test_tables_have_the_topics_of_their_options(make_flow: MakeFlow) -> None:
         ({"people": {"include": "email"}}, r"'id' is in the key of public.people"),
         ({"people": {"include": ["id", "n"], "exclude": "scan*", "new_columns": "error"}}, "'email'.*neither"),
         ({"people": {"mask": {"n": "first:2"}}}, "'first:2' of column 'n' .* needs a text, and its type is integer"),
+        ({"people": {"mask": {"scan_at": "hash"}}}, "needs a text, an integer or a uuid, and its type is date"),
+        ({"people": {"mask": {"id": "hash"}}}, "'hash' of column 'id' .* is in the key"),
         ({"people": {"mask": {"id": "null"}}}, "'null' of column 'id' .* is in the key"),
         ({"people": {"mask": {"emails": "null"}}}, "'emails', which mask .*did you mean 'email'"),
         ({"people": {"rename": {"email": "note"}}}, "'email' and 'note' of public.people .* published as 'note'"),
@@ -360,7 +451,7 @@ def test_tables_have_the_topics_of_their_options(make_flow: MakeFlow) -> None:
 def test_options_that_cannot_be_are_found_before_anything_is_made(
     make_flow: MakeFlow, options: dict[str, Any], said: str
 ) -> None:
-    flow = make_flow(tables=("people", "sales.orders"), table_options=options)
+    flow = make_flow(tables=("people", "sales.orders"), table_options=options, hash_key="0123456789abcdef")
     with pytest.raises(PreflightError, match=said):
         flow.create()
     assert not [name for name in Topics(flow.pipeline.kafka).names() if name.startswith(flow.pipeline.topic_prefix)]

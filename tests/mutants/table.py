@@ -131,6 +131,42 @@ MUTANTS = (
         f"{_CHOOSE}::test_columns_have_the_names_of_their_options[json]",
     ),
     Mutant(
+        "rows of a snapshot are hashed",
+        "hashed.rows",
+        always("not has_hashes(table)"),
+        f"{_CHOOSE}::test_hashes_are_the_same_in_all_tables_and_the_values_are_nowhere[json]",
+    ),
+    Mutant(
+        "a large value that is looked up is hashed",
+        "_Source._hashed",
+        always("value is None or c not in self._hashes"),
+        f"{_CHOOSE}::test_hashes_are_the_same_in_all_tables_and_the_values_are_nowhere[json]",
+    ),
+    Mutant(
+        "a stream hashes the text of an integer, and not its bytes",
+        "assembler.TransactionAssembler._shape",
+        swap("hashes.FORMS[mask.oid]", "0"),
+        f"{_CHOOSE}::test_hashes_are_the_same_in_all_tables_and_the_values_are_nowhere[json]",
+    ),
+    Mutant(
+        "a hash is made under the key and not of the value alone",
+        "sha256.hmac_hex",
+        swap("words[OUTER + i]", "words[INNER + i]"),
+        "tests/unit/encoding/test_sha256.py::test_a_hash_is_the_librarys",
+    ),
+    Mutant(
+        "another key of hashes is refused unless it is meant",
+        "options.check_hash_key",
+        never("key and before and key != before and pipeline.hash_key_version == version"),
+        f"{_CHOOSE}::test_another_key_of_hashes_is_refused_unless_it_is_meant",
+    ),
+    Mutant(
+        "values are not hashed twice, or with two keys, when a dead letter is published",
+        "source_rows._check_hashes",
+        never("hashed and was.mask and column.mask not in (was.mask, 'null')"),
+        "tests/unit/provision/test_source_rows.py::test_a_letter_with_other_hashes_is_not_published",
+    ),
+    Mutant(
         "null in YAML is a mask",
         "Table.__post_init__",
         never("isinstance(self.mask, Mapping)"),

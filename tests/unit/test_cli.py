@@ -230,6 +230,8 @@ def test_a_setting_with_an_option_of_its_own_is_not_silently_dropped() -> None:
     _, _, error = _invoke(*REQUIRED, "--set", "kafka=x")
     assert isinstance(error, SettingError)
     assert str(error).startswith("Setting 'kafka' cannot be given with --set. Allowed: ")
+    _, _, error = _invoke(*REQUIRED, "--set", "hash_key=0123456789abc key")
+    assert isinstance(error, SettingError) and "hash_key_file" in str(error) and "0123456789abc key" not in str(error)
 
 
 # ------------------------------------------------------------------ what is shown

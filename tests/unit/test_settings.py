@@ -284,6 +284,22 @@ def test_a_changed_copy_is_checked_too() -> None:
         made.with_(slot="Other")
 
 
+def test_the_key_of_hashes_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    made = Settings.of(postgres=DSN, hash_key_file=str(file))
+    with pytest.raises(SettingError, match=r"cannot be read \(FileNotFoundError\)"):
+        made.with_hash_key()
+    file.write_text("0123456789abc key\r\nanother line\n")
+    assert made.with_hash_key().hash_key == "0123456789abc key"
+    file.write_text("0123456789\n")
+    with pytest.raises(SettingError, match=r"hash_key.*not shown"):
+        made.with_hash_key()
+    file.write_text("")
+    with pytest.raises(SettingError, match=r"hash_key.*is missing"):
+        made.with_hash_key()
+    assert Settings.of(postgres=DSN).with_hash_key().hash_key == ""
+
+
 # ---------------------------------------------------------------------- forms of types
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from airflow_bottledwater.compiled import compiled
 from airflow_bottledwater.encoding.kernels.reading import i32, i64, u16
 from airflow_bottledwater.encoding.kernels.writing import (
+    BACKSLASH,
     COLON,
     DOT,
     HEX,
@@ -331,3 +332,24 @@ def quoted_temporal(op, b, p, n, out, o, cap):
         out[o] = QUOTE
         return np.int64(o + 1)
     return quoted_moment(op, b, p, n, out, o, cap)
+
+
+@compiled
+def unescape(data, start, end, out):
+    """Copy a value of COPY's text format without its escapes (a backslash and a letter of these, or the character
+    itself); returns how many bytes it has."""
+    size = 0
+    at = start
+    while at < end:
+        character = data[at]
+        if character == BACKSLASH:
+            at += 1
+            character = data[at]
+            for letter, meant in ((98, 8), (102, 12), (110, 10), (114, 13), (116, 9), (118, 11)):
+                if character == letter:
+                    character = np.uint8(meant)
+                    break
+        out[size] = character
+        size += 1
+        at += 1
+    return size

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.encoding import masks
+from airflow_bottledwater.encoding import masks, types
 from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import AVRO, JSON
@@ -92,7 +93,9 @@ def test_columns_have_their_masks() -> None:
     found = mapping(rules).masked("sales", "orders", columns)
     # what an integer cannot have is null: preflight says so, but a column may come later
     assert [(c.mask, c.required) for c in found] == [("null", False), ("first:2", True), ("null", False), ("", False)]
-    assert [masks.fits(said, INT) for said in ("", "null", "first:2", "constant:x")] == [True, True, False, False]
+    assert [masks.fits(said, INT) for said in ("", "null", "first:2", "constant:x", "hash")] == [
+        True, True, False, False, True,
+    ]  # fmt: skip
 
 
 def test_columns_have_the_forms_of_dates_that_their_options_choose() -> None:
@@ -108,6 +111,20 @@ def test_columns_have_the_forms_of_dates_that_their_options_choose() -> None:
     assert [c.type.form for c in found] == ["plain", "plain", "plain", "record", ""]
     found = mapping(rules, temporal="text", format="json").published("sales", "orders", columns)
     assert [c.type.form for c in found] == ["", "", "", "record", ""]
+
+
+def test_a_column_that_is_hashed_is_a_text_and_names_its_key() -> None:
+    rules = {"sales.orders": {"mask": {"id": "hash", "day": "hash"}}}
+    found = mapping(rules, hash_key="0123456789abcdef")
+    day = ColumnType(1082, -1, 1082, -1, "b", "date")
+    hashed, null = found.published("sales", "orders", [Column("id", INT, required=True), Column("day", day)])
+    assert (hashed.mask, hashed.required) == (f"hash:{found.hash_key}", True) and "0123456789" not in repr(found)
+    assert types.mapping(hashed.type).avro(hashed.type) == "string"
+    # what cannot be hashed is null: preflight says so, but a column may come later
+    assert (null.mask, null.type) == ("null", day)
+    with pytest.raises(Refused, match="hash_key_conn_id"):
+        mapping(rules).published("sales", "orders", [Column("id", INT)])
+    assert mapping(rules).published("sales", "others", [Column("id", INT)])[0].mask == ""
 
 
 def test_a_topic_is_a_name_or_a_template_behind_the_prefix() -> None:

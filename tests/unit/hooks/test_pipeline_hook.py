@@ -51,6 +51,19 @@ def test_connections_become_a_pipeline(connections: str) -> None:
 
 
 @pytest.mark.usefixtures("connections")
+def test_the_key_of_hashes_is_the_password_of_a_connection(connect: Connect) -> None:
+    connect("hashes", conn_type="generic", password="0123456789abc key")
+    made = hook(hash_key_conn_id="hashes")
+    assert made.pipeline().hash_key == "0123456789abc key" and asyncio.run(made.apipeline()) == made.pipeline()
+    assert "0123456789abc key" not in repr((made.pipeline(), made.arguments(), made.pipeline().chosen()))
+    with pytest.raises(SettingError, match="an Airflow connection, by its id"):
+        hook(hash_key="0123456789abc key").pipeline()
+    connect("hashes", conn_type="generic", password="short")
+    with pytest.raises(SettingError, match="not shown"):
+        hook(hash_key_conn_id="hashes").pipeline()
+
+
+@pytest.mark.usefixtures("connections")
 def test_a_trigger_gets_the_same_pipeline() -> None:
     assert asyncio.run(hook().apipeline()) == hook().pipeline()
     assert asyncio.run(SourceHook().adsn()) == SourceHook().dsn() == hook().pipeline().postgres

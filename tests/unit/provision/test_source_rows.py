@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import hmac
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
@@ -55,3 +58,32 @@ def test_a_letter_is_published_as_its_columns_are_today_but_for_its_key() -> Non
     assert new == [Field("b", b"key!"), Field("b", b"days"), Field("b", b"no")]
     unchanged = StoredDeadLetter(b"", {"again": again})
     assert unchanged.as_published(TableMapping()) is unchanged
+
+
+def _letter(*columns: Column) -> StoredDeadLetter:
+    table = w.table(("k", w.plain(w.TEXT)), key=["k"], oid=1)
+    table = replace(table, columns=(*table.columns, *columns))
+    row = RowMessage("I", 1, "", None, [Field("b", b"key"), *(Field("b", b"\0\0\0\7") for _ in columns)])
+    again = {"table": msgspec.to_builtins(table), "message": base64.b64encode(row.encode()).decode()}
+    return StoredDeadLetter(b"", {"again": again})
+
+
+def _hashing(key: str) -> TableMapping:
+    options = {"*.*": {"mask": {"n": "hash"}}}
+    return TableMapping.of(Settings(postgres="host=db", table_options=options, hash_key=key))
+
+
+def test_a_letter_of_before_a_hash_is_hashed() -> None:
+    mapping = _hashing("0123456789abcdef")
+    found = _letter(Column("n", w.plain(23))).as_published(mapping).content["again"]
+    new = pgoutput.row(base64.b64decode(found["message"])).new
+    digits = hmac.digest(b"0123456789abcdef", b"7", "sha256").hex().encode()
+    assert new == [Field("b", b"key"), Field("b", digits)]
+    letter = StoredDeadLetter(b"", {"again": found})
+    assert letter.as_published(mapping) is letter
+
+
+@pytest.mark.parametrize("mask", ["hash:0123456789abcdef", "first:3"])
+def test_a_letter_with_other_hashes_is_not_published(mask: str) -> None:
+    with pytest.raises(RecordError, match="another mask, or another key"):
+        _letter(Column("n", w.plain(w.TEXT), mask=mask)).as_published(_hashing("0123456789abcdef"))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_bottledwater.encoding import hashes
 from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.errors import Outage, ProtocolError, Refused
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
@@ -634,9 +635,13 @@ def fields(count: int) -> st.SearchStrategy[list[pgoutput.Field]]:
     return st.lists(sent | absent, min_size=count, max_size=count)
 
 
+#: the id of a key of hashes
+KEY = hashes.remember("0123456789abcdef").id
 #: what is done to each column: None leaves it out
 SHAPES = st.lists(
-    st.sampled_from([None, "", "", "null", "constant:", "constant:***", "first:2", "last:2", "first:0", "last:0"]),
+    st.sampled_from(
+        [None, "", "", "null", "constant:", "constant:***", "first:2", "last:2", "first:0", "last:0", f"hash:{KEY}"]
+    ),
     min_size=1,
     max_size=8,
 )
@@ -647,8 +652,8 @@ SHAPES = st.lists(
 def test_columns_that_are_left_out_or_masked_are_so_in_batches(data: st.DataObject, said: list[str | None]) -> None:
     """Rows of each kind, with old rows and without, lose these columns and values, and nothing else."""
     gone = [place for place, mask in enumerate(said) if mask is None]
-    masks = [Mask.of(mask or "") for mask in said]
     columns = [Column(f"c{place}", w.plain(w.TEXT), mask=mask or "") for place, mask in enumerate(said)]
+    masks = [Mask.of(column) for column in columns]
     version = Version(replace(w.table(), columns=tuple(columns)).without(gone), "topic")
     messages = []
     for kind, tag in data.draw(st.lists(st.sampled_from([("I", ""), ("U", ""), ("U", "K"), ("U", "O"), ("D", "K")]))):

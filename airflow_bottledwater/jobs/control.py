@@ -5,16 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from airflow_bottledwater.errors import Interrupted
+from airflow_bottledwater.errors import (
+    CredentialsRefused,
+    Interrupted,
+    SchemasLost,
+    StopRequested,
+    TakenOver,
+    rotated,
+)
 from airflow_bottledwater.jobs import requests, submitted
 from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.state.control_records import (
     REQUEST,
     SNAPSHOT,
@@ -64,6 +73,30 @@ class Controller(Reporter):
         :param look: tells what it finds to :attr:`problems`, and returns the job's state.
         """
         self._look = look
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Write heartbeats while a block runs, and its error as the last status; a block that succeeds writes its own.
+
+        :raises Outage: instead of :class:`CredentialsRefused`: the claim was made with the same credentials, so they
+            were changed since; when the job is submitted again, it gets the new ones.
+        """
+        self.start()
+        try:
+            yield
+        except StopRequested:
+            self.finish_stopped()
+            raise
+        except (TakenOver, SchemasLost):  # another job has the slot, or this one begins anew
+            self.abandon()
+            raise
+        except CredentialsRefused as error:
+            changed = rotated(error)
+            self.finish("failed", changed)
+            raise changed from error
+        except BaseException as error:
+            self.finish("failed", error, permanent=not transient(error))
+            raise
 
     def finish(self, result: str, error: BaseException | None = None, *, permanent: bool = False) -> None:
         """End the thread and write the job's last status; a failure to write it is only logged.

@@ -6,6 +6,7 @@ holds the locks.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -16,12 +17,9 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
     BottledWaterError,
-    CredentialsRefused,
     Outage,
     StateError,
-    StopRequested,
     TakenOver,
-    rotated,
 )
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.metrics.meter import Meter
@@ -29,7 +27,6 @@ from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
@@ -74,27 +71,10 @@ def run(
         controller = Controller(pipeline, cluster, claim.job)
         controller.stopped = stopped
         controller.status.state = "snapshot"
-        controller.start()
-        try:
+        with contextlib.closing(claim), controller.reporting():
             with Sampler(pipeline, controller.name, lambda: controller.status, Meter()):
                 result = _SnapshotDriver(pipeline, connection, claim, controller, run_lanes, report).run()
-        except StopRequested:
-            controller.finish_stopped()
-            raise
-        except TakenOver:
-            controller.abandon()
-            raise
-        except CredentialsRefused as error:
-            changed = rotated(error)
-            controller.finish("failed", changed, permanent=False)
-            raise changed from error
-        except BaseException as error:
-            controller.finish("failed", error, permanent=not transient(error))
-            raise
-        else:
             controller.finish("finished")
-        finally:
-            claim.close()
     return result
 
 

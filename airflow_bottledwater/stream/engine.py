@@ -15,13 +15,9 @@ import psycopg
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import (
-    CredentialsRefused,
     RecordError,
     Refused,
-    SchemasLost,
     StopRequested,
-    TakenOver,
-    rotated,
 )
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import Controller
@@ -31,7 +27,6 @@ from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import own, session, stoppable
 from airflow_bottledwater.state import letters
 from airflow_bottledwater.state.claim import read_state
@@ -61,34 +56,17 @@ _TELL_LETTERS = 60.0
 
 @contextmanager
 def reported(pipeline: Settings, start: Start, stopped: threading.Event | None = None) -> Iterator[Controller]:
-    """Run a stream's work with a controller: it writes heartbeats while the work runs, and its outcome as the last
-    status.
+    """Run a stream's work with a controller, see :meth:`Controller.reporting`: that it was asked to stop is no error.
 
     :param stopped: also set when the job is asked to stop.
-    :raises Outage: instead of :class:`CredentialsRefused`: the claim was made with the same credentials, so they were
-        changed since; when the job is submitted again, it gets the new ones.
     """
     controller = Controller(pipeline, start.cluster, start.job)
     if stopped is not None:
         controller.stopped = stopped
     controller.status.state = "streaming"
     controller.status.position = str(start.position)
-    controller.start()
-    try:
+    with contextlib.suppress(StopRequested), controller.reporting():
         yield controller
-    except StopRequested:
-        controller.finish_stopped()
-    except (TakenOver, SchemasLost):
-        controller.abandon()
-        raise
-    except CredentialsRefused as error:
-        changed = rotated(error)
-        controller.finish("failed", changed, permanent=False)
-        raise changed from error
-    except BaseException as error:
-        controller.finish("failed", error, permanent=not transient(error))
-        raise
-    else:
         if controller.stopped.is_set():
             controller.finish_stopped()
         else:

@@ -379,6 +379,16 @@ def inherited(
     return found
 
 
+def generated(connection: Connection, oids: Collection[int]) -> dict[int, list[str]]:
+    """The generated columns of tables, by the tables' oids; tables without any are not in it."""
+    rows = connection.execute(
+        "SELECT attrelid, array_agg(attname::text ORDER BY attnum) FROM pg_attribute WHERE attrelid = ANY (%s::oid[]) "
+        "AND attnum > 0 AND NOT attisdropped AND attgenerated <> '' GROUP BY attrelid",
+        (list(oids),),
+    ).fetchall()
+    return dict(rows)
+
+
 def unselectable(connection: Connection, tables: Sequence[SourceTable]) -> list[str]:
     """The tables on which this role lacks SELECT (or USAGE on their schema)."""
     rows = connection.execute(

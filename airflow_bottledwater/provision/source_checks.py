@@ -163,6 +163,7 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
             problems.append(str(error))
     if not found.adding:
         _warn_of_children(connection, pipeline, found)
+        _warn_of_generated(connection, found)
     problems += unreadable(connection, read).values()
     problems += [
         f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: replication "
@@ -223,6 +224,18 @@ def _warn_of_children(connection: Connection, pipeline: Settings, found: Finding
             _not_followed(followed[parent], children)
             or f"Rows of {followed[parent].qualified} may be in {len(children)} tables that inherit from it: they are "
             "not in its topic, but in topics of those tables."
+        )
+
+
+def _warn_of_generated(connection: Connection, found: Findings) -> None:
+    """Say which columns are not published, since PostgreSQL computes them: before version 18 it does not send those of
+    a change, and virtual ones never."""
+    generated = catalog.generated(connection, [table.oid for table in found.tables])
+    with_some = [table for table in found.tables if table.oid in generated]
+    if said := [f"{table.qualified} ({', '.join(generated[table.oid])})" for table in with_some]:
+        found.warnings.append(
+            f"Generated columns are not published: {', '.join(said[:5])}{', …' if len(said) > 5 else ''}. Let "
+            "consumers compute them from the other columns."
         )
 
 

@@ -572,6 +572,13 @@ def test_generated_columns_are_not_published(
     refuses(source, pipeline, "has a column list for public.g")
 
 
+def test_generated_columns_are_said(source: Source) -> None:
+    source.execute("CREATE TABLE g (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)")
+    warned = preflight.run(source.pipeline.with_(tables=("items", "g"))).warnings
+    assert any("Generated columns are not published: public.g (twice)." in each for each in warned)
+    assert not any("Generated" in each for each in preflight.run(source.pipeline).warnings)
+
+
 def test_a_publication_that_leaves_changes_out_is_a_warning(source: Source) -> None:
     source.execute(
         f"CREATE PUBLICATION {source.name} FOR TABLE items WITH (publish = 'insert, update')",

@@ -498,6 +498,7 @@ def test_under_writers_nothing_is_found_but_the_damage(
         partitions=dice.choice((1, 3)),
         lanes=dice.choice((1, 2)),
         table_options=drawn(dice, ("a", "b"), ("name", "n", "large")),
+        hash_key="0123456789abcdef",
     )
     make_tables(flow, ("a", "b"), ROWS)
     flow.create()

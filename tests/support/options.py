@@ -10,10 +10,10 @@ from typing import Any
 def drawn(dice: random.Random, tables: Iterable[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Options for some of the tables: as rules for one table, and one for all.
 
-    :param columns: those that may be left out.
+    :param columns: those that may be left out: of texts ``name`` and ``large``, the others of integers.
     """
-    texts = ("null", "constant:hidden", "first:3", "last:3")
-    masks = {column: texts if column in ("name", "large") else ("null",) for column in columns}
+    texts = ("null", "constant:hidden", "first:3", "last:3", "hash")
+    masks = {column: texts if column in ("name", "large") else ("null", "hash") for column in columns}
     found: dict[str, dict[str, Any]] = {}
     for table in tables:
         some = dice.sample(columns, dice.randint(0, len(columns)))

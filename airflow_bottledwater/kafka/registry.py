@@ -123,10 +123,7 @@ class Registry:
         """
         if (known := self.lookup(subject, schema)) is not None:
             return known
-        mode = self._ask(subject, lambda client: client.get_mode(subject)) or self._ask(
-            "", lambda client: client.get_global_mode()
-        )
-        return self._register(subject, schema, number) if mode == "IMPORT" else None
+        return self._register(subject, schema, number) if self._mode(subject) == "IMPORT" else None
 
     def lookup(self, subject: str, schema: str) -> int | None:
         """The id that a schema has in a subject; None if the subject does not have it, or does not exist.
@@ -151,20 +148,42 @@ class Registry:
         :raises Outage: the registry does not answer.
         """
         present = self.subjects()
+        # one stands for all that do not exist yet
+        new = next((each for each in schemas if each[0] not in present), None)
+        asked = [each for each in schemas if each[0] in present] + ([new] if new is not None else [])
 
-        def problem(subject: str, schema: str) -> str:
+        def problem(subject: str, schema: str) -> tuple[bool, str]:
             try:
-                self.check(subject, schema)
+                return self.check(subject, schema), ""
             except Refused as error:
-                return str(error)
-            return ""
+                return False, str(error)
 
-        known = [each for each in schemas if each[0] in present]
         with ThreadPoolExecutor(_AT_ONCE, "check") as pool:
-            return [found for found in pool.map(lambda each: problem(*each), known) if found]
+            found = list(pool.map(lambda each: problem(*each), asked))
+        problems = [said for _, said in found if said]
+        missing = [subject for (subject, _), (known, said) in zip(asked, found, strict=True) if not known and not said]
+        return problems + ([closed] if missing and (closed := self._closed(missing[0])) else [])
 
-    def check(self, subject: str, schema: str) -> None:
-        """Check that the schema could be registered, without registering it.
+    def _closed(self, subject: str) -> str:
+        """Why the registry takes no schema for a subject; empty if it does, or does not say."""
+        try:
+            mode = self._mode(subject)
+        except Refused:
+            return ""  # not every registry has modes, and not everybody may see them
+        if mode in ("", "READWRITE"):
+            return ""
+        return (
+            f"The schema registry at {self.url} takes no schema for subject {subject!r}: its mode is {mode}. Set the "
+            "mode of the registry, or of the subject, to READWRITE."
+        )
+
+    def _mode(self, subject: str) -> str:
+        """The mode of a subject: its own, else the registry's."""
+        own = self._ask(subject, lambda client: client.get_mode(subject))
+        return own or self._ask("", lambda client: client.get_global_mode()) or ""
+
+    def check(self, subject: str, schema: str) -> bool:
+        """Check that the schema could be registered, without registering it; returns whether it is registered already.
 
         :raises Outage: the registry does not answer.
         :raises SchemaRefused: the schema would be refused.
@@ -173,7 +192,7 @@ class Registry:
         from confluent_kafka.schema_registry import Schema
 
         if self.lookup(subject, schema) is not None:
-            return
+            return True
         # None: no such subject yet
         if self._ask(subject, lambda client: client.test_compatibility(subject, Schema(schema, "AVRO"))) is False:
             raise SchemaRefused(
@@ -182,6 +201,7 @@ class Registry:
                 "Make the change compatible, relax the subject's compatibility level, or use another topic prefix.",
             )
         self._check_meaning(subject, schema)
+        return False
 
     def _check_meaning(self, subject: str, schema: str) -> None:
         """Check that no reader takes values for others: neither with the schema of an earlier version what is written

@@ -24,7 +24,7 @@ from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.state import control_topic, saved
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
-from airflow_bottledwater.state.identity import topic_problems
+from airflow_bottledwater.state.identity import topic_of, topic_problems
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
@@ -87,6 +87,9 @@ def _create_or_find(pipeline: Settings, stopped: threading.Event | None) -> Slot
         )
         return known.slot
     _check_between_transactions(pipeline, known, findings.tables)
+    # first: whether it may, only the registry can say, and a schema that nobody uses harms nobody as a slot does
+    mapping = TableMapping.of(pipeline)
+    _schema_ids(pipeline, {topic_of(t, known, mapping): t for oid, t in wanted.items() if oid not in known.tables})
     backoff = Backoff(pipeline.outage_timeout, stopped)
     claim = Claim(pipeline, cluster, "create", backoff)
     try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 
+from confluent_kafka import Consumer, Producer
+
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.kafka.clients import GRANT
+from airflow_bottledwater.kafka.clients import GRANT, errors, made, producer_config, reader_config, unknown_property
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, NewTopic, Topic, Topics
@@ -22,6 +24,9 @@ from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import check_cluster, owners, topic_of, topic_problems
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import encode
+
+#: seconds for an answer of Kafka
+_TIMEOUT = 15.0
 
 
 def read_saved_state(pipeline: Settings, found: Findings) -> None:
@@ -49,6 +54,7 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     """
     topics = Topics(pipeline.kafka)
     brokers = topics.brokers()
+    check_properties(pipeline.kafka)
     state_topic = store.state_topic_name(found.cluster.database, pipeline.slot)
     memory = (state_topic, store.CONTROL_TOPIC)
     mapping = TableMapping.of(pipeline)
@@ -81,6 +87,22 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     if not pipeline.share_topics and control is not None and control.may_read:
         problems += owners_problems(pipeline, found.cluster, list(data))
     problems += _transactions(pipeline)
+
+
+def check_properties(kafka: Mapping[str, str]) -> None:
+    """Check that every kind of client takes the user's properties: of a producer, preflight overrides some elsewhere,
+    and a consumer is only made where there is something to read.
+
+    :raises Refused: one does not take them.
+    :raises Outage: Kafka does not answer.
+    """
+    made(Consumer, reader_config(kafka)).close()
+    try:
+        with errors(kafka):
+            # properties of topics are only looked at when there is one
+            made(Producer, producer_config(kafka)).list_topics(store.CONTROL_TOPIC, timeout=_TIMEOUT)
+    except RuntimeError as error:
+        raise unknown_property(str(error)) from None
 
 
 def check_topics(pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, SourceTable]) -> list[str]:

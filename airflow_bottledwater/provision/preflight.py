@@ -24,6 +24,7 @@ from airflow_bottledwater.provision.publication_checks import check_publications
 from airflow_bottledwater.provision.source_checks import (
     check_server,
     check_session,
+    check_sessions,
     check_slot,
     check_tables,
     is_standby,
@@ -93,6 +94,7 @@ def _check(pipeline: Settings, problems: list[str]) -> Findings:
             raise PreflightError([*problems, str(error)]) from None
         except Refused:
             pass  # the checks of Kafka meet it again, and report it
+        problems += check_sessions(connection, pipeline, found)
         problems += check_tables(connection, pipeline, found)
         stops = TableMapping.of(pipeline).stops
         for table in found.tables:

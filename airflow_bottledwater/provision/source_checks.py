@@ -25,6 +25,15 @@ FUNCTIONS = (
     "pg_replication_slot_advance", "pg_snapshot_xmax", "pg_snapshot_xmin", "pg_terminate_backend", "pg_wal_lsn_diff",
     "pg_walfile_name",
 )  # fmt: skip
+#: PostgreSQL's own catalogs and views that it reads, but for those of the metrics, which can do without: as above
+RELATIONS = (
+    "pg_am", "pg_amop", "pg_attribute", "pg_cast", "pg_class", "pg_constraint", "pg_database", "pg_depend", "pg_enum",
+    "pg_extension", "pg_index", "pg_inherits", "pg_locks", "pg_namespace", "pg_opclass", "pg_operator",
+    "pg_prepared_xacts", "pg_proc", "pg_publication", "pg_publication_namespace", "pg_publication_rel", "pg_range",
+    "pg_replication_slots", "pg_roles", "pg_settings", "pg_stat_activity", "pg_type",
+)  # fmt: skip
+#: sessions that a snapshot needs besides those of its lanes, and that a stream needs: see :func:`check_sessions`
+_SNAPSHOT_SESSIONS, _STREAM_SESSIONS = 3, 4
 
 
 def _setting(connection: Connection, name: str) -> str:
@@ -85,7 +94,18 @@ def check_session(connection: Connection) -> list[str]:
             f"Role {_role(connection)} may not execute {names}. As a superuser, run: GRANT EXECUTE ON FUNCTION {names} "
             f"TO {_role(connection)};"
         )
-    if not rows and not is_standby(connection) and _setting(connection, "transaction_read_only") == "on":
+    denied = connection.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace AND relname = ANY (%s) "
+        "AND NOT has_table_privilege(oid, 'SELECT') ORDER BY 1",
+        (list(RELATIONS),),
+    ).fetchall()
+    if denied:
+        names = ", ".join(f"pg_catalog.{row[0]}" for row in denied)
+        problems.append(
+            f"Role {_role(connection)} may not read {names}. As a superuser, run: GRANT SELECT ON {names} TO "
+            f"{_role(connection)};"
+        )
+    if not problems and not is_standby(connection) and _setting(connection, "transaction_read_only") == "on":
         problems.append(
             f"default_transaction_read_only is on for role {_role(connection)}: publications cannot be made, and no "
             f"transaction can get an id. As an administrator, run: ALTER ROLE {_role(connection)} SET "
@@ -135,6 +155,30 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
             "PostgreSQL invalidates the slot, and the pipeline has to start again with a snapshot."
         )
     return problems
+
+
+def check_sessions(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:
+    """Check that the role, and the database, may have as many sessions as the pipeline needs at a time.
+
+    A snapshot has one for each lane, one that does its work, one that holds its snapshot, and at times one that looks
+    at locks; a stream has one that receives, one that looks at the tables, one that reads values again, and at times
+    one that looks at the catalog or at the slot. What can wait, as metrics, is not counted.
+    """
+    needed = _STREAM_SESSIONS
+    if not (found.state.complete or pipeline.skip_snapshot):
+        needed = max(needed, pipeline.lanes + _SNAPSHOT_SESSIONS)
+    rows = connection.execute(
+        "SELECT 'ROLE', quote_ident(rolname), rolconnlimit FROM pg_roles WHERE rolname = session_user AND NOT rolsuper "
+        "UNION ALL SELECT 'DATABASE', quote_ident(datname), datconnlimit FROM pg_database, pg_roles "
+        "WHERE datname = current_database() AND rolname = session_user AND NOT rolsuper"
+    ).fetchall()
+    return [
+        f"{kind.capitalize()} {name} may have {limit} sessions at a time, and the pipeline needs {needed}. As an "
+        f"administrator, run: ALTER {kind} {name} CONNECTION LIMIT {needed}; or take the limit away (-1)"
+        + (", or set fewer lanes." if needed > _STREAM_SESSIONS else ".")
+        for kind, name, limit in rows
+        if 0 <= limit < needed
+    ]
 
 
 def check_tables(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:

@@ -15,23 +15,23 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.provision.source_checks import FUNCTIONS
+from airflow_bottledwater.provision.source_checks import FUNCTIONS, RELATIONS
 from airflow_bottledwater.state.store import state_topic_name
 from tests.support.pipeline import Source, refuses
 
 _FUNCTIONS = "SELECT proname, oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace"
 
 
-def _called() -> set[str]:
-    """What looks like a function of PostgreSQL's own in the package."""
+def _named(pattern: str) -> set[str]:
+    """What looks so in the package."""
     package = Path(airflow_bottledwater.__file__).parent
-    return {name for path in package.rglob("*.py") for name in re.findall(r"\bpg_[a-z_]+(?=\()", path.read_text())}
+    return {name for path in package.rglob("*.py") for name in re.findall(pattern, path.read_text())}
 
 
 def test_each_function_that_may_not_be_called_is_named_and_all_that_are_called_are_known(source: Source) -> None:
     pipeline = source.pipeline.with_(postgres=source.role("REPLICATION", "GRANT SELECT ON items TO ROLE"))
     known = source.execute(_FUNCTIONS)
-    assert _called() & {name for name, _ in known} <= set(FUNCTIONS)
+    assert _named(r"\bpg_[a-z_]+(?=\()") & {name for name, _ in known} <= set(FUNCTIONS)
     before, taken = source.picture(), 0
     for name, function in known:
         if name not in FUNCTIONS:
@@ -43,6 +43,21 @@ def test_each_function_that_may_not_be_called_is_named_and_all_that_are_called_a
         source.execute(f"GRANT EXECUTE ON FUNCTION {function} TO PUBLIC")
         taken += 1
     assert taken >= len(FUNCTIONS) and source.picture() == before
+
+
+def test_each_catalog_that_may_not_be_read_is_named_and_all_that_are_read_are_known(source: Source) -> None:
+    pipeline = source.pipeline.with_(postgres=source.role("REPLICATION", "GRANT SELECT ON items TO ROLE"))
+    of = "SELECT relname FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind IN ('r', 'v')"
+    # the metrics can do without two, and one is a program, too
+    besides = {"pg_stat_replication", "pg_stat_replication_slots", "pg_config"}
+    assert _named(r"\bpg_[a-z_]+\b") & {name for (name,) in source.execute(of)} - besides == set(RELATIONS)
+    before = source.picture()
+    for name in ("pg_locks", "pg_range"):
+        source.execute(f"REVOKE SELECT ON pg_catalog.{name} FROM PUBLIC")
+        with pytest.raises(PreflightError, match=f"GRANT SELECT ON pg_catalog.{name} TO"):
+            preflight.run(pipeline)
+        source.execute(f"GRANT SELECT ON pg_catalog.{name} TO PUBLIC")
+    assert source.picture() == before
 
 
 def test_transactions_that_are_read_only_by_default_are_refused_and_the_advice_helps(source: Source) -> None:

@@ -32,6 +32,7 @@ _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/t
 _LARGE = "tests/integration/test_large_rows.py"
 _REGISTRY = "tests/integration/test_registry.py"
 _PREFLIGHT = "tests/integration/test_preflight.py"
+_TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
@@ -1853,6 +1854,36 @@ MUTANTS = (
         "check_topic",
         never("found.id != pin.id"),
         f"{_REFUSALS}::test_a_publisher_compares_its_topics_with_the_pinned_ones[made again]",
+    ),
+    Mutant(
+        "preflight knows how many sessions a run needs",
+        "source_checks.check_sessions",
+        swap("0 <= limit < needed", "False"),
+        f"{_TAKEN}[4 sessions-first]",
+    ),
+    Mutant(
+        "preflight names a catalog that may not be read",
+        "source_checks.check_session",
+        swap("list(RELATIONS)", "[]"),
+        f"{_PREFLIGHT}::test_each_catalog_that_may_not_be_read_is_named_and_all_that_are_read_are_known",
+    ),
+    Mutant(
+        "preflight makes each kind of client with the user's properties",
+        "kafka_checks.check_kafka",
+        drop("check_properties(pipeline.kafka)"),
+        f"{_TAKEN}[compression.type-first]",
+    ),
+    Mutant(
+        "preflight knows the registry's mode",
+        "registry.Registry._closed",
+        always("mode in ('', 'READWRITE')"),
+        f"{_TAKEN}[registry's mode-first]",
+    ),
+    Mutant(
+        "schemas are registered before there is a slot",
+        "create._create_or_find",
+        drop("_schema_ids(...)"),
+        f"{_TAKEN}[write in the registry-first]",
     ),
     Mutant(
         "properties of the connection keep no record out",

@@ -42,13 +42,14 @@ class RegistryFront:
         again gets another id, or in the mode IMPORT, in which only schemas with ids are taken, the same.
     :ivar instead: ids that mean the schema of another id.
     :ivar importing: whether it is in the mode IMPORT.
+    :ivar mode: another mode that it says that it is in; what it answers then is up to ``answer``.
     """
 
     def __init__(self, registry: SchemaRegistry) -> None:
         self.registry = registry
         self.answer: Answer = lambda method, path: None
         self.asked: list[tuple[str, str]] = []
-        self.lost, self.importing = set[int](), False
+        self.lost, self.importing, self.mode = set[int](), False, ""
         self.instead: dict[int, int] = {}
         #: how often each schema was registered again with another id
         self._again = dict[int, int]()
@@ -79,8 +80,8 @@ class RegistryFront:
             status, data = _error(*own)
         elif (found := re.fullmatch(r"/schemas/ids/(\d+)", path)) is not None:
             status, data = self._by_id(request, int(found[1]))
-        elif self.importing and path.startswith("/mode"):
-            status, data = 200, b'{"mode": "IMPORT"}'
+        elif (mode := "IMPORT" if self.importing else self.mode) and path.startswith("/mode"):
+            status, data = 200, json.dumps({"mode": mode}).encode()
         elif request.command == "POST" and path.startswith("/subjects/"):
             status, data = self._registered(request, body or b"{}", asked_only=not path.endswith("/versions"))
         else:

@@ -272,15 +272,16 @@ def limit_records(flow: Flow, table: str, size: int) -> None:
 
 def limit_topic(flow: Flow, topic: str, size: int) -> None:
     """The same by the topic's name."""
-    _alter(flow, topic, {"max.message.bytes": str(size)})
+    alter(flow, topic, {"max.message.bytes": str(size)})
 
 
 def alter_topic(flow: Flow, table: str, **config: str) -> None:
     """Change properties of the table's topic, with underscores for their dots."""
-    _alter(flow, flow.topic(table), {name.replace("_", "."): value for name, value in config.items()})
+    alter(flow, flow.topic(table), {name.replace("_", "."): value for name, value in config.items()})
 
 
-def _alter(flow: Flow, topic: str, config: dict[str, str]) -> None:
+def alter(flow: Flow, topic: str, config: dict[str, str]) -> None:
+    """The same by the topic's name and the properties' own ones."""
     set_to = AlterConfigOpType.SET
     entries = [ConfigEntry(name, value, incremental_operation=set_to) for name, value in config.items()]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)

@@ -317,7 +317,10 @@ def _separate() -> Iterator[None]:
 def _wrong(flow: Flow) -> list[str]:
     """What is not as it is meant, and not told."""
     job = status.report(flow.pipeline).job
-    told = {each.subject for each in job.problems if each.kind != ROWS_ELSEWHERE} if job else set()
+    problems = [each for each in job.problems if each.kind != ROWS_ELSEWHERE] if job else []
+    told = {each.subject for each in problems}
+    # a topic without keys passes to no other table
+    barred = {each.subject for each in problems if "had it before had no key" in each.reason}
     # rows that went with a whole partition are not removed by themselves
     gone = any(part in str(each) for part in PARTS for each in job.progress.get("not_followed", ())) if job else False
     known = read_state(flow.pipeline, state_topic(flow))
@@ -334,11 +337,9 @@ def _wrong(flow: Flow) -> list[str]:
         pinned = known.tables.get(table.oid)
         if flow.pipeline.allow_unkeyed and (pinned is None or not pinned.table.keyed):
             found += _wrong_unkeyed(flow, table, pinned, told)
-        elif table.keyed and table.qualified not in unreadable and table.qualified in told:
-            found.append(
-                f"{table.qualified} can be followed, and is told: "
-                f"{[p.reason for p in job.problems if p.subject == table.qualified]}"
-            )  # type: ignore[union-attr]
+        elif table.keyed and table.qualified in told.difference(unreadable, barred):
+            reasons = [each.reason for each in problems if each.subject == table.qualified]
+            found.append(f"{table.qualified} can be followed, and is told: {reasons}")
         elif table.qualified in told:
             continue
         elif pinned is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_bottledwater.dag import Pipeline
+    from airflow_bottledwater.hooks.changes import ChangesHook
     from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
     from airflow_bottledwater.operators.control import PipelineControlOperator
     from airflow_bottledwater.operators.health import PipelineHealthOperator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
     from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
     from airflow_bottledwater.task_group import BottledWaterTaskGroup
+    from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "BackfillToKafkaOperator": "operators.backfill",
     "BottledWaterTaskGroup": "task_group",
+    "ChangesHook": "hooks.changes",
     "CreateReplicationSlotOperator": "operators.slot",
     "DropReplicationSlotOperator": "operators.slot",
     "Kafka": "pipeline.description",
@@ -46,6 +49,7 @@ _EXPORTS = {
     "StreamPositionSensor": "sensors.stream_position",
     "StreamToKafkaOperator": "operators.stream",
     "Table": "pipeline.table",
+    "TableChangedTrigger": "triggers.table_changed",
     "Types": "pipeline.description",
     "VerifyTopicsOperator": "operators.verify",
 }
@@ -53,6 +57,7 @@ _EXPORTS = {
 __all__ = [
     "BackfillToKafkaOperator",
     "BottledWaterTaskGroup",
+    "ChangesHook",
     "CreateReplicationSlotOperator",
     "DropReplicationSlotOperator",
     "Kafka",
@@ -69,6 +74,7 @@ __all__ = [
     "StreamPositionSensor",
     "StreamToKafkaOperator",
     "Table",
+    "TableChangedTrigger",
     "Types",
     "VerifyTopicsOperator",
     "__version__",

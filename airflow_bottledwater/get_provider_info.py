@@ -61,9 +61,18 @@ def get_provider_info() -> dict[str, Any]:
         ),
         "sensors": _modules("looking", "slot_lag", "stream_error", "stream_position", room="sensors"),
         "triggers": _modules(
-            "backfill", "job", "pipeline", "slot_lag", "stored", "stream_error", "watching", room="triggers"
+            "backfill",
+            "job",
+            "pipeline",
+            "slot_lag",
+            "stored",
+            "stream_error",
+            "table_changed",
+            "watcher",
+            "watching",
+            room="triggers",
         ),
-        "hooks": _modules("backfill", "pipeline", "schema_registry", "source", room="hooks"),
+        "hooks": _modules("backfill", "changes", "pipeline", "schema_registry", "source", room="hooks"),
         "config": _CONFIG,
         "connection-types": [
             {

@@ -8,11 +8,11 @@ from typing import Any
 from airflow.sdk import TaskGroup
 
 from airflow_bottledwater.hooks.spark_target import WHERE
-from airflow_bottledwater.operators.base import PipelineArgument
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 

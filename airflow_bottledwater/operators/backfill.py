@@ -18,7 +18,6 @@ from airflow_bottledwater.hooks.backfill import BackfillWatch
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
-    PipelineArgument,
     PipelineMixin,
     failing,
     is_first_try,
@@ -27,6 +26,7 @@ from airflow_bottledwater.operators.base import (
     number,
 )
 from airflow_bottledwater.operators.watching import BlockingWatch
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.backfill import BackfillTrigger
 

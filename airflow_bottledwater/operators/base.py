@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
+from airflow_bottledwater.pipeline import argument
+from airflow_bottledwater.pipeline.argument import PipelineArgument, as_values
 from airflow_bottledwater.pipeline.description import Description
-from airflow_bottledwater.pipeline.file import SUFFIXES, load
-from airflow_bottledwater.pipeline.section import templated
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 
@@ -25,23 +23,6 @@ log = logging.getLogger(__name__)
 #: what each operator of a pipeline has templated, and how Airflow's UI renders it
 PIPELINE_FIELDS: Sequence[str] = ("pipeline",)
 PIPELINE_RENDERERS: Mapping[str, str] = {"pipeline": "json"}
-
-#: a pipeline as an operator takes it: the object, the path of its file, its nested values, or its name
-PipelineArgument = Description | Mapping[str, Any] | str | os.PathLike[str]
-
-
-def _as_values(pipeline: PipelineArgument) -> dict[str, Any] | str:
-    """A pipeline as nested JSON values without secrets, which Airflow renders and shows; or its name, as it is.
-
-    :raises SettingError: it is not a valid description, or its file is not.
-    """
-    if isinstance(pipeline, os.PathLike) or (
-        isinstance(pipeline, str) and pipeline.endswith(SUFFIXES) and not templated(pipeline)
-    ):
-        return load(Path(pipeline), Description).as_dict()
-    if isinstance(pipeline, Description):
-        return pipeline.as_dict()
-    return dict(pipeline) if isinstance(pipeline, Mapping) else pipeline
 
 
 class PipelineMixin:
@@ -58,7 +39,7 @@ class PipelineMixin:
     _hook: PipelineHook | None = None
 
     def _set_pipeline(self, pipeline: PipelineArgument) -> None:
-        values = _as_values(pipeline)
+        values = as_values(pipeline)
         if isinstance(values, dict):
             Description.of(values)  # what is wrong is said when the DAG is parsed
         self.pipeline = values
@@ -68,8 +49,7 @@ class PipelineMixin:
 
         :raises SettingError: a value is not allowed.
         """
-        rendered = _as_values(self.pipeline)
-        return Description(rendered, saved=True) if isinstance(rendered, str) else Description.of(rendered)
+        return argument.described(self.pipeline)
 
     def own_settings(self) -> dict[str, Any]:
         """Settings that are the operator's own arguments."""

@@ -11,12 +11,12 @@ from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
-    PipelineArgument,
     PipelineMixin,
     failing,
     listed,
     number,
 )
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -12,11 +12,11 @@ from airflow_bottledwater.hooks import spark_job, spark_target
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
-    PipelineArgument,
     PipelineMixin,
     failing,
     jobs_of,
 )
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

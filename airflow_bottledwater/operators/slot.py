@@ -14,11 +14,11 @@ from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
-    PipelineArgument,
     PipelineMixin,
     failing,
     jobs_of,
 )
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -28,13 +28,13 @@ from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
-    PipelineArgument,
     PipelineMixin,
     failing,
     is_first_try,
     known_event,
 )
 from airflow_bottledwater.operators.watching import BlockingWatch
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.job import JobTrigger
 

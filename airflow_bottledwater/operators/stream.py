@@ -17,8 +17,9 @@ from airflow_bottledwater.jobs import stop
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.operators.base import PipelineArgument, failing, known_event, number
+from airflow_bottledwater.operators.base import failing, known_event, number
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.triggers.job import PauseTrigger
 
 if TYPE_CHECKING:

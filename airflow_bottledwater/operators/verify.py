@@ -12,8 +12,9 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
-from airflow_bottledwater.operators.base import PipelineArgument, failing
+from airflow_bottledwater.operators.base import failing
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.state.verification import Verification
 
 if TYPE_CHECKING:

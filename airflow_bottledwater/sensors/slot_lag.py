@@ -16,11 +16,11 @@ from airflow_bottledwater.model.amounts import size
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
-    PipelineArgument,
     PipelineMixin,
     known_event,
     number,
 )
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.sensors.looking import LookingSensor
 from airflow_bottledwater.triggers.slot_lag import LAG_SQL, SlotLagTrigger, evaluate, stream_over
 

@@ -15,12 +15,12 @@ from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
-    PipelineArgument,
     PipelineMixin,
     failing,
     known_event,
     number,
 )
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.sensors.looking import LookingSensor
 from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger, ended, evaluate, identity, limit, read
 

@@ -9,7 +9,8 @@ from airflow.sdk import conf
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.hooks.source import SourceHook
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PipelineArgument
+from airflow_bottledwater.operators.base import PIPELINE_FIELDS
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ _PREFLIGHT = "tests/integration/test_preflight.py"
 _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
+_CHANGES = "tests/integration/test_changes.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
 
@@ -3258,5 +3259,23 @@ MUTANTS = (
         "actions._dag",
         never("not allowed.may_trigger(dag_id)"),
         "tests/unit/plugin/test_app.py::test_who_may_not_trigger_the_dag_sees_why_and_no_conf",
+    ),
+    Mutant(
+        "a range of changes ends before those behind its position, so that transactions are whole",
+        "OffsetSearch.find",
+        swap("found if change is None else change.offset", "found"),
+        f"{_CHANGES}::test_each_record_is_in_one_range_and_each_transaction_whole",
+    ),
+    Mutant(
+        "what a watcher has told is kept only once Airflow has stored it",
+        "WatcherTrigger.filter_shared_stream",
+        swap("look.confirmed = self._keeping(kept)", "await self._keep(kept)"),
+        f"{_CHANGES}::test_whatever_is_killed_each_record_is_in_the_range_of_one_run",
+    ),
+    Mutant(
+        "changes that were told twice are in the range of one run",
+        "ChangeRange.without",
+        drop("tables[table] = each.begun_at(known)"),
+        "tests/unit/model/test_changes.py::test_what_earlier_ranges_have_is_left_out",
     ),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
+import json
 import os
 import shutil
 import signal
@@ -16,6 +18,8 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.jobs import supervise
+from airflow_bottledwater.kafka.offsets import RangeReader
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.process import run
 from tests.system.test_dag import DAG, DAGS, Stream, System, until
 
@@ -37,6 +41,29 @@ beside = Pipeline("beside", source=Source(tables="beside"), kafka=Kafka(topic_pr
 )
 """
 
+#: a DAG that runs when tables have changed, and writes down what it has read
+WAKES = """
+import json
+import os
+
+from airflow.sdk import DAG, Asset, AssetWatcher, task
+from airflow_bottledwater import ChangesHook, TableChangedTrigger
+
+trigger = TableChangedTrigger(pipeline="life", tables=["orders", "ticks"], poll_interval=2.0)
+life = Asset("life", watchers=[AssetWatcher(name="life", trigger=trigger)])
+
+with DAG("on_life", schedule=[life], catchup=False, max_active_runs=1):
+
+    @task(inlets=[life])
+    def read(**context):
+        changes = ChangesHook.of_run(context, life)
+        found = [[c.topic, c.partition, c.offset] for c in ChangesHook().records(changes)]
+        with open(os.environ["AIRFLOW_HOME"] + "/read.jsonl", "a") as file:
+            file.write(json.dumps({"changes": changes.as_event(), "records": found}) + "\\n")
+
+    read()
+"""
+
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
@@ -48,10 +75,11 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         health.replace('"*/5 * * * *"', "None").replace("creation=True", "creation=False")
     )
     (dags / "beside.py").write_text(RETRIED)
+    (dags / "on_life.py").write_text(WAKES)
     started = System(tmp_path_factory.mktemp("watched"), dags)
     try:
         started.start()
-        for each in (HEALTH, CONTROL, BOUNDED, BACKFILL, "beside"):
+        for each in (HEALTH, CONTROL, BOUNDED, BACKFILL, "beside", "on_life"):
             started.client.wait_for_dag(each)
         yield started
         started.watch.end()
@@ -137,6 +165,53 @@ def test_a_stream_is_green_and_a_bounded_run_beside_it_ends_nothing(system: Syst
     assert f"'{stream.run_id}'" in log and f"'{DAG}'" in log
     assert stream.deferred() == folder
     stream.nothing_lost_or_twice()
+
+
+def test_a_dag_that_wakes_by_changes_reads_each_of_them_once(system: System, stream: Stream) -> None:
+    stream.streaming()
+    until("it has run", lambda: len(_wakings(system)) >= 2, 240)
+    # twice, since what is known of the last event may be lost or not
+    for pause in (4.0, 7.0):
+        triggerer = system.airflow.components["triggerer"]
+        time.sleep(pause)
+        triggerer.kill()
+        triggerer.start()
+        runs = len(_wakings(system))
+        # a killed triggerer counts as alive for 30 s
+        until("it runs on", lambda runs=runs: len(_wakings(system)) >= runs + 2, 240)
+    system.client.request("PATCH", "dags/on_life", json={"is_paused": True})
+    time.sleep(20)
+    missed = len(_wakings(system))
+    system.client.request("PATCH", "dags/on_life", json={"is_paused": False})
+    until("it has caught up", lambda: len(_wakings(system)) >= missed + 2, 240)
+    found = _wakings(system)
+    ranges = [each["changes"] for each in found if each["records"]]
+    for before, after in itertools.pairwise(ranges):
+        assert before["to"] == after["from"]
+    read = sorted(tuple(place) for each in found for place in each["records"])
+    begins = {each["topic"]: each["from"][0] for each in ranges[0]["tables"].values()}
+    ends = {each["topic"]: each["to"][0] for each in ranges[-1]["tables"].values()}
+    assert read == sorted(
+        (topic, 0, offset)
+        for topic in begins
+        for offset in _offsets(system, topic)
+        if begins[topic] <= offset < ends[topic]
+    )
+    system.client.request("PATCH", "dags/on_life", json={"is_paused": True})
+
+
+def _wakings(system: System) -> list[dict[str, Any]]:
+    """What the runs have read that were woken by changes."""
+    file = system.airflow.folder / "read.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _offsets(system: System, topic: str) -> list[int]:
+    """Of all committed records of a topic with one partition."""
+    kafka = {"bootstrap.servers": system.data.kafka.bootstrap}
+    with RangeReader(kafka) as reader:
+        end = Topics(kafka).ends(topic, 1, committed=True)[0]
+        return [message.offset() or 0 for message in reader.read(topic, {0: 0}, {0: end})]
 
 
 @pytest.mark.parametrize("downstream", [False, True])

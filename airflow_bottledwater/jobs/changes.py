@@ -1,0 +1,230 @@
+"""Follows what a pipeline publishes of some tables, as ranges that follow each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+from airflow_bottledwater.errors import Outage, StateError
+from airflow_bottledwater.kafka.offsets import OffsetSearch
+from airflow_bottledwater.kafka.topics import Topic, Topics
+from airflow_bottledwater.model.changes import ChangeRange, TopicRange
+from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.pipeline.patterns import is_meant, is_named
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
+from airflow_bottledwater.state.control_topic import ControlTopic
+
+log = logging.getLogger(__name__)
+
+#: seconds after which the pipeline's saved state is read again for tables that are new
+_TABLES = 60.0
+#: seconds for which a look waits for the end of transactions
+_OPEN = 10.0
+#: offsets before a topic's end within which the place of a new watch is searched
+_FAR = 1_000_000
+
+
+def topics_of(pipeline: Settings, name: str, tables: Sequence[str], topics: Topics) -> dict[str, Topic]:
+    """The topics of a pipeline's tables that patterns match, by ``schema.table``.
+
+    :param name: the pipeline's name.
+    :param tables: ``[schema.]table`` patterns, as in the settings.
+    """
+    _, database, slot = name.split("/")
+    state = read_state(pipeline, store.state_topic_name(database, slot), topics)
+    meant = {
+        pinned.table.qualified: pinned.topic
+        for pinned in state.tables.values()
+        for of in [(pinned.table.schema, pinned.table.name)]
+        if any(is_named(pattern, *of) or is_meant(pattern, *of) for pattern in tables)
+    }
+    described = topics.describe(sorted(set(meant.values())))
+    return {table: described[topic] for table, topic in sorted(meant.items()) if topic in described}
+
+
+class ChangeWatch:
+    """Watches a pipeline through Kafka for changes of some tables; it has to be closed.
+
+    :param name: the pipeline's name.
+    :param tables: ``[schema.]table`` patterns, as in the settings.
+    :param min_records: how many records have to be published until they are told.
+    :param max_wait: seconds after which fewer are told, too; None: never.
+    :param last: the last range that was told; None to begin with what is published from now on.
+    """
+
+    def __init__(
+        self,
+        pipeline: Settings,
+        name: str,
+        tables: Sequence[str],
+        *,
+        min_records: int = 1,
+        max_wait: float | None = None,
+        last: ChangeRange | None = None,
+    ) -> None:
+        self._pipeline, self._name, self._tables = pipeline, name, tuple(tables)
+        self._min_records, self._max_wait = min_records, max_wait
+        self._control = ControlTopic.of(pipeline.kafka)
+        self._topics = Topics(pipeline.kafka)
+        self._known: tuple[float, dict[str, Topic]] | None = None
+        self._since: float | None = None
+        self.last = last
+
+    def close(self) -> None:
+        """End the watch."""
+        self._control.close()
+
+    def fetch(self) -> ChangeRange | None:
+        """What was published since the last range, if it is to be told; the first time, an empty range that says where
+        the next one begins.
+
+        :raises Outage: Kafka does not answer.
+        """
+        status = decode(StatusRecord, self._control.get(status_key(self._name))[0])
+        if status is None or not status.position:
+            return None
+        # inside of a transaction, none of its changes count yet, so that it is not divided
+        lsn = Position.parse(status.position).lsn
+        if self.last is None:
+            return self._told(self._cut(ChangeRange(self._name, lsn, lsn), lsn, begins=True))
+        if self.last.pipeline == self._name and lsn <= self.last.end:
+            return None
+        waiting = self._behind(self._ends())
+        if not waiting.records:
+            self._since = None
+            return None
+        self._since = self._since or time.monotonic()
+        if self._too_few(waiting):
+            return None
+        found = self._cut(waiting, lsn)
+        # what is behind the position is not in it
+        return None if found is None or found.empty or self._too_few(found) else self._told(found)
+
+    def _too_few(self, found: ChangeRange) -> bool:
+        """Whether more are waited for."""
+        waited = time.monotonic() - (self._since or math.inf)
+        return found.records < self._min_records and (self._max_wait is None or waited < self._max_wait)
+
+    def _told(self, found: ChangeRange | None) -> ChangeRange | None:
+        if found is not None:
+            self.last, self._since = found, None
+        return found
+
+    def _of_tables(self, *, now: bool = False) -> dict[str, Topic]:
+        if self._known is None or now or time.monotonic() - self._known[0] > _TABLES:
+            known = topics_of(self._pipeline, self._name, self._tables, self._topics)
+            if not known:
+                raise StateError(
+                    f"The pipeline {self._name!r} has no table that matches {', '.join(self._tables)}.",
+                    "See which tables it has with 'bottledwater status'; a schema other than public has to be named.",
+                )
+            self._known = time.monotonic(), known
+        return self._known[1]
+
+    def _ends(self, *, committed: bool = False) -> dict[str, tuple[int, ...]]:
+        """The ends of the topics, by table."""
+        topics = self._of_tables()
+        ends = self._topics.all_ends({topic.name: topic.partitions for topic in topics.values()}, committed=committed)
+        return {table: tuple(ends[topic.name]) for table, topic in topics.items()}
+
+    def _behind(self, ends: Mapping[str, tuple[int, ...]]) -> ChangeRange:
+        """From where the last range has ended up to these offsets."""
+        last = ChangeRange(self._name) if self.last is None else self.last
+        known = {(each.topic, each.id): each.end for each in last.tables.values()}
+        tables = {}
+        for table, topic in self._of_tables().items():
+            # a table that is new, or has another topic by now, is told from its topic's beginning
+            before = known.get((topic.name, topic.id), ())
+            start = (*before, *(0 for _ in ends[table][len(before) :]))
+            tables[table] = TopicRange(topic.name, topic.id, start, ends[table])
+        lsn = last.end if last.pipeline == self._name else 0
+        return ChangeRange(self._name, lsn, lsn, tables)
+
+    def _cut(self, waiting: ChangeRange, lsn: int, *, begins: bool = False) -> ChangeRange | None:
+        """All changes below an LSN that the pipeline has published, and no others.
+
+        :param begins: whether to take the place itself, as an empty range.
+        :return: None if transactions are open that could hide some of them; it is tried again.
+        """
+        self._of_tables(now=True)
+        if (ends := self._committed_ends()) is None:
+            log.info("Changes are told later, since a transaction is open in one of the topics.")
+            return None
+        tables = self._behind(ends).tables
+        if begins:
+            # far enough back: what a status does not say yet was published within the seconds between two of them
+            tables = {table: each.begun_at(end - _FAR for end in each.end) for table, each in tables.items()}
+        with OffsetSearch(self._pipeline.kafka) as search:
+            found = {table: _end(search, each, lsn) for table, each in tables.items()}
+        return ChangeRange(
+            self._name,
+            waiting.start,
+            lsn,
+            {
+                table: TopicRange(each.topic, each.id, found[table] if begins else each.start, found[table])
+                for table, each in tables.items()
+            },
+        )
+
+    def _committed_ends(self) -> dict[str, tuple[int, ...]] | None:
+        """The ends of the topics, by table, once every transaction before them is committed or aborted: what is
+        published lies below these ends, but Kafka may show it a moment later. None if that takes too long."""
+        ends, deadline = self._ends(), time.monotonic() + _OPEN
+        while True:
+            shown = self._ends(committed=True)
+            if all(a >= b for table, of in ends.items() for a, b in zip(shown[table], of, strict=True)):
+                return ends
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.1)
+
+    def between(self, start: int, end: int) -> ChangeRange:
+        """The range between two LSNs, see :func:`between`."""
+        status = decode(StatusRecord, self._control.get(status_key(self._name), now=True)[0])
+        reached = Position.parse(status.position).lsn if status is not None and status.position else 0
+        if reached < end:
+            raise StateError(
+                f"The pipeline {self._name!r} has published up to {format_lsn(reached)} only, not up to "
+                f"{format_lsn(end)}.",
+                "Wait until it has (StreamPositionSensor).",
+            )
+        if (ends := self._committed_ends()) is None:
+            raise Outage("A transaction is open in one of the topics.", "It ends with its producer's time-out.")
+        tables = {}
+        with OffsetSearch(self._pipeline.kafka) as search:
+            for table, whole in self._behind(ends).tables.items():
+                until = _end(search, whole, end)
+                tables[table] = TopicRange(
+                    whole.topic, whole.id, _end(search, dataclasses.replace(whole, end=until), start), until
+                )
+        return ChangeRange(self._name, start, end, tables)
+
+
+def _end(search: OffsetSearch, within: TopicRange, lsn: int) -> tuple[int, ...]:
+    """By partition, where the changes below an LSN end."""
+    return tuple(
+        search.find(within.topic, partition, low, high, lsn)
+        for partition, (low, high) in enumerate(zip(within.start, within.end, strict=True))
+    )
+
+
+def between(pipeline: Settings, name: str, tables: Sequence[str], start: int, end: int) -> ChangeRange:
+    """The range of changes between two LSNs that the pipeline has passed. Dead letters that were re-driven have the
+    positions of their changes, and lie behind later ones: they are in none of such ranges, or in a later one.
+
+    :param name: the pipeline's name.
+    :param tables: ``[schema.]table`` patterns, as in the settings.
+    :raises StateError: the pipeline has no such table, or has not come so far.
+    :raises Outage: Kafka does not answer, or a transaction stays open.
+    """
+    watch = ChangeWatch(pipeline, name, tables)
+    try:
+        return watch.between(start, end)
+    finally:
+        watch.close()

@@ -1,0 +1,38 @@
+"""A pipeline as operators, sensors and triggers take it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.pipeline.file import SUFFIXES, load
+from airflow_bottledwater.pipeline.section import templated
+
+#: the object, the path of its file, its nested values, or its name
+PipelineArgument = Description | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def as_values(pipeline: PipelineArgument) -> dict[str, Any] | str:
+    """A pipeline as nested JSON values without secrets, which Airflow renders and shows; or its name, as it is.
+
+    :raises SettingError: it is not a valid description, or its file is not.
+    """
+    if isinstance(pipeline, os.PathLike) or (
+        isinstance(pipeline, str) and pipeline.endswith(SUFFIXES) and not templated(pipeline)
+    ):
+        return load(Path(pipeline), Description).as_dict()
+    if isinstance(pipeline, Description):
+        return pipeline.as_dict()
+    return dict(pipeline) if isinstance(pipeline, Mapping) else pipeline
+
+
+def described(pipeline: PipelineArgument) -> Description:
+    """The description. Of a pipeline of which only the name is given, the settings are those of its saved state.
+
+    :raises SettingError: a value is not allowed.
+    """
+    values = as_values(pipeline)
+    return Description(values, saved=True) if isinstance(values, str) else Description.of(values)

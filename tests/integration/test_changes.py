@@ -1,0 +1,346 @@
+"""Assets that change when tables do, on real servers: each record is in exactly one range, whatever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import Asset
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.triggers.shared_stream import SharedStreamManager
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.hooks.changes import Change, ChangesHook
+from airflow_bottledwater.jobs.changes import ChangeWatch, between
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.model.changes import ChangeRange
+from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
+from tests.support.topics import Flow, MakeFlow, alter_topic
+from tests.support.waiting import until
+
+ASSET = Asset("orders and items")
+TABLES = ["orders", "items"]
+
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    return (
+        "CREATE TABLE orders (id int PRIMARY KEY, n int)",
+        "CREATE TABLE items (id int PRIMARY KEY, n int)",
+        "INSERT INTO orders SELECT -i, 0 FROM generate_series(1, 50) i",
+    )
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, flow: Flow) -> None:
+    """Airflow's connections are the flow's."""
+    of = conninfo_to_dict(flow.dsn)
+    source = {"host": of["host"], "port": of["port"], "login": of.get("user"), "schema": of["dbname"]}
+    monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps({"conn_type": "postgres", **source}))
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": flow.pipeline.kafka}))
+
+
+@pytest.fixture
+def flow(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> Flow:
+    made = make_flow(partitions=3, heartbeat_interval=0.2)
+    made.create()
+    made.snapshot()
+    connect(monkeypatch, made)
+    return made
+
+
+class Shop:
+    """Writes to both tables in transactions that have one number each, until the block ends."""
+
+    def __init__(self, flow: Flow, pause: float = 0.01) -> None:
+        self.flow, self.written = flow, 0
+        self._ended, self._pause = threading.Event(), pause
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def _write(self) -> None:
+        rng = random.Random(7)
+        while not self._ended.wait(self._pause):
+            self.written += 1
+            rows = ", ".join(f"({rng.randrange(40)}, {self.written})" for _ in range(1))
+            insert = "INSERT INTO {} VALUES {} ON CONFLICT (id) DO UPDATE SET n = excluded.n"
+            self.flow.transaction(insert.format("orders", rows), insert.format("items", rows))
+
+    def __enter__(self) -> Shop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def records(ranges: Sequence[ChangeRange]) -> list[Change]:
+    return [change for each in ranges for change in ChangesHook().records(each)]
+
+
+def places(found: Sequence[Change]) -> list[tuple[str, int, int]]:
+    return sorted((each.topic, each.partition, each.offset) for each in found)
+
+
+def published(flow: Flow, since: ChangeRange) -> list[tuple[str, int, int]]:
+    """Where the committed records are that were published since the end of a range."""
+    begins = {each.topic: each.end for each in since.tables.values()}
+    return sorted(
+        (flow.topic(table), message.partition, message.offset)
+        for table in TABLES
+        for message in flow.read(table)
+        if message.offset >= begins[flow.topic(table)][message.partition]
+    )
+
+
+def whole(ranges: Sequence[ChangeRange]) -> None:
+    """No transaction of the source is in two ranges, and each change is in the one of its position."""
+    seen: dict[int, int] = {}
+    for number, each in enumerate(ranges):
+        of_range: dict[str, set[int]] = {"public.orders": set(), "public.items": set()}
+        for change in ChangesHook().records(each):
+            if change.position:
+                assert each.start <= Position.parse(change.position).lsn < each.end, change
+                n = json.loads(change.value or b"{}")["n"]
+                of_range[change.table].add(n)
+                assert seen.setdefault(n, number) == number
+        assert of_range["public.orders"] == of_range["public.items"]
+
+
+def test_each_record_is_in_one_range_and_each_transaction_whole(flow: Flow) -> None:
+    told: list[ChangeRange] = []
+    with flow.streaming() as errors, Shop(flow) as shop:
+        flow.streams()
+        with closing(ChangeWatch(flow.pipeline, flow.name, TABLES)) as watch:
+            first = begins(watch)
+        assert sum(map(sum, (each.end for each in first.tables.values()))) >= 50
+        last = first
+        while len(told) < 5:
+            # another watch each time, which knows only what was kept
+            kept = ChangeRange.of_event(json.loads(json.dumps(last.as_event())))
+            assert kept == last
+            if len(told) == 2:
+                flow.ask("orders")  # rows that are read again lie between the changes
+            with closing(ChangeWatch(flow.pipeline, flow.name, TABLES, min_records=20, last=kept)) as watch:
+                last = until(watch.fetch, "a range", failed=errors)
+            assert last.start == kept.end
+            told.append(last)
+        while not any(each.snapshot for each in records(told)):
+            told.append(next_range(flow, told[-1]))
+    assert shop.written
+    flow.stream()
+    told.append(next_range(flow, told[-1]))
+    assert places(records(told)) == published(flow, first)
+    assert sum(1 for each in records(told) if each.snapshot) == len({c.key for c in records(told) if c.snapshot}) > 50
+    whole(told)
+    # the same changes, found by their positions alone
+    middle = told[1:4]
+    found = between(flow.pipeline, flow.name, TABLES, middle[0].start, middle[-1].end)
+    assert {c.position for c in records([found])} - {""} == {c.position for c in records(middle)} - {""}
+    with pytest.raises(StateError, match="has published up to"):
+        ChangesHook.between(flow.pipeline.slot, TABLES, format_lsn(middle[0].start), "FFFFFFFF/0")
+
+
+def begins(watch: ChangeWatch) -> ChangeRange:
+    """The empty range from which on a new watch tells."""
+    (found,) = until(lambda: [each] if (each := watch.fetch()) is not None else None, "where it begins")
+    assert found.empty
+    return found
+
+
+def next_range(flow: Flow, last: ChangeRange) -> ChangeRange:
+    with closing(ChangeWatch(flow.pipeline, flow.name, TABLES, last=last)) as watch:
+        return until(watch.fetch, "a range")
+
+
+def test_few_changes_wait_for_more_or_for_their_time(flow: Flow) -> None:
+    with flow.streaming(), closing(ChangeWatch(flow.pipeline, flow.name, ["orders"], min_records=100)) as many:
+        flow.streams()
+        begun = begins(many)
+        flow.published("INSERT INTO items VALUES (1, 1)")
+        soon = ChangeWatch(flow.pipeline, flow.name, ["orders"], min_records=100, max_wait=0.5, last=begun)
+        until(lambda: soon.fetch() is None and flow.execute("SELECT pg_sleep(0.6)") and True, "it looks")
+        assert soon.fetch() is None, "another table has changed"
+        flow.published("INSERT INTO orders VALUES (1, 1)")
+        found = until(soon.fetch, "its time has come")
+        assert many.fetch() is None
+        assert [json.loads(each.value or b"") for each in records([found])] == [{"id": 1, "n": 1}]
+        soon.close()
+        flow.published("INSERT INTO orders SELECT i, 1 FROM generate_series(2, 120) i")
+        assert len(records([until(many.fetch, "enough have come")])) == 120
+
+
+class Store(dict[str, Any]):
+    """The asset's store."""
+
+    async def aget(self, key: str) -> Any:
+        return self.get(key)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self[key] = json.loads(json.dumps(value))
+
+
+class Airflow:
+    """What Airflow keeps of an asset: its store, and its events, each of which triggers a run."""
+
+    def __init__(self) -> None:
+        self.store, self.events = Store(), list[Any]()
+
+    def stored(self, payload: dict[str, Any]) -> None:
+        at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=len(self.events))
+        extra = {"from_trigger": True, "payload": json.loads(json.dumps(payload))}
+        self.events.append(SimpleNamespace(timestamp=at, extra=extra))
+
+    def triggerer(self, flow: Flow, *steps: str) -> None:
+        """A triggerer of Airflow's own parts: for each event of the trigger, a step. It is killed at the last one.
+
+        ``stored``: the event is stored, and the trigger learns of it; ``lost``: killed before it is stored;
+        ``unconfirmed``: killed before the trigger learns of it.
+        """
+
+        async def run() -> None:
+            trigger = TableChangedTrigger(pipeline=flow.pipeline.slot, tables=TABLES, poll_interval=0.1)
+            path, arguments = trigger.serialize()
+            assert path.endswith(".TableChangedTrigger")
+            trigger = TableChangedTrigger(**json.loads(json.dumps(arguments)))
+            trigger.asset_state_store = self.store  # type: ignore[assignment]
+            manager, key = SharedStreamManager(), trigger.shared_stream_key()
+            stream = manager.subscribe(trigger_id=1, trigger=trigger, key=key)
+            events, left = trigger.filter_shared_stream(stream), list(steps)
+            try:
+                async for event in events:
+                    number = manager.bind_pending_event(trigger_id=1, key=key)
+                    assert number is not None
+                    if (step := left.pop(0)) != "lost":
+                        self.stored(event.payload)
+                    if step == "stored":
+                        asyncio.get_running_loop().call_later(0.2, manager.confirm_persisted, [number])
+                    if not left:
+                        await asyncio.sleep(0.5)
+                        return
+            finally:
+                await events.aclose()
+                await manager.stop_all()
+
+        asyncio.run(asyncio.wait_for(run(), 110))
+
+    def ranges(self) -> list[ChangeRange]:
+        """What each run reads."""
+        return [ChangesHook.of_run(self.context(event), ASSET) for event in self.events]
+
+    def context(self, *triggering: Any) -> dict[str, Any]:
+        return {"triggering_asset_events": {ASSET: list(triggering)}, "inlet_events": {ASSET: Inlet(self.events)}}
+
+
+class Inlet:
+    """The events of an inlet as Airflow gives them."""
+
+    def __init__(self, events: Sequence[Any]) -> None:
+        self._events = list(events)
+
+    def before(self, timestamp: str) -> Inlet:
+        return Inlet([e for e in self._events if e.timestamp <= datetime.datetime.fromisoformat(timestamp)])
+
+    def ascending(self, ascending: bool) -> Inlet:
+        return Inlet(self._events if ascending else self._events[::-1])
+
+    def limit(self, limit: int) -> Inlet:
+        return Inlet(self._events[:limit])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._events)
+
+
+def test_whatever_is_killed_each_record_is_in_the_range_of_one_run(flow: Flow) -> None:
+    airflow = Airflow()
+    with flow.streaming(), Shop(flow):
+        flow.streams()
+        airflow.triggerer(flow, "stored")
+        begun = ChangeRange.of_event(airflow.events[0].extra["payload"])
+        airflow.triggerer(flow, "stored", "lost")
+        airflow.triggerer(flow, "unconfirmed")
+        assert airflow.store["bottledwater_changes"] != airflow.events[-1].extra["payload"]
+        airflow.triggerer(flow, "stored", "unconfirmed")
+        late = airflow.events[1].extra["payload"]
+        airflow.triggerer(flow, "stored")
+        airflow.stored(airflow.events[-1].extra["payload"])  # twice
+        airflow.stored(late)
+        airflow.triggerer(flow, "stored", "stored")
+    ranges = airflow.ranges()
+    assert [each.empty for each in ranges].count(True) == 2
+    flow.stream()
+    last = ranges[-1]
+    after = next_range(flow, ChangeRange.of_event(airflow.events[-1].extra["payload"]))
+    begin = ChangeRange(begun.pipeline, 0, begun.start, {t: dataclass_end(each) for t, each in begun.tables.items()})
+    assert places(records([*ranges, after])) == published(flow, begin)
+    assert after.start == last.end
+    whole([*ranges, after])
+    # one run for several events has all of them, and the same again when it is cleared
+    context = airflow.context(*airflow.events[1:5])
+    together = ChangesHook.of_run(context, ASSET)
+    assert places(records([together])) == places(records(ranges[1:5]))
+    assert ChangesHook.of_run(context, ASSET) == together
+    assert ChangesHook.of_run(airflow.context(), ASSET).empty
+    with pytest.raises(AirflowFailException, match="not among the task's inlets"):
+        ChangesHook.of_run({**context, "inlet_events": {}}, ASSET)
+
+
+def dataclass_end(each: Any) -> Any:
+    """An empty range where another one begins."""
+    return type(each)(each.topic, each.id, each.start, each.start)
+
+
+def test_records_that_are_gone_are_said(flow: Flow) -> None:
+    with flow.streaming(), closing(ChangeWatch(flow.pipeline, flow.name, TABLES)) as watch:
+        flow.streams()
+        begins(watch)
+        flow.published("INSERT INTO orders SELECT i, 1 FROM generate_series(1, 9) i")
+        found = until(watch.fetch, "a range")
+    topic = found.tables["public.orders"]
+    gone = [TopicPartition(topic.topic, partition, end) for partition, end in enumerate(topic.end)]
+    alter_topic(flow, "orders", cleanup_policy="compact,delete")
+    admin = AdminClient(flow.pipeline.kafka)
+    for future in admin.delete_records(gone).values():
+        future.result()
+    with pytest.raises(StateError, match="were deleted by its retention"):
+        records([found])
+    other = json.loads(json.dumps(found.as_event()).replace(topic.id, "another"))
+    with pytest.raises(StateError, match="was deleted and made again"):
+        records([ChangeRange.of_event(other)])
+
+
+@pytest.mark.long
+def test_a_broker_that_is_away_loses_and_doubles_nothing(
+    make_flow: MakeFlow, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with KafkaBroker(tmp_path_factory.mktemp("away")) as broker:
+        flow = make_flow(broker=broker, partitions=2, heartbeat_interval=0.2, outage_timeout=300.0, skip_snapshot=True)
+        flow.create()
+        connect(monkeypatch, flow)
+        airflow = Airflow()
+        with flow.streaming() as errors, Shop(flow):
+            flow.streams()
+            airflow.triggerer(flow, "stored")
+            begun = ChangeRange.of_event(airflow.events[0].extra["payload"])
+            broker.stop()
+            away = threading.Timer(30.0, broker.start)
+            away.start()
+            airflow.triggerer(flow, "stored", "unconfirmed")
+            airflow.triggerer(flow, "stored")
+            assert not errors
+        flow.stream()
+        after = next_range(flow, ChangeRange.of_event(airflow.events[-1].extra["payload"]))
+        begin = ChangeRange(begun.pipeline, 0, 0, {t: dataclass_end(each) for t, each in begun.tables.items()})
+        assert places(records([*airflow.ranges(), after])) == published(flow, begin)
+        whole([*airflow.ranges(), after])

@@ -1,0 +1,142 @@
+"""The triggers of asset watchers: what is stored of them, and when what they have told is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import Asset, AssetWatcher
+from airflow.sdk.module_loading import import_string
+
+from airflow_bottledwater.errors import Outage, Refused, SettingError
+from airflow_bottledwater.jobs import changes
+from airflow_bottledwater.model.changes import ChangeRange, TopicRange
+from airflow_bottledwater.pipeline.description import Description, Kafka, Source
+from airflow_bottledwater.provision import live
+from airflow_bottledwater.triggers import watcher
+from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
+from tests.support.documented import blocks
+
+SHOP = Description("shop", source=Source("pg"), kafka=Kafka("k"))
+
+
+def at(start: int, end: int) -> ChangeRange:
+    return ChangeRange("1/d/shop", start, end, {"public.a": TopicRange("a", "i", (start,), (end,))})
+
+
+def test_a_trigger_is_stored_as_plain_values_and_belongs_to_a_watcher() -> None:
+    trigger = TableChangedTrigger(pipeline=SHOP, tables=["orders"], min_rows=5, max_wait=None)
+    path, arguments = trigger.serialize()
+    kept = json.loads(json.dumps(arguments))
+    again = import_string(path)(**kept)
+    assert again.serialize() == (path, kept)
+    assert again.shared_stream_key() == trigger.shared_stream_key()
+    assert Asset("orders", watchers=[AssetWatcher(name="orders", trigger=trigger)])
+    other = TableChangedTrigger(pipeline="shop", tables="orders")
+    assert other.tables == ["orders"] and other.shared_stream_key() != trigger.shared_stream_key()
+    with pytest.raises(SettingError):
+        TableChangedTrigger(pipeline={"name": "Not a slot"}, tables=["orders"])
+
+
+class Found:
+    """What a watch finds, look for look."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *found: Any) -> None:
+        self.found, self.last = list(found), list[Any]()
+        monkeypatch.setattr(changes, "ChangeWatch", self._begun)
+        monkeypatch.setattr(live, "name_of", lambda _: "1/d/shop")
+
+    def _begun(self, *_: Any, last: Any, **__: Any) -> Found:
+        self.last.append(last)
+        return self
+
+    def fetch(self) -> Any:
+        found = self.found.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+class Store(dict[str, Any]):
+    async def aget(self, key: str) -> Any:
+        return self.get(key)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+def watched(store: Any, looks: int) -> list[tuple[Any, Any]]:
+    """The events of a trigger with what is kept then, of so many looks; each is confirmed."""
+    trigger = TableChangedTrigger(pipeline=SHOP, tables=["a"])
+    trigger.asset_state_store = store
+
+    async def run() -> list[tuple[Any, Any]]:
+        events: list[tuple[Any, Any]] = []
+        made: list[watcher._Look] = []
+        producer = trigger.create_shared_stream_producer(trigger.serialize()[1])
+
+        async def stream() -> AsyncIterator[Any]:
+            for _ in range(looks):
+                made.append(watcher._Look())
+                yield made[-1]
+                assert made[-1].over.is_set()
+
+        async for event in trigger.filter_shared_stream(stream()):
+            events.append((event.payload, dict(store)))
+            outcome = SimpleNamespace(is_clean=True)
+            await producer.advance([SimpleNamespace(broker_payload=made[-1], outcome=outcome)])  # type: ignore[list-item]
+        return events
+
+    return asyncio.run(run())
+
+
+@pytest.mark.usefixtures("connections")
+def test_what_was_told_is_kept_once_it_is_confirmed(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
+    connect("pg", conn_type="postgres", host="db", schema="shop")
+    connect("k", conn_type="kafka", extra={"bootstrap.servers": "k:9092"})
+    found = Found(monkeypatch, at(5, 5), None, at(5, 9), Refused("a password was changed"), Outage("away"), at(9, 12))
+    store = Store()
+    first, second = watched(store, 6)
+    # where it begins is no event
+    assert first == (at(5, 9).as_event(), {"bottledwater_changes": at(5, 5).as_event()})
+    assert second == (at(9, 12).as_event(), {"bottledwater_changes": at(5, 9).as_event()})
+    assert store == {"bottledwater_changes": at(9, 12).as_event()}
+    # a new watch, of this triggerer or of another one, goes on from what was told
+    assert found.last == [None, at(5, 9)]
+    found.found = [None]
+    assert not watched(store, 1) and found.last[-1] == at(9, 12)
+
+
+def test_two_assets_with_the_same_trigger_are_refused() -> None:
+    def several(key: str) -> Any:
+        raise ValueError("Task has 2 concrete inlets and outlets")
+
+    with pytest.raises(SettingError, match="one asset"):
+        watched(SimpleNamespace(aget=several), 1)
+
+
+def test_the_documented_dag_is_one() -> None:
+    (code,) = blocks("changes.md", "A DAG that reads what has changed", "python")
+    made: dict[str, Any] = {}
+    exec(code, made)
+    (watcher_,) = made["orders"].watchers
+    assert watcher_.trigger.min_rows == 1000 and watcher_.trigger.tables == ["orders", "order_lines"]
+    (code,) = blocks("changes.md", "With Spark", "python")
+    exec(code, made)
+    asked: list[Any] = []
+
+    class Reader:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *of, **more: asked.append((name, *of, more)) or self
+
+    made["read"](SimpleNamespace(read=Reader()), at(1, 3), "k:9092")
+    assert ("format", "kafka", {}) in asked
+    (event,) = blocks("changes.md", "What an event tells", "json")
+    assert ChangeRange.of_event(json.loads(event)["payload"]).records == 1204

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -46,6 +47,22 @@ def topics_of(pipeline: Settings, name: str, tables: Sequence[str], topics: Topi
     }
     described = topics.describe(sorted(set(meant.values())))
     return {table: described[topic] for table, topic in sorted(meant.items()) if topic in described}
+
+
+def published(pipeline: Settings, name: str) -> int:
+    """The LSN of P, as it is in the pipeline's saved state: changes of transactions whose final LSN is below it are
+    published.
+
+    :param name: the pipeline's name.
+    :raises StateError: there is no such pipeline.
+    """
+    _, database, slot = name.split("/")
+    state = read_state(pipeline, store.state_topic_name(database, slot))
+    if state.position is not None:
+        return state.position.lsn
+    if state.slot is None:
+        raise StateError(f"There is no pipeline {name!r} in this Kafka.", "Create its slot first.")
+    return state.slot.consistent_point
 
 
 class ChangeWatch:
@@ -184,11 +201,25 @@ class ChangeWatch:
                 return None
             time.sleep(0.1)
 
+    def present(self) -> ChangeRange:
+        """Everything that was published since the last range; the first time, an empty range. While no job publishes,
+        it ends at the position, without a search.
+
+        :raises StateError: there is no such pipeline, or it has no such table.
+        :raises Outage: Kafka does not answer, or a transaction stays open.
+        """
+        lsn = published(self._pipeline, self._name)
+        if (ends := self._committed_ends()) is None:
+            raise Outage("A transaction is open in one of the topics.", "It ends with its producer's time-out.")
+        found = self._behind(ends)
+        tables = found.tables
+        if self.last is None:
+            tables = {table: each.begun_at(each.end) for table, each in tables.items()}
+        return ChangeRange(self._name, found.start if self.last else lsn, lsn, tables)
+
     def between(self, start: int, end: int) -> ChangeRange:
         """The range between two LSNs, see :func:`between`."""
-        status = decode(StatusRecord, self._control.get(status_key(self._name), now=True)[0])
-        reached = Position.parse(status.position).lsn if status is not None and status.position else 0
-        if reached < end:
+        if (reached := published(self._pipeline, self._name)) < end:
             raise StateError(
                 f"The pipeline {self._name!r} has published up to {format_lsn(reached)} only, not up to "
                 f"{format_lsn(end)}.",
@@ -214,6 +245,13 @@ def _end(search: OffsetSearch, within: TopicRange, lsn: int) -> tuple[int, ...]:
     )
 
 
+def present(pipeline: Settings, name: str, last: ChangeRange | None = None) -> ChangeRange:
+    """Everything that the pipeline has published, in all of its tables, since an earlier range; without one, an empty
+    range that ends here. See :meth:`ChangeWatch.present`."""
+    with contextlib.closing(ChangeWatch(pipeline, name, ["*.*"], last=last)) as watch:
+        return watch.present()
+
+
 def between(pipeline: Settings, name: str, tables: Sequence[str], start: int, end: int) -> ChangeRange:
     """The range of changes between two LSNs that the pipeline has passed. Dead letters that were re-driven have the
     positions of their changes, and lie behind later ones: they are in none of such ranges, or in a later one.
@@ -223,8 +261,5 @@ def between(pipeline: Settings, name: str, tables: Sequence[str], start: int, en
     :raises StateError: the pipeline has no such table, or has not come so far.
     :raises Outage: Kafka does not answer, or a transaction stays open.
     """
-    watch = ChangeWatch(pipeline, name, tables)
-    try:
+    with contextlib.closing(ChangeWatch(pipeline, name, tables)) as watch:
         return watch.between(start, end)
-    finally:
-        watch.close()

@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.hooks.backfill import BackfillWatch
+from airflow_bottledwater.operators.assets import AssetEvents
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
@@ -88,6 +89,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         self.deferrable = deferrable
         self.poll_interval = poll_interval
         self.timeout = timeout
+        self._has_outlets()
         self._asked: dict[str, str] | None = None
         #: whether Airflow has ended the task, which does not end its process by itself
         self._killed = False
@@ -235,6 +237,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
             )
         if found["dead_letters"]:
             self.log.warning("%s rows could not be published, and are dead letters.", f"{found['dead_letters']:,}")
+        AssetEvents(context, self.outlets, pipeline).backfill(found)
         return found
 
     def _give_up(self, context: Context, pipeline: Settings) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
+from airflow_bottledwater.operators.assets import alias_of
 from airflow_bottledwater.pipeline import argument
 from airflow_bottledwater.pipeline.argument import PipelineArgument, as_values
 from airflow_bottledwater.pipeline.description import Description
@@ -43,6 +44,11 @@ class PipelineMixin:
         if isinstance(values, dict):
             Description.of(values)  # what is wrong is said when the DAG is parsed
         self.pipeline = values
+
+    def _has_outlets(self) -> None:
+        """Give the operator the alias of the pipeline's topics as an outlet, to which it adds those that it has
+        published to."""
+        self.outlets: list[Any] = [*getattr(self, "outlets", ()), alias_of(self.pipeline)]
 
     def described(self) -> Description:
         """The description, to be used after templating. With ``saved``, its other settings are in the saved state.

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.operators.assets import AssetEvents
 from airflow_bottledwater.operators.base import failing
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
+from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,7 +20,8 @@ _COMPLETE = {"complete": True}
 
 
 class SnapshotToKafkaOperator(BottledWaterSparkOperator):
-    """Publish every row of the tables as of one moment, in parallel; a retry resumes where an earlier try stopped.
+    """Publish every row of the tables as of one moment, in parallel; a retry resumes where an earlier try stopped. At
+    its end, the assets of the topics get events.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param name: the job's name in Spark; None: ``bottledwater-snapshot``. (templated)
@@ -34,6 +37,10 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
     job_name = "snapshot"
     ui_color = "#fff3cd"
 
+    def __init__(self, *, pipeline: PipelineArgument, **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        self._has_outlets()
+
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job to its end; returns rows, ranges and seconds."""
         with failing():
@@ -47,7 +54,20 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
                 if self._is_complete(pipeline):
                     return _COMPLETE
                 found = self._submit(context, pipeline, place)
-        return self._follow(pipeline, place, found)
+        return self._told(context, self._follow(pipeline, place, found))
+
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Handle the trigger's event: the job has ended.
+
+        :raises JobFailed: the job failed for a transient reason, or the event is not known.
+        :raises AirflowFailException: the job failed for good.
+        """
+        return self._told(context, super().execute_complete(context, event))
+
+    def _told(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        """The task's result, after the topics' assets have got their events."""
+        AssetEvents(context, self.outlets, self.pipeline_hook.pipeline()).snapshot()
+        return result
 
     def _finish(self, outcome: Outcome) -> dict[str, Any]:
         """Turn an ended job's outcome into that of the task.

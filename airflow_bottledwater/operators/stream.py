@@ -17,6 +17,7 @@ from airflow_bottledwater.jobs import stop
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.operators.assets import AssetEvents
 from airflow_bottledwater.operators.base import failing, known_event, number
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.pipeline.argument import PipelineArgument
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
 #: 1970; 0: never)
 _RESTARTS = "bottledwater_restarts"
 _DEADLINE = "bottledwater_deadline"
+#: the key for where a bounded run has begun
+_BEGAN = "bottledwater_began"
 
 
 class StreamToKafkaOperator(BottledWaterSparkOperator):
-    """Publish every committed change, in order, exactly once; deferred while the stream runs.
+    """Publish every committed change, in order, exactly once; deferred while the stream runs. At the end of a bounded
+    run, the assets of the topics that it has changed get events.
 
     The job goes on whether or not Airflow is up: a retry or a restarted triggerer attaches to it. The job is stopped
     when the task is marked or cleared, by its timeout and by the teardown; the slot is kept.
@@ -98,6 +102,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         self.take_over = take_over
         self.timeout = timeout
         self.restarts = restarts
+        self._has_outlets()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the one of an earlier try; then defer, or stay with it until it ends."""
@@ -112,6 +117,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             if found is None:
                 self._make_way(context, pipeline)
                 store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
+                if _true(self.bounded):
+                    store.set(_BEGAN, AssetEvents(context, self.outlets, pipeline).begin(), retention=NEVER_EXPIRE)
                 found = self._submit(context, pipeline, place, bounded=_true(self.bounded))
             self._identity = found
             timeout, _ = self._limits()
@@ -234,6 +241,9 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 self.log.info("The job's log ends with:\n%s", ended.log)
             reached = None if outcome.ok or not outcome.transient else policy.reached(pipeline)
             stop.clear_away(pipeline, identity, ended)
+        if outcome.ok and _true(self.bounded):
+            store: Any = context["task_state_store"]
+            AssetEvents(context, self.outlets, pipeline).stream(store.get(_BEGAN))
         if outcome.ok or not outcome.transient:
             return self._finish(outcome)
         return self._again(context, outcome, reached)

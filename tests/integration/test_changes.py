@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.changes import Change, ChangesHook
-from airflow_bottledwater.jobs.changes import ChangeWatch, between
+from airflow_bottledwater.jobs.changes import ChangeWatch, between, present
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.model.lsn import Position, format_lsn
@@ -162,6 +162,19 @@ def begins(watch: ChangeWatch) -> ChangeRange:
 def next_range(flow: Flow, last: ChangeRange) -> ChangeRange:
     with closing(ChangeWatch(flow.pipeline, flow.name, TABLES, last=last)) as watch:
         return until(watch.fetch, "a range")
+
+
+def test_what_a_bounded_run_has_published_is_known_without_a_search(flow: Flow) -> None:
+    begun = present(flow.pipeline, flow.name)
+    assert begun.empty and set(begun.tables) == {"public.orders", "public.items"}
+    flow.execute("INSERT INTO orders SELECT i, 1 FROM generate_series(1, 9) i")
+    flow.stream()
+    found = present(flow.pipeline, flow.name, ChangeRange.of_event(begun.as_event()))
+    assert found.start == begun.end < found.end
+    assert len(records([found])) == 9 and not found.tables["public.items"].records
+    # the same as by a search, whose end is no mark of a transaction
+    searched = between(flow.pipeline, flow.name, ["orders"], found.start, found.end)
+    assert places(records([searched])) == places(records([found]))
 
 
 def test_few_changes_wait_for_more_or_for_their_time(flow: Flow) -> None:

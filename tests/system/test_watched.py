@@ -184,6 +184,11 @@ def test_a_dag_that_wakes_by_changes_reads_each_of_them_once(system: System, str
     missed = len(_wakings(system))
     system.client.request("PATCH", "dags/on_life", json={"is_paused": False})
     until("it has caught up", lambda: len(_wakings(system)) >= missed + 2, 240)
+    # the snapshot has told of its topics, too
+    events = system.client.request("GET", "assets/events", params={"limit": 100, "order_by": "timestamp"})
+    told = [each["extra"] for each in events["asset_events"]]
+    rows = {each["table"]: each["rows"] for each in told if each.get("by") == "snapshot"}
+    assert rows.get("public.ticks") == 10, told[:5]
     found = _wakings(system)
     ranges = [each["changes"] for each in found if each["records"]]
     for before, after in itertools.pairwise(ranges):

@@ -138,5 +138,7 @@ def test_the_documented_dag_is_one() -> None:
 
     made["read"](SimpleNamespace(read=Reader()), at(1, 3), "k:9092")
     assert ("format", "kafka", {}) in asked
+    (code,) = blocks("changes.md", "Assets of the topics", "python")
+    exec(code, made)
     (event,) = blocks("changes.md", "What an event tells", "json")
     assert ChangeRange.of_event(json.loads(event)["payload"]).records == 1204

@@ -1,0 +1,126 @@
+"""The assets of a pipeline: its topics, which change when a task has published to them.
+
+Which topics these are is known only when the task runs, since tables are named by patterns. So an operator's outlet is
+an alias, by the pipeline's name, to which the topics are added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from airflow.sdk import Asset, AssetAlias
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.model.changes import ChangeRange
+from airflow_bottledwater.pipeline.section import templated
+from airflow_bottledwater.pipeline.settings import Settings
+
+log = logging.getLogger(__name__)
+
+#: the alias of pipelines whose name is a template, as in the ready DAGs
+_ANY = "bottledwater"
+
+
+def alias_of(pipeline: Mapping[str, Any] | str) -> AssetAlias:
+    """The alias of all topics of a pipeline.
+
+    :param pipeline: its nested values, or its name.
+    """
+    name = pipeline if isinstance(pipeline, str) else str(pipeline.get("name", _ANY))
+    return AssetAlias(_ANY if templated(name) or name == _ANY else f"{_ANY}_{name}")
+
+
+def topic_uri(pipeline: Settings, topic: str) -> str:
+    """The address of a topic as the Kafka provider's assets have it: with the first of the brokers."""
+    server = pipeline.kafka["bootstrap.servers"].split(",")[0].strip()
+    return f"kafka://{server.rpartition('://')[2]}/{topic}"
+
+
+class AssetEvents:
+    """Tells Airflow what a task has published.
+
+    :param outlets: the task's, of which one is the pipeline's alias.
+    """
+
+    def __init__(self, context: Mapping[str, Any], outlets: list[Any], pipeline: Settings) -> None:
+        self._events = context.get("outlet_events")
+        self._alias = next((each for each in outlets if isinstance(each, AssetAlias)), None)
+        self._pipeline = pipeline
+
+    def tell(self, topic: str, **extra: Any) -> None:
+        """A topic has changed.
+
+        :param extra: of the event, as JSON values.
+        """
+        if self._events is None or self._alias is None:
+            return
+        uri = topic_uri(self._pipeline, topic)
+        self._events[self._alias].add(Asset(uri), extra={"topic": topic, **extra})
+
+    def snapshot(self) -> None:
+        """The rows of the pipeline's snapshot, by table."""
+        from airflow_bottledwater.jobs import status
+
+        if self._events is None:
+            return
+        with _harmless():
+            for table in status.report(self._pipeline).tables:
+                self.tell(table.topic, table=table.table, by="snapshot", rows=table.rows, to=table.insert_lsn)
+
+    def begin(self) -> dict[str, Any]:
+        """Where the pipeline is, as JSON values for the task's state; nothing if that is not known."""
+        from airflow_bottledwater.jobs import changes
+        from airflow_bottledwater.provision import live
+
+        if self._events is not None:
+            with _harmless():
+                return changes.present(self._pipeline, live.name_of(self._pipeline)).as_event()
+        return {}
+
+    def stream(self, begun: Mapping[str, Any] | None) -> None:
+        """The changes of a bounded run, by table.
+
+        :param begun: where it has begun, as :meth:`begin` gives it.
+        """
+        from airflow_bottledwater.jobs import changes
+        from airflow_bottledwater.provision import live
+
+        if self._events is None or not begun:
+            return
+        with _harmless():
+            name = live.name_of(self._pipeline)
+            found = changes.present(self._pipeline, name, ChangeRange.of_event(begun))
+            for table, each in found.tables.items():
+                if each.records:
+                    payload = dataclasses.replace(found, tables={table: each}).as_event()
+                    self.tell(each.topic, table=table, by="stream", rows=each.records, payload=payload)
+
+    def backfill(self, report: Mapping[str, Any]) -> None:
+        """The rows of a live snapshot.
+
+        :param report: the task's result.
+        """
+        from airflow_bottledwater.jobs import changes
+        from airflow_bottledwater.kafka.topics import Topics
+        from airflow_bottledwater.provision import live
+
+        if self._events is None:
+            return
+        with _harmless():
+            name, topics = live.name_of(self._pipeline), Topics(self._pipeline.kafka)
+            for table, topic in changes.topics_of(self._pipeline, name, report["tables"], topics).items():
+                counts = {"rows": report["rows"], "tables": report["tables"], "to": report["boundary"]}
+                self.tell(topic.name, table=table, by="backfill", **counts)
+
+
+@contextlib.contextmanager
+def _harmless() -> Iterator[None]:
+    """Within this block, an error is logged: what is published is published, whether or not it is told."""
+    try:
+        yield
+    except BottledWaterError as error:
+        log.warning("The assets of the topics get no event: %s", error)

@@ -1,0 +1,122 @@
+"""The assets of topics: which there are, and what their events say."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import Asset, AssetAlias
+
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.jobs import changes, status
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.changes import ChangeRange, TopicRange
+from airflow_bottledwater.operators.assets import AssetEvents, alias_of, topic_uri
+from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
+from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
+from airflow_bottledwater.operators.stream import StreamToKafkaOperator
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.provision import live
+
+PIPELINE = Settings(postgres="host=db", kafka={"bootstrap.servers": "SSL://k1:9092, k2:9092"}, slot="shop")
+
+
+class Events(dict[Any, Any]):
+    """The outlet events of a task."""
+
+    def __init__(self, *aliases: AssetAlias) -> None:
+        super().__init__(dict.fromkeys(aliases, self))
+        self.told: list[tuple[str, dict[str, Any]]] = []
+
+    def add(self, asset: Asset, extra: dict[str, Any]) -> None:
+        self.told.append((asset.uri, extra))
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Events:
+    monkeypatch.setattr(live, "name_of", lambda _: "1/d/shop")
+    return Events(alias_of("shop"))
+
+
+def asset_events(events: Events) -> AssetEvents:
+    return AssetEvents({"outlet_events": events}, [Asset("mine"), alias_of("shop")], PIPELINE)
+
+
+def test_an_operators_outlet_is_the_pipelines_alias_beside_those_of_the_user() -> None:
+    mine = Asset("mine")
+    for made in (
+        SnapshotToKafkaOperator(task_id="s", pipeline="shop", outlets=[mine]),
+        StreamToKafkaOperator(task_id="s", pipeline={"name": "shop"}, outlets=[mine]),
+        BackfillToKafkaOperator(task_id="s", pipeline="shop", tables="a", outlets=[mine]),
+    ):
+        assert made.outlets == [mine, AssetAlias("bottledwater_shop")]
+    # a template is not known before the task runs
+    assert StreamToKafkaOperator(task_id="s", pipeline={"name": "{{ params.slot }}"}).outlets == [
+        AssetAlias("bottledwater")
+    ]
+    assert alias_of({}) == AssetAlias("bottledwater")
+
+
+def test_a_topic_is_an_asset_of_the_kafka_provider() -> None:
+    assert topic_uri(PIPELINE, "shop.orders") == "kafka://k1:9092/shop.orders"
+    assert Asset(topic_uri(PIPELINE, "shop.orders")).uri == "kafka://k1:9092/shop.orders"
+
+
+def test_a_snapshot_tells_the_rows_of_each_table(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = SimpleNamespace(table="public.a", topic="a", rows=7, insert_lsn="0/AB")
+    monkeypatch.setattr(status, "report", lambda _: SimpleNamespace(tables=[table]))
+    asset_events(events).snapshot()
+    told = {"topic": "a", "table": "public.a", "by": "snapshot", "rows": 7, "to": "0/AB"}
+    assert events.told == [("kafka://k1:9092/a", told)]
+
+
+def test_a_bounded_run_tells_what_has_changed_since_it_began(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = ChangeRange("1/d/shop", 5, 5, {"public.a": TopicRange("a", "i", (3,), (3,))})
+    found = ChangeRange(
+        "1/d/shop",
+        5,
+        9,
+        {"public.a": TopicRange("a", "i", (3,), (7,)), "public.b": TopicRange("b", "j", (2,), (2,))},
+    )
+    given: list[Any] = []
+    monkeypatch.setattr(changes, "present", lambda *of: given.append(of[2:]) or (found if of[2:] else began))
+    kept = asset_events(events).begin()
+    asset_events(events).stream(kept)
+    assert given == [(), (began,)]
+    ((uri, extra),) = events.told
+    assert uri.endswith("/a") and extra.pop("payload")["to"] == "0/9"
+    assert extra == {"topic": "a", "table": "public.a", "by": "stream", "rows": 4}
+
+
+def test_a_backfill_tells_the_topics_of_its_tables(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Topics, "__init__", lambda *_: None)
+    monkeypatch.setattr(changes, "topics_of", lambda *of: {of[2][0]: SimpleNamespace(name="a")})
+    asset_events(events).backfill({"tables": ["public.a"], "rows": 3, "boundary": "0/7"})
+    ((_, extra),) = events.told
+    assert extra == {
+        "topic": "a",
+        "table": "public.a",
+        "by": "backfill",
+        "rows": 3,
+        "tables": ["public.a"],
+        "to": "0/7",
+    }
+
+
+def test_what_cannot_be_told_fails_no_task(
+    events: Events, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: Any) -> Any:
+        raise Outage("Kafka does not answer.")
+
+    monkeypatch.setattr(changes, "present", away)
+    monkeypatch.setattr(status, "report", away)
+    assert asset_events(events).begin() == {}
+    asset_events(events).snapshot()
+    asset_events(events).stream(ChangeRange("1/d/shop").as_event())
+    assert not events.told and "get no event: Kafka does not answer" in caplog.text
+    # a bounded run of which it is not known where it began
+    asset_events(events).stream({})
+    # outside of Airflow there is nobody to tell
+    assert AssetEvents({}, [], PIPELINE).begin() == {}

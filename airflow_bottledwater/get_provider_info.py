@@ -9,7 +9,7 @@ _NAME = "Bottled Water"
 #: the section of Airflow's configuration, all of it optional (docs/page.md)
 _CONFIG: dict[str, Any] = {
     "bottledwater": {
-        "description": "The page Bottled Water.",
+        "description": "The page Bottled Water, and links at tasks.",
         "options": {
             "kafka_conn_ids": {
                 "description": "Further connections to Kafkas, comma-separated: those of a secrets backend.",
@@ -23,6 +23,13 @@ _CONFIG: dict[str, Any] = {
                 "version_added": None,
                 "type": "string",
                 "example": "https://console.example.com/topics/{topic}",
+                "default": "",
+            },
+            "spark_url": {
+                "description": "An application in Spark's history server, with {application} for its id.",
+                "version_added": None,
+                "type": "string",
+                "example": "https://history.example.com/history/{application}",
                 "default": "",
             },
         },
@@ -74,6 +81,9 @@ def get_provider_info() -> dict[str, Any]:
         ),
         "hooks": _modules("backfill", "changes", "pipeline", "schema_registry", "source", room="hooks"),
         "config": _CONFIG,
+        "extra-links": [
+            f"airflow_bottledwater.operators.links.{name}" for name in ("PipelineLink", "TopicLink", "SparkLink")
+        ],
         "connection-types": [
             {
                 "connection-type": "schema_registry",

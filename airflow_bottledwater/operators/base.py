@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from airflow.sdk import BaseOperatorLink
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
+from airflow_bottledwater.operators import links
 from airflow_bottledwater.operators.assets import alias_of
 from airflow_bottledwater.pipeline import argument
 from airflow_bottledwater.pipeline.argument import PipelineArgument, as_values
@@ -37,6 +39,7 @@ class PipelineMixin:
     """
 
     pipeline: dict[str, Any] | str
+    operator_extra_links: Collection[BaseOperatorLink] = links.of_pipeline()
     _hook: PipelineHook | None = None
 
     def _set_pipeline(self, pipeline: PipelineArgument) -> None:

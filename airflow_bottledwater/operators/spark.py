@@ -25,6 +25,7 @@ from airflow_bottledwater.jobs import leftovers, stop, supervise, watch
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.watch import Ended, JobWatch
 from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.operators import links
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
@@ -60,6 +61,7 @@ class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
     """
 
     job_name: str
+    operator_extra_links = links.of_job()
     #: whether a job in client mode ends with the task's process, unless the task is deferred
     ends_with_task: ClassVar[bool] = False
     application: str

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from airflow_bottledwater.operators.verify import VerifyTopicsOperator
     from airflow_bottledwater.pipeline.description import Kafka, Schedules, Source, Spark, Types
     from airflow_bottledwater.pipeline.table import Table
+    from airflow_bottledwater.sensors.dead_letters import DeadLettersSensor
     from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
     from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
     from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
@@ -34,6 +35,7 @@ _EXPORTS = {
     "BottledWaterTaskGroup": "task_group",
     "ChangesHook": "hooks.changes",
     "CreateReplicationSlotOperator": "operators.slot",
+    "DeadLettersSensor": "sensors.dead_letters",
     "DropReplicationSlotOperator": "operators.slot",
     "Kafka": "pipeline.description",
     "Pipeline": "dag",
@@ -59,6 +61,7 @@ __all__ = [
     "BottledWaterTaskGroup",
     "ChangesHook",
     "CreateReplicationSlotOperator",
+    "DeadLettersSensor",
     "DropReplicationSlotOperator",
     "Kafka",
     "Pipeline",

@@ -66,9 +66,10 @@ def get_provider_info() -> dict[str, Any]:
             "verify",
             room="operators",
         ),
-        "sensors": _modules("looking", "slot_lag", "stream_error", "stream_position", room="sensors"),
+        "sensors": _modules("dead_letters", "looking", "slot_lag", "stream_error", "stream_position", room="sensors"),
         "triggers": _modules(
             "backfill",
+            "dead_letters",
             "job",
             "pipeline",
             "slot_lag",

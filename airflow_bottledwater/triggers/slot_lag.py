@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from airflow.observability import stats
@@ -26,7 +26,45 @@ LAG_SQL = (
 )
 
 
-def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int | None, position: int = 0) -> dict[str, Any] | None:
+#: what PostgreSQL says of a slot's WAL (``wal_status`` of pg_replication_slots), from good to bad; "lost" is an error
+WAL_STATUSES = ("reserved", "extended", "unreserved")
+
+
+class Seen:
+    """Where the WAL has ended at the last looks, by which a lag in seconds is known: what was there so many seconds ago
+    is confirmed. No clocks of two hosts are compared.
+
+    :param max_seconds: the limit; None for any number.
+    :ivar looks: the time and the WAL's end of each look within the limit, the oldest first.
+    """
+
+    def __init__(self, max_seconds: float | None, looks: Iterable[Sequence[float]] = ()) -> None:
+        self._max_seconds = max_seconds
+        self.looks = [(float(at), int(end)) for at, end in looks]
+
+    def within(self, end: int, confirmed: int, now: float | None = None) -> bool:
+        """Note where the WAL ends; returns whether the slot is behind by no more than the limit.
+
+        :param now: seconds since 1970.
+        """
+        if self._max_seconds is None:
+            return True
+        now = time.time() if now is None else now
+        self.looks = [(at, seen) for at, seen in self.looks if 0 <= now - at <= self._max_seconds]
+        self.looks.append((now, end))
+        return any(seen <= confirmed for _, seen in self.looks)
+
+
+def evaluate(
+    slot: str,
+    row: tuple[Any, ...] | None,
+    max_lag: int | None,
+    position: int = 0,
+    *,
+    seen: Seen | None = None,
+    wal_status: str | None = None,
+    min_safe_wal: int | None = None,
+) -> dict[str, Any] | None:
     """The event for a row of :data:`LAG_SQL`; None if the lag is above the limit, or the position is not reached, so
     that it has to be read again.
 
@@ -34,11 +72,15 @@ def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int | None, positi
         safe_wal_size; None if the slot does not exist.
     :param max_lag: bytes of WAL; None for any number.
     :param position: the LSN up to which the slot must be confirmed.
+    :param seen: knows the lag in seconds, and its limit.
+    :param wal_status: the worst that is good enough; None for any.
+    :param min_safe_wal: bytes of WAL that may be written at least until the slot may be lost. A server without a limit
+        has any number.
     """
     if row is None:
         return {"status": "failed", "slot": slot, "message": f"Slot {slot!r} does not exist."}
-    wal_status, lag, retained, in_the_making, confirmed, safe = row
-    if wal_status == "lost":
+    status, lag, retained, in_the_making, confirmed, safe = row
+    if status == "lost":
         return {
             "status": "failed",
             "slot": slot,
@@ -53,10 +95,18 @@ def evaluate(slot: str, row: tuple[Any, ...] | None, max_lag: int | None, positi
             "pg_replication_slots."
         )
         return {"status": "failed", "slot": slot, "message": message}
-    if (max_lag is None or lag <= max_lag) and confirmed >= position:
-        found = {"status": "ok", "slot": slot, "lag": lag, "retained": retained}
-        return {**found, "wal_status": wal_status, "safe_wal_size": safe}
-    return None
+    fine = (
+        # noted in any case
+        (seen is None or seen.within(confirmed + lag, confirmed))
+        and (max_lag is None or lag <= max_lag)
+        and confirmed >= position
+        and (wal_status is None or status in WAL_STATUSES[: WAL_STATUSES.index(wal_status) + 1])
+        and (min_safe_wal is None or safe is None or safe >= min_safe_wal)
+    )
+    if not fine:
+        return None
+    found = {"status": "ok", "slot": slot, "lag": lag, "retained": retained}
+    return {**found, "wal_status": status, "safe_wal_size": safe}
 
 
 def stream_over(slot: str, stream_task_id: str) -> dict[str, Any]:
@@ -69,8 +119,8 @@ def stream_over(slot: str, stream_task_id: str) -> dict[str, Any]:
 
 
 class SlotLagTrigger(StoredTrigger):
-    """Fires when the lag is at or below ``max_lag`` bytes and the position is reached, or when the slot does not exist
-    or is lost, or when the stream's task has ended.
+    """Fires when all limits are kept and the position is reached, or when the slot does not exist or is lost, or when
+    the stream's task has ended.
 
     :param postgres_conn_id: connection of type Postgres: the source.
     :param slot: name of the replication slot.
@@ -78,6 +128,8 @@ class SlotLagTrigger(StoredTrigger):
     :param position: the LSN up to which everything is to be published.
     :param poll_interval: seconds between two checks.
     :param stream_task_id: the task of the same DAG run that runs the stream; None if it is not known.
+    :param max_lag_seconds: see :class:`Seen`; None for any number.
+    :param wal_status: see :func:`evaluate`, also for ``min_safe_wal``.
     """
 
     def __init__(
@@ -89,11 +141,15 @@ class SlotLagTrigger(StoredTrigger):
         position: int = 0,
         poll_interval: float = 30.0,
         stream_task_id: str | None = None,
+        max_lag_seconds: float | None = None,
+        wal_status: str | None = None,
+        min_safe_wal: int | None = None,
     ) -> None:
         super().__init__()
         self.postgres_conn_id, self.slot = postgres_conn_id, slot
         self.max_lag, self.position, self.poll_interval = max_lag, position, poll_interval
         self.stream_task_id = stream_task_id
+        self.max_lag_seconds, self.wal_status, self.min_safe_wal = max_lag_seconds, wal_status, min_safe_wal
         self._asked = -_TASK_INTERVAL
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -101,7 +157,7 @@ class SlotLagTrigger(StoredTrigger):
         # imported here, since sensors import this module, and a DAG processor does not need libpq
         import psycopg
 
-        dsn = ""
+        dsn, seen = "", Seen(self.max_lag_seconds)
         while True:
             await asyncio.sleep(self.poll_interval)
             # asked before the slot is looked at: with the end of a bounded stream, the slot may have caught up
@@ -123,7 +179,16 @@ class SlotLagTrigger(StoredTrigger):
                 return
             if row is not None and row[1] is not None:
                 stats.gauge("bottledwater.slot.lag_bytes", row[1], tags={"slot": self.slot})
-            if (event := evaluate(self.slot, row, self.max_lag, self.position)) is not None:
+            event = evaluate(
+                self.slot,
+                row,
+                self.max_lag,
+                self.position,
+                seen=seen,
+                wal_status=self.wal_status,
+                min_safe_wal=self.min_safe_wal,
+            )
+            if event is not None:
                 yield TriggerEvent(event)
                 return
             if over:

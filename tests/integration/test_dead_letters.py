@@ -12,6 +12,7 @@ from airflow_bottledwater.jobs.status import PipelineReport
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision import redrive
 from airflow_bottledwater.state import letters
+from airflow_bottledwater.triggers.dead_letters import LettersWatch
 from tests.support.topics import MakeFlow, limit_records
 
 
@@ -66,6 +67,10 @@ def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(mak
     assert done.published + done.overtaken == 6 and done.failed == 1
     assert _open(status.report(flow.pipeline)) == ({"public.b": {"snapshot": 1}}, 1, 7)
     assert flow.compare("a").differences == []
+    # what a sensor waits for
+    assert LettersWatch(flow.pipeline, max_open=0, tables=[]).fetch() is None
+    assert LettersWatch(flow.pipeline, max_open=0, tables=["a", "s.b"]).fetch() == {"status": "ok", "open": 0}
+    assert LettersWatch(flow.pipeline, max_open=1, tables=["b"]).fetch() == {"status": "ok", "open": 1}
 
     assert redrive.dismiss(flow.pipeline, ["a"]) == redrive.RedriveResult()
     assert redrive.dismiss(flow.pipeline, ["b*"]) == redrive.RedriveResult(dismissed=1)

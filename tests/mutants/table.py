@@ -3261,6 +3261,12 @@ MUTANTS = (
         "tests/unit/plugin/test_app.py::test_who_may_not_trigger_the_dag_sees_why_and_no_conf",
     ),
     Mutant(
+        "a lag in seconds that nobody has seen is not called small",
+        "Seen.within",
+        always("any(seen <= confirmed for _, seen in self.looks)"),
+        "tests/unit/triggers/test_triggers.py::test_a_lag_in_seconds_is_known_by_what_was_seen",
+    ),
+    Mutant(
         "a range of changes ends before those behind its position, so that transactions are whole",
         "OffsetSearch.find",
         swap("found if change is None else change.offset", "found"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -21,10 +22,12 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.postgres import connect as postgres
 from airflow_bottledwater.sensors import slot_lag, stream_error
+from airflow_bottledwater.sensors.dead_letters import DeadLettersSensor
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
 from airflow_bottledwater.state.control_records import StatusRecord
+from airflow_bottledwater.triggers.dead_letters import DeadLettersTrigger
 from airflow_bottledwater.triggers.slot_lag import stream_over
 from tests.support.status import status_of
 
@@ -181,6 +184,94 @@ def test_what_passes_ends_a_sensor_at_its_first_look_only(source: list[Any], err
     # in mode "reschedule", each look is a process of its own
     source.append(error)
     assert not ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS).poke({**CONTEXT, "task_reschedule_count": 1})
+
+
+def test_seconds_and_what_postgresql_says_of_the_wal_are_waited_for(source: list[Any]) -> None:
+    sensor = ReplicationSlotLagSensor(
+        task_id="t", pipeline=ORDERS, max_lag=10**9, max_lag_seconds="600", wal_status="extended", min_safe_wal=100
+    )
+    source.extend([
+        ("reserved", 11, 20, True, 50, 100),  # how old that is, is not known
+        ("reserved", 900, 20, True, 60, 100),  # not all that was there is confirmed
+        ("unreserved", 900, 20, True, 61, 100),
+        ("extended", 900, 20, True, 61, 99),
+        ("extended", 900, 20, True, 61, None),
+    ])  # fmt: skip
+    assert [sensor.poke(CONTEXT) for _ in range(5)] == [False, False, False, False, True]
+    source.append(("reserved", 11, 20, True, 50, None))
+    with pytest.raises(TaskDeferred) as raised:
+        lag_sensor(max_lag=10, max_lag_seconds="30", wal_status="reserved").execute(CONTEXT)
+    trigger: Any = raised.value.trigger
+    assert (trigger.max_lag_seconds, trigger.wal_status, trigger.min_safe_wal) == (30.0, "reserved", None)
+    with pytest.raises(AirflowFailException, match="Setting 'wal_status' cannot be 'good'"):
+        lag_sensor(wal_status="good").execute(CONTEXT)
+
+
+def test_what_was_seen_is_kept_from_one_process_to_the_next(source: list[Any]) -> None:
+    kept: dict[str, Any] = {}
+    store = SimpleNamespace(get=kept.get, set=kept.__setitem__)
+
+    def poke(attempt: int) -> bool:
+        context: Any = {"ti": SimpleNamespace(try_number=attempt), "task_state_store": store}
+        sensor = ReplicationSlotLagSensor(
+            task_id="t", pipeline=ORDERS, max_lag=10**9, max_lag_seconds=600, mode="reschedule"
+        )
+        return sensor.poke(context)
+
+    source.extend([("reserved", 5, 20, True, 50, None), ("reserved", 99, 20, True, 55, None)])
+    assert [poke(1), poke(1)] == [False, True]
+    source.append(("reserved", 99, 20, True, 55, None))
+    assert not poke(2)
+
+
+# ------------------------------------------------------------------ dead letters
+@pytest.fixture
+def letters(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The open dead letters that looks find, in turn."""
+    found: list[Any] = []
+
+    def report(_: Any) -> Any:
+        counted = found.pop(0)
+        if isinstance(counted, Exception):
+            raise counted
+        return SimpleNamespace(tables=[1], slot=None, open_letters=counted)
+
+    monkeypatch.setattr("airflow_bottledwater.jobs.status.report", report)
+    return found
+
+
+def test_dead_letters_are_waited_for(letters: list[Any]) -> None:
+    many = {"public.a": {"stream": 2, "live": 1}, "sales.b": {"snapshot": 4}}
+    letters.extend([many, many, many, {}])
+    assert not DeadLettersSensor(task_id="t", pipeline=ORDERS).poke(CONTEXT)
+    assert not DeadLettersSensor(task_id="t", pipeline=ORDERS, tables="a", max_open="2").poke(CONTEXT)
+    assert DeadLettersSensor(task_id="t", pipeline=ORDERS, tables="a, c", max_open=3).poke(CONTEXT)
+    assert DeadLettersSensor(task_id="t", pipeline=ORDERS).poke(CONTEXT)
+    letters.append(many)
+    with pytest.raises(TaskDeferred) as raised:
+        DeadLettersSensor(task_id="t", pipeline=ORDERS, tables=["a"], deferrable=True).execute(CONTEXT)
+    trigger: Any = raised.value.trigger
+    assert (trigger.max_open, trigger.tables) == (0, ["a"])
+    sensor = DeadLettersSensor(task_id="t", pipeline=ORDERS)
+    sensor.execute_complete(CONTEXT, {"status": "ok", "open": 0})
+    with pytest.raises(AirflowFailException, match="no such"):
+        sensor.execute_complete(CONTEXT, {"status": "failed", "message": "no such pipeline"})
+
+
+def test_the_trigger_waits_for_dead_letters_over_an_outage(letters: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    pause = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda _: pause(0))
+    letters.extend([{"public.a": {"stream": 1}}, Outage("away"), {}])
+    trigger = DeadLettersTrigger(
+        hook=DeadLettersSensor(task_id="t", pipeline=ORDERS).pipeline_hook.arguments(), poll_interval=0.1
+    )
+
+    async def first() -> Any:
+        async for event in trigger.run():
+            return event.payload
+
+    assert asyncio.run(first()) == {"status": "ok", "open": 0}
+    assert not letters
 
 
 # ------------------------------------------------------------------ a position

@@ -23,6 +23,7 @@ from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.state.control_records import StatusRecord, encode, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.triggers import job, slot_lag, stream_error
+from airflow_bottledwater.triggers.dead_letters import DeadLettersTrigger
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger
 from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger
@@ -50,6 +51,10 @@ def watching(**arguments: Any) -> JobTrigger:
         SlotLagTrigger(
             postgres_conn_id="pg", slot="orders", max_lag=5, poll_interval=1.5, stream_task_id="group.stream"
         ),
+        SlotLagTrigger(
+            postgres_conn_id="pg", slot="s", max_lag=5, max_lag_seconds=9.0, wal_status="extended", min_safe_wal=7
+        ),
+        DeadLettersTrigger(hook=HOOK, max_open=2, tables=["a", "s.*"], poll_interval=5.0),
         StreamErrorTrigger(
             hook=HOOK,
             cluster={"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000},
@@ -368,6 +373,40 @@ def test_what_a_slots_lag_means(row: tuple[Any, ...] | None, status: str | None)
     assert (event and event["status"]) == status
     if status == "failed":
         assert event and "'orders'" in event["message"]
+
+
+@pytest.mark.parametrize(
+    ("row", "limits", "good"),
+    [
+        (("extended", 0, 500, False, 50, None), {"wal_status": "extended"}, True),
+        (("extended", 0, 500, False, 50, None), {"wal_status": "reserved"}, False),
+        (("unreserved", 0, 500, False, 50, -5), {"wal_status": "extended"}, False),
+        (("reserved", 0, 500, False, 50, 99), {"min_safe_wal": 100}, False),
+        (("reserved", 0, 500, False, 50, 100), {"min_safe_wal": 100}, True),
+        # a server without a limit
+        (("reserved", 0, 500, False, 50, None), {"min_safe_wal": 100}, True),
+    ],
+)
+def test_what_a_slots_wal_means(row: tuple[Any, ...], limits: dict[str, Any], good: bool) -> None:
+    assert (slot_lag.evaluate("orders", row, 100, **limits) is not None) is good
+
+
+def test_a_lag_in_seconds_is_known_by_what_was_seen() -> None:
+    seen = slot_lag.Seen(60)
+    # behind, nobody knows how long
+    assert not seen.within(1000, 900, now=0)
+    assert not seen.within(2000, 999, now=30)
+    # all that was there 60 s ago is confirmed
+    assert seen.within(3000, 1000, now=60)
+    assert not seen.within(4000, 1999, now=61)
+    assert seen.within(4000, 4000, now=500) and len(seen.looks) == 1
+    # what another process has seen; a clock that was set back proves nothing
+    assert slot_lag.Seen(60, [[500.0, 70]]).within(99, 70, now=520)
+    assert not slot_lag.Seen(60, [[500.0, 70]]).within(99, 70, now=499)
+    row = ("reserved", 5, 500, False, 50, None)
+    late = slot_lag.Seen(60)
+    assert slot_lag.evaluate("orders", row, None, seen=late) is None and late.looks[0][1] == 55
+    assert slot_lag.Seen(None).within(5, 1)
 
 
 def seen(state: str = "streaming", **changes: Any) -> StatusRecord:

@@ -1,0 +1,90 @@
+"""The trigger that waits until no dead letters are open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from airflow.triggers.base import TriggerEvent
+
+from airflow_bottledwater.errors import BottledWaterError, StateError
+from airflow_bottledwater.pipeline.patterns import is_meant, is_named
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.triggers.pipeline import PipelineTrigger
+from airflow_bottledwater.triggers.watching import SETTLED, AsyncWatch
+
+log = logging.getLogger(__name__)
+
+
+class LettersWatch:
+    """Counts a pipeline's open dead letters in its saved state, which knows also those that were settled while nothing
+    ran.
+
+    :param max_open: how many may be open.
+    :param tables: ``[schema.]table`` patterns; empty for all.
+    """
+
+    def __init__(self, pipeline: Settings, *, max_open: int, tables: Sequence[str]) -> None:
+        self._pipeline, self._max_open, self._tables = pipeline, max_open, tuple(tables)
+        self._said = -1
+
+    def fetch(self) -> dict[str, Any] | None:
+        """How many are open, if few enough; None otherwise.
+
+        :raises StateError: there is no such pipeline.
+        :raises Outage: the source or Kafka does not answer.
+        """
+        # imported here, since a DAG processor needs neither libpq nor a client of Kafka
+        from airflow_bottledwater.jobs import status
+
+        report = status.report(self._pipeline)
+        if not report.tables and report.slot is None:
+            raise StateError(f"There is no pipeline {self._pipeline.slot!r}.", "Check the name and the connections.")
+        counts = {table: sum(of.values()) for table, of in report.open_letters.items() if self._meant(table)}
+        found = sum(counts.values())
+        if found != self._said:
+            self._said = found
+            of = ", ".join(f"{count:,} of {table}" for table, count in counts.items()) or "none"
+            log.info("Open dead letters: %s.", of)
+        return {"status": "ok", "open": found} if found <= self._max_open else None
+
+    def _meant(self, qualified: str) -> bool:
+        of = tuple(qualified.split(".", 1))
+        return not self._tables or any(is_named(each, *of) or is_meant(each, *of) for each in self._tables)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class DeadLettersTrigger(PipelineTrigger):
+    """Fires when few enough dead letters are open.
+
+    :param hook: see :class:`~airflow_bottledwater.triggers.pipeline.PipelineTrigger`.
+    :param max_open: how many may be open.
+    :param tables: ``[schema.]table`` patterns; empty for all.
+    :param poll_interval: seconds between two checks.
+    """
+
+    def __init__(
+        self, *, hook: dict[str, Any], max_open: int = 0, tables: Sequence[str] = (), poll_interval: float = 60.0
+    ) -> None:
+        super().__init__(hook=hook)
+        self.max_open, self.tables, self.poll_interval = max_open, list(tables), poll_interval
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait; yields one event."""
+        async with AsyncWatch(self._begin, "The dead letters") as watching:
+            while True:
+                await asyncio.sleep(max(SETTLED, self.poll_interval))
+                try:
+                    event = await watching.fetch()
+                except BottledWaterError as error:
+                    event = {"status": "failed", "message": str(error)}
+                if event is not None:
+                    yield TriggerEvent(event)
+                    return
+
+    async def _begin(self) -> LettersWatch:
+        return LettersWatch(await self.pipeline(), max_open=self.max_open, tables=self.tables)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
     from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
     from airflow_bottledwater.task_group import BottledWaterTaskGroup
+    from airflow_bottledwater.triggers.alarms import DeadLettersAlarmTrigger, SlotLagAlarmTrigger
     from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ _EXPORTS = {
     "BottledWaterTaskGroup": "task_group",
     "ChangesHook": "hooks.changes",
     "CreateReplicationSlotOperator": "operators.slot",
+    "DeadLettersAlarmTrigger": "triggers.alarms",
     "DeadLettersSensor": "sensors.dead_letters",
     "DropReplicationSlotOperator": "operators.slot",
     "Kafka": "pipeline.description",
@@ -44,6 +46,7 @@ _EXPORTS = {
     "ReplicationPreflightOperator": "operators.preflight",
     "ReplicationSlotLagSensor": "sensors.slot_lag",
     "Schedules": "pipeline.description",
+    "SlotLagAlarmTrigger": "triggers.alarms",
     "SnapshotToKafkaOperator": "operators.snapshot",
     "Source": "pipeline.description",
     "Spark": "pipeline.description",
@@ -61,6 +64,7 @@ __all__ = [
     "BottledWaterTaskGroup",
     "ChangesHook",
     "CreateReplicationSlotOperator",
+    "DeadLettersAlarmTrigger",
     "DeadLettersSensor",
     "DropReplicationSlotOperator",
     "Kafka",
@@ -70,6 +74,7 @@ __all__ = [
     "ReplicationPreflightOperator",
     "ReplicationSlotLagSensor",
     "Schedules",
+    "SlotLagAlarmTrigger",
     "SnapshotToKafkaOperator",
     "Source",
     "Spark",

@@ -68,6 +68,7 @@ def get_provider_info() -> dict[str, Any]:
         ),
         "sensors": _modules("dead_letters", "looking", "slot_lag", "stream_error", "stream_position", room="sensors"),
         "triggers": _modules(
+            "alarms",
             "backfill",
             "dead_letters",
             "job",

@@ -28,10 +28,19 @@ class LettersWatch:
 
     def __init__(self, pipeline: Settings, *, max_open: int, tables: Sequence[str]) -> None:
         self._pipeline, self._max_open, self._tables = pipeline, max_open, tuple(tables)
-        self._said = -1
+        self._said: dict[str, int] | None = None
 
     def fetch(self) -> dict[str, Any] | None:
         """How many are open, if few enough; None otherwise.
+
+        :raises StateError: there is no such pipeline.
+        :raises Outage: the source or Kafka does not answer.
+        """
+        found = sum(self.counts().values())
+        return {"status": "ok", "open": found} if found <= self._max_open else None
+
+    def counts(self) -> dict[str, int]:
+        """How many are open, by table.
 
         :raises StateError: there is no such pipeline.
         :raises Outage: the source or Kafka does not answer.
@@ -43,12 +52,11 @@ class LettersWatch:
         if not report.tables and report.slot is None:
             raise StateError(f"There is no pipeline {self._pipeline.slot!r}.", "Check the name and the connections.")
         counts = {table: sum(of.values()) for table, of in report.open_letters.items() if self._meant(table)}
-        found = sum(counts.values())
-        if found != self._said:
-            self._said = found
+        if counts != self._said:
+            self._said = counts
             of = ", ".join(f"{count:,} of {table}" for table, count in counts.items()) or "none"
             log.info("Open dead letters: %s.", of)
-        return {"status": "ok", "open": found} if found <= self._max_open else None
+        return counts
 
     def _meant(self, qualified: str) -> bool:
         of = tuple(qualified.split(".", 1))

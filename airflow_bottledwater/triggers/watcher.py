@@ -120,10 +120,11 @@ class WatcherTrigger(StoredTrigger, BaseEventTrigger):
                     found = None
                 if found is not None:
                     payload, kept = self._told(found)
+                    # in the order of the looks, so that an event that is confirmed late takes nothing back
+                    look.confirmed = self._keeping(kept)
                     if payload is None:
                         await self._keep(kept)
                     else:
-                        look.confirmed = self._keeping(kept)
                         yield TriggerEvent(payload)
                 look.over.set()
 

@@ -3267,6 +3267,12 @@ MUTANTS = (
         "tests/unit/triggers/test_triggers.py::test_a_lag_in_seconds_is_known_by_what_was_seen",
     ),
     Mutant(
+        "what is wrong is told once until it is right again",
+        "_Alarm.fetch",
+        never("(found is not None) == self._wrong"),
+        "tests/unit/triggers/test_watcher.py::test_a_slot_that_needs_somebody_is_told_once_until_it_is_right",
+    ),
+    Mutant(
         "a range of changes ends before those behind its position, so that transactions are whole",
         "OffsetSearch.find",
         swap("found if change is None else change.offset", "found"),

@@ -409,6 +409,18 @@ def test_a_lag_in_seconds_is_known_by_what_was_seen() -> None:
     assert slot_lag.Seen(None).within(5, 1)
 
 
+def test_a_lag_in_seconds_is_an_alarm_only_when_it_is_known() -> None:
+    seen = slot_lag.Seen(60)
+    assert not seen.exceeded(1000, 900, now=0)
+    assert not seen.exceeded(2000, 950, now=60)
+    assert seen.exceeded(3000, 999, now=61)
+    # what was there then is confirmed, and what came 30 s ago may wait
+    assert not seen.exceeded(3000, 1000, now=62)
+    assert not seen.exceeded(9000, 2000, now=121)
+    assert seen.exceeded(9000, 2000, now=122)
+    assert len(seen.looks) < 5 and not slot_lag.Seen(None).exceeded(5, 1)
+
+
 def seen(state: str = "streaming", **changes: Any) -> StatusRecord:
     return status_of(
         state, **{"position": "0/5", "counters": {"dead_letters": 9, "open_dead_letters": 2, "published": 7}, **changes}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +13,16 @@ import pytest
 from airflow.sdk import Asset, AssetWatcher
 from airflow.sdk.module_loading import import_string
 
-from airflow_bottledwater.errors import Outage, Refused, SettingError
+from airflow_bottledwater.errors import Outage, Refused, SettingError, StateError
 from airflow_bottledwater.jobs import changes
 from airflow_bottledwater.model.changes import ChangeRange, TopicRange
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.triggers import watcher
+from airflow_bottledwater.triggers.alarms import DeadLettersAlarmTrigger, SlotLagAlarmTrigger
+from airflow_bottledwater.triggers.dead_letters import LettersWatch
 from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
+from airflow_bottledwater.triggers.watcher import WatcherTrigger
 from tests.support.documented import blocks
 
 SHOP = Description("shop", source=Source("pg"), kafka=Kafka("k"))
@@ -36,6 +40,9 @@ def test_a_trigger_is_stored_as_plain_values_and_belongs_to_a_watcher() -> None:
     assert again.serialize() == (path, kept)
     assert again.shared_stream_key() == trigger.shared_stream_key()
     assert Asset("orders", watchers=[AssetWatcher(name="orders", trigger=trigger)])
+    for alarm in (SlotLagAlarmTrigger(pipeline=SHOP, max_lag=5), DeadLettersAlarmTrigger(pipeline=SHOP, tables="a")):
+        path, arguments = alarm.serialize()
+        assert import_string(path)(**json.loads(json.dumps(arguments))).serialize() == (path, arguments)
     other = TableChangedTrigger(pipeline="shop", tables="orders")
     assert other.tables == ["orders"] and other.shared_stream_key() != trigger.shared_stream_key()
     with pytest.raises(SettingError):
@@ -114,6 +121,78 @@ def test_what_was_told_is_kept_once_it_is_confirmed(monkeypatch: pytest.MonkeyPa
     assert not watched(store, 1) and found.last[-1] == at(9, 12)
 
 
+def looked(trigger: WatcherTrigger, store: Store, looks: int, confirmed: bool = True) -> list[Any]:
+    """The payloads of a trigger's events, of so many looks."""
+    trigger.asset_state_store = store  # type: ignore[assignment]
+
+    async def run() -> list[Any]:
+        made: list[watcher._Look] = []
+        producer = trigger.create_shared_stream_producer(trigger.serialize()[1])
+
+        async def stream() -> AsyncIterator[Any]:
+            for _ in range(looks):
+                made.append(watcher._Look())
+                yield made[-1]
+
+        told = [event.payload async for event in trigger.filter_shared_stream(stream())]
+        if confirmed:
+            clean = SimpleNamespace(is_clean=True)
+            items: Any = [SimpleNamespace(broker_payload=each, outcome=clean) for each in made]
+            await producer.advance(items)
+        return told
+
+    return asyncio.run(run())
+
+
+@pytest.mark.usefixtures("connections")
+def test_a_slot_that_needs_somebody_is_told_once_until_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[Any] = []
+
+    @contextlib.contextmanager
+    def session(*_: Any, **__: Any) -> Iterator[Any]:
+        yield SimpleNamespace(execute=lambda *_: SimpleNamespace(fetchone=lambda: rows.pop(0)))
+
+    monkeypatch.setattr("airflow_bottledwater.postgres.connect.session", session)
+    trigger = SlotLagAlarmTrigger(pipeline="shop", max_lag=100, max_lag_seconds=None)
+    fine, late = ("reserved", 100, 500, True, 50, None), ("reserved", 101, 500, True, 50, None)
+    in_danger, lost = ("unreserved", 0, 500, True, 50, -5), ("lost", 0, 500, True, 50, None)
+    being_made = ("reserved", None, 5, True, 50, None)
+    rows.extend([being_made, fine, late, late, fine, in_danger, lost, None, fine, lost])
+    first, second, third = looked(trigger, store := Store(), 10)
+    assert first == {"slot": "shop", "lag": 101, "retained": 500, "wal_status": "reserved", "safe_wal_size": None}
+    assert second["wal_status"] == "unreserved" and "was invalidated" in third["message"]
+    assert store == {"bottledwater_lag": {"wrong": True}}
+    # told already, by the triggerer before this one
+    rows.extend([None, fine])
+    assert not looked(trigger, store, 2) and store == {"bottledwater_lag": {"wrong": False}}
+    # killed before the event was stored: it comes again
+    rows.extend([late, late])
+    assert len(looked(trigger, store, 1, confirmed=False)) == len(looked(trigger, store, 1)) == 1
+    late_only = SlotLagAlarmTrigger(pipeline="shop", max_lag_seconds=600)
+    rows.append(late)
+    assert not looked(late_only, Store(), 1)  # since when is not known
+
+
+@pytest.mark.usefixtures("connections")
+def test_dead_letters_are_told_once_until_they_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = [StateError("no pipeline yet"), {}, {"public.a": 2}, {"public.a": 5}, Outage("away"), {}]
+    found.append({"public.a": 1})
+
+    def counts(_: Any) -> Any:
+        counted = found.pop(0)
+        if isinstance(counted, Exception):
+            raise counted
+        return counted
+
+    monkeypatch.setattr(LettersWatch, "counts", counts)
+    store = Store()
+    first, second = looked(DeadLettersAlarmTrigger(pipeline="shop"), store, 7)
+    assert first == {"slot": "shop", "open": 2, "tables": {"public.a": 2}} and second["open"] == 1
+    assert store == {"bottledwater_dead_letters": {"wrong": True}}
+    found.append({"public.a": 3})
+    assert not looked(DeadLettersAlarmTrigger(pipeline="shop", max_open=3, tables="a"), Store(), 1)
+
+
 def test_two_assets_with_the_same_trigger_are_refused() -> None:
     def several(key: str) -> Any:
         raise ValueError("Task has 2 concrete inlets and outlets")
@@ -140,5 +219,8 @@ def test_the_documented_dag_is_one() -> None:
     assert ("format", "kafka", {}) in asked
     (code,) = blocks("changes.md", "Assets of the topics", "python")
     exec(code, made)
+    (code,) = blocks("changes.md", "DAGs that run when something is wrong", "python")
+    exec(code, made)
+    assert made["late"].watchers[0].trigger.max_lag_seconds == 900
     (event,) = blocks("changes.md", "What an event tells", "json")
     assert ChangeRange.of_event(json.loads(event)["payload"]).records == 1204

@@ -1,0 +1,147 @@
+"""The triggers of assets that change when something goes wrong: DAGs that repair it, or tell somebody, run by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.pipeline.argument import PipelineArgument
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.triggers.dead_letters import LettersWatch
+from airflow_bottledwater.triggers.slot_lag import LAG_SQL, Seen, evaluate
+from airflow_bottledwater.triggers.watcher import WatcherTrigger
+from airflow_bottledwater.triggers.watching import Watch
+
+Found = dict[str, Any]
+
+
+class _Alarm:
+    """Tells when something is wrong, and when it is right again.
+
+    :param look: what is wrong, as JSON values; None if nothing is.
+    :param wrong: whether it was when that was told last.
+    """
+
+    def __init__(self, look: Callable[[], Found | None], wrong: bool) -> None:
+        self._look, self._wrong = look, wrong
+
+    def fetch(self) -> Found | None:
+        """What is wrong, if it was not before; an empty dictionary if it is right again; None if nothing has
+        changed."""
+        found = self._look()
+        if (found is not None) == self._wrong:
+            return None
+        self._wrong = found is not None
+        return found or {}
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class _AlarmTrigger(WatcherTrigger):
+    """Fires when something goes wrong: once, and again only after it was right in between."""
+
+    async def _begin(self, pipeline: Settings, kept: Any) -> Watch:
+        return _Alarm(self._looking(pipeline), bool(kept and kept["wrong"]))
+
+    def _looking(self, pipeline: Settings) -> Callable[[], Found | None]:
+        """What looks at the pipeline."""
+        raise NotImplementedError
+
+    def _told(self, found: Found) -> tuple[Found | None, Any]:
+        return found or None, {"wrong": bool(found)}
+
+
+class SlotLagAlarmTrigger(_AlarmTrigger):
+    """Fires when a pipeline falls behind, or its slot is in danger or lost: for an ``AssetWatcher``. It fires once, and
+    again only after all was right in between.
+
+    The payload has ``slot``, and ``message`` if the slot is lost or gone; otherwise ``lag`` and ``retained`` (bytes of
+    WAL), ``wal_status`` and ``safe_wal_size``.
+
+    :param pipeline: see :class:`~airflow_bottledwater.triggers.watcher.WatcherTrigger`.
+    :param max_lag: bytes of WAL; None for any number.
+    :param max_lag_seconds: what was there so many seconds ago has to be published; None for any number.
+    :param wal_status: the worst ``wal_status`` that is good enough: ``reserved``, ``extended`` or ``unreserved``.
+    :param min_safe_wal: bytes of WAL that may be written at least until the slot may be lost; None for any number.
+    :param poll_interval: seconds between two looks, at most ten.
+    """
+
+    WHAT: ClassVar[str] = "The slot"
+    KEY: ClassVar[str] = "bottledwater_lag"
+
+    def __init__(
+        self,
+        *,
+        pipeline: PipelineArgument,
+        max_lag: int | None = None,
+        max_lag_seconds: float | None = 600.0,
+        wal_status: str = "extended",
+        min_safe_wal: int | None = None,
+        poll_interval: float = 10.0,
+    ) -> None:
+        super().__init__(pipeline=pipeline, poll_interval=poll_interval)
+        self.max_lag, self.max_lag_seconds = max_lag, max_lag_seconds
+        self.wal_status, self.min_safe_wal = wal_status, min_safe_wal
+
+    def _looking(self, pipeline: Settings) -> Callable[[], Found | None]:
+        from airflow_bottledwater.postgres.connect import session
+
+        seen = Seen(self.max_lag_seconds)
+        limits: dict[str, Any] = {"wal_status": self.wal_status, "min_safe_wal": self.min_safe_wal}
+
+        def look() -> Found | None:
+            with session(pipeline.postgres, "Reading the slot's lag") as connection:
+                row = connection.execute(LAG_SQL, (pipeline.slot,)).fetchone()
+            event = evaluate(pipeline.slot, row, self.max_lag, **limits)
+            # a lag in seconds is known only after so many seconds
+            late = row is not None and row[1] is not None and seen.exceeded(row[4] + row[1], row[4])
+            if event is not None and event["status"] == "failed":
+                return {"slot": pipeline.slot, "message": event["message"]}
+            if row is None or row[1] is None or (event is not None and not late):
+                return None
+            found = {"lag": row[1], "retained": row[2], "wal_status": row[0], "safe_wal_size": row[5]}
+            return {"slot": pipeline.slot, **found}
+
+        return look
+
+
+class DeadLettersAlarmTrigger(_AlarmTrigger):
+    """Fires when more dead letters are open than may be: for an ``AssetWatcher``. It fires once, and again only after
+    few enough were open in between.
+
+    The payload has ``slot``, ``open``, and the numbers by table.
+
+    :param pipeline: see :class:`~airflow_bottledwater.triggers.watcher.WatcherTrigger`.
+    :param max_open: how many may be open.
+    :param tables: ``[schema.]table``, with ``*`` and ``?``; empty for all.
+    :param poll_interval: seconds between two looks, at most ten.
+    """
+
+    WHAT: ClassVar[str] = "The dead letters"
+    KEY: ClassVar[str] = "bottledwater_dead_letters"
+
+    def __init__(
+        self,
+        *,
+        pipeline: PipelineArgument,
+        max_open: int = 0,
+        tables: Sequence[str] = (),
+        poll_interval: float = 10.0,
+    ) -> None:
+        super().__init__(pipeline=pipeline, poll_interval=poll_interval)
+        self.max_open, self.tables = max_open, [tables] if isinstance(tables, str) else list(tables)
+
+    def _looking(self, pipeline: Settings) -> Callable[[], Found | None]:
+        watch = LettersWatch(pipeline, max_open=self.max_open, tables=self.tables)
+
+        def look() -> Found | None:
+            try:
+                counts = watch.counts()
+            except StateError:
+                return None  # there is no pipeline yet, or no more
+            found = sum(counts.values())
+            return {"slot": pipeline.slot, "open": found, "tables": counts} if found > self.max_open else None
+
+        return look

@@ -41,6 +41,13 @@ def _modules(*names: str, room: str) -> list[dict[str, Any]]:
     return [{"integration-name": _NAME, "python-modules": [f"airflow_bottledwater.{room}.{name}" for name in names]}]
 
 
+#: the modules of triggers
+_TRIGGERS = (
+    *("alarms", "backfill", "dead_letters", "job", "pipeline", "slot_lag", "stored", "stream_error", "table_changed"),
+    *("watcher", "watching"),
+)
+
+
 def get_provider_info() -> dict[str, Any]:
     """Provider metadata (airflow/provider_info.schema.json)."""
     return {
@@ -67,20 +74,7 @@ def get_provider_info() -> dict[str, Any]:
             room="operators",
         ),
         "sensors": _modules("dead_letters", "looking", "slot_lag", "stream_error", "stream_position", room="sensors"),
-        "triggers": _modules(
-            "alarms",
-            "backfill",
-            "dead_letters",
-            "job",
-            "pipeline",
-            "slot_lag",
-            "stored",
-            "stream_error",
-            "table_changed",
-            "watcher",
-            "watching",
-            room="triggers",
-        ),
+        "triggers": _modules(*_TRIGGERS, room="triggers"),
         "hooks": _modules("backfill", "changes", "pipeline", "schema_registry", "source", room="hooks"),
         "config": _CONFIG,
         "extra-links": [

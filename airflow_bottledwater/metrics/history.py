@@ -14,6 +14,8 @@ from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Sample, decode
 
 #: samples of a pipeline that are kept: enough for a rate
 _KEPT = 8
+#: seconds in which the samples from before the first look are read
+_FIRST = 15.0
 
 
 class History:
@@ -27,6 +29,8 @@ class History:
     def __init__(self, kafka: Mapping[str, str], *, since: float = 60.0, kept: int = _KEPT) -> None:
         self._kafka, self._since, self._kept = dict(kafka), since, kept
         self._consumer: Consumer | None = None
+        #: the offset behind the last sample that was read
+        self._at = 0
         self.samples: dict[str, deque[Sample]] = {}
 
     @property
@@ -35,34 +39,44 @@ class History:
         return {name: samples[-1] for name, samples in self.samples.items()}
 
     def read(self, timeout: float = 1.0) -> None:
-        """Read what there is.
+        """Read what there is; the first time, all that was there before.
 
         :param timeout: seconds to wait for the first sample.
         :raises Outage: Kafka does not answer.
         :raises Refused: it does not let this client read the topic.
         """
         with errors(self._kafka):
-            if self._consumer is None and not self._open():
-                return
-            assert self._consumer is not None
-            first = self._consumer.poll(timeout)
-            while first is not None:
-                for message in [first, *self._consumer.consume(1000, 0)]:
-                    if (error := message.error()) is None:
-                        self._add(decode(message.value()))
-                    elif error.code() != KafkaError._PARTITION_EOF and not passes(error):
-                        raise KafkaException(error)
-                first = self._consumer.poll(0)
+            if self._consumer is None:
+                if (end := self._open()) is None:
+                    return
+                deadline = time.monotonic() + _FIRST
+                while self._at < end and time.monotonic() < deadline:
+                    self._take(timeout)
+            self._take(timeout)
 
-    def _open(self) -> bool:
-        """Make the consumer, unless there is no topic yet."""
+    def _take(self, timeout: float) -> None:
+        assert self._consumer is not None
+        first = self._consumer.poll(timeout)
+        while first is not None:
+            for message in [first, *self._consumer.consume(1000, 0)]:
+                if (error := message.error()) is None:
+                    self._at = (message.offset() or 0) + 1
+                    self._add(decode(message.value()))
+                elif error.code() != KafkaError._PARTITION_EOF and not passes(error):
+                    raise KafkaException(error)
+            first = self._consumer.poll(0)
+
+    def _open(self) -> int | None:
+        """Make the consumer; returns the topic's end, None if there is no topic yet."""
         if METRICS_TOPIC not in Topics(self._kafka).describe([METRICS_TOPIC]):
-            return False
+            return None
         consumer = made(Consumer, reader_config(self._kafka, auto_offset_reset="earliest"))
         begin = TopicPartition(METRICS_TOPIC, 0, int((time.time() - self._since) * 1000))
-        consumer.assign(consumer.offsets_for_times([begin], timeout=15.0))
-        self._consumer = consumer
-        return True
+        (found,) = consumer.offsets_for_times([begin], timeout=15.0)
+        _, end = consumer.get_watermark_offsets(begin, timeout=15.0)
+        consumer.assign([found])
+        self._consumer, self._at = consumer, found.offset if found.offset >= 0 else int(end)
+        return int(end)
 
     def _add(self, sample: Sample | None) -> None:
         if sample is not None:

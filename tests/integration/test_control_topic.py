@@ -21,7 +21,7 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import SnapshotRequest, StopRequest, encode, request_key
-from airflow_bottledwater.state.control_topic import ControlTopic
+from airflow_bottledwater.state.control_topic import ControlTopic, _key
 from tests.support.waiting import until
 
 
@@ -67,7 +67,8 @@ def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Settings, monkeypat
         reporter.finish(Outcome(ok=True, stopped=True))
         controller.finish("stopped")
         requests.close()
-    until(lambda: not ControlTopic._of, "each part has closed the client")
+    # those for other properties are not this job's
+    until(lambda: _key(pipeline.kafka) not in ControlTopic._of, "each part has closed the client")
     assert made == [store.CONTROL_TOPIC]
     # what was written last is there, and the answered request is not
     found = control_topic.read(pipeline.kafka)

@@ -25,13 +25,13 @@ from airflow_bottledwater.warm import warm_up
 from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Column, ColumnType, Table
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import FORMATS
 
 size, format, limit, fill = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 warm_up()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-table = Table(1, "public", "t", "d", (), (Column("v", ColumnType(25, -1, 25, -1, "b", "text")),))
+table = SourceTable(1, "public", "t", "d", (), (Column("v", ColumnType(25, -1, 25, -1, "b", "text")),))
 programs = compile_programs([(table, Target(0, 1))], FORMATS[format], copied=False)
 head = b"I" + struct.pack(">IcHci", 1, b"N", 1, b"b", size)
 data = np.full(len(head) + size, fill, dtype=np.uint8)

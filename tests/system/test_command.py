@@ -79,7 +79,7 @@ def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(datab
         flow.execute("UPDATE a SET n = 1 WHERE id <= 10")
         _until(lambda: status.report(flow.pipeline).counters["published"] >= 10, process)
         told = _run(flow, "snapshot", "--tables", "a", "--where", "id <= 20", "--sweep")
-        assert "20 rows published, 0 left out" in told and "0 keys removed" in told
+        assert "20 rows published, 0 superseded" in told and "0 tombstones" in told
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, process.communicate()[0].decode()
     finally:

@@ -92,9 +92,9 @@ test-faults: setup ## death, zombies and outages at every point FAULTS=10 times,
 	  --dist loadgroup $(if $(CLASS),-k $(CLASS))
 
 ifeq ($(T)$(K),)
-test: ## all tests but the long ones, in four processes, the slowest first; or some: T=path, K=word (as pytest's -k)
+test: ## all tests but the long ones, in five processes, the slowest first; or some: T=path, K=word (as pytest's -k)
 	@$(MAKE) --no-print-directory --output-sync --jobs=2 lint warm
-	@$(PYTEST) tests/system tests/faults tests/integration tests/unit -q -m "not long" -n 4 --dist worksteal
+	@$(PYTEST) tests/system tests/faults tests/integration tests/unit -q -m "not long" -n 5 --dist worksteal
 else
 test: setup
 	@$(PYTEST) $(or $(T),tests --ignore=tests/system/clusters) -q $(if $(K),-k "$(K)")

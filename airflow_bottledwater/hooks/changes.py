@@ -138,8 +138,7 @@ class ChangesHook(BaseHook):
         from airflow_bottledwater.provision import live
 
         of = described(pipeline)
-        hook = PipelineHook(of.source.conn_id, of.kafka.conn_id, None, {"slot": of.name, "format": "json"})
-        found = hook.pipeline()
+        found = PipelineHook.of_state(of.source.conn_id, of.kafka.conn_id, of.name).pipeline()
         return changes.between(found, live.name_of(found), tables, parse_lsn(start), parse_lsn(end))
 
 

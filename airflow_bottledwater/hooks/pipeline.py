@@ -66,6 +66,12 @@ class PipelineHook(BaseHook):
         self.schema_registry_conn_id = schema_registry_conn_id
         self.settings = dict(settings)
 
+    @classmethod
+    def of_state(cls, postgres_conn_id: str, kafka_conn_id: str, slot: str) -> PipelineHook:
+        """The hook for what needs only the pipeline's name and its saved state: nothing is encoded, so that no registry
+        is needed."""
+        return PipelineHook(postgres_conn_id, kafka_conn_id, None, {"slot": slot, "format": "json"})
+
     def arguments(self) -> dict[str, Any]:
         """The arguments with which a trigger makes the same hook, as JSON values: connection ids and settings, no
         secrets."""
@@ -98,7 +104,7 @@ class PipelineHook(BaseHook):
 
         slot = self.settings["slot"]
         # without a registry: whether one is needed is what is looked for
-        bare = PipelineHook(self.postgres_conn_id, self.kafka_conn_id, None, {"slot": slot, "format": "json"})
+        bare = PipelineHook.of_state(self.postgres_conn_id, self.kafka_conn_id, slot)
         return {**saved.settings_of(bare.pipeline()), "slot": slot}
 
     async def apipeline(self) -> Settings:

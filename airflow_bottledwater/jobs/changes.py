@@ -14,7 +14,7 @@ from airflow_bottledwater.kafka.offsets import OffsetSearch
 from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.model.changes import ChangeRange, TopicRange
 from airflow_bottledwater.model.lsn import Position, format_lsn
-from airflow_bottledwater.pipeline.patterns import is_meant, is_named
+from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
@@ -42,8 +42,7 @@ def topics_of(pipeline: Settings, name: str, tables: Sequence[str], topics: Topi
     meant = {
         pinned.table.qualified: pinned.topic
         for pinned in state.tables.values()
-        for of in [(pinned.table.schema, pinned.table.name)]
-        if any(is_named(pattern, *of) or is_meant(pattern, *of) for pattern in tables)
+        if any(describes(pattern, pinned.table.schema, pinned.table.name) for pattern in tables)
     }
     described = topics.describe(sorted(set(meant.values())))
     return {table: described[topic] for table, topic in sorted(meant.items()) if topic in described}

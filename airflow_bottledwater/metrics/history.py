@@ -18,6 +18,16 @@ _KEPT = 8
 _FIRST = 15.0
 
 
+def first_since(consumer: Consumer, seconds: float, end: int, *, timeout: float) -> int:
+    """The offset of the first sample that was written since so many seconds ago.
+
+    :param end: the topic's end, which is returned if there is none.
+    """
+    begin = TopicPartition(METRICS_TOPIC, 0, int((time.time() - seconds) * 1000))
+    (found,) = consumer.offsets_for_times([begin], timeout=timeout)
+    return int(found.offset) if found.offset >= 0 else end
+
+
 class History:
     """Follows the samples of all pipelines of a Kafka. The topic may not exist yet.
 
@@ -71,11 +81,10 @@ class History:
         if METRICS_TOPIC not in Topics(self._kafka).describe([METRICS_TOPIC]):
             return None
         consumer = made(Consumer, reader_config(self._kafka, auto_offset_reset="earliest"))
-        begin = TopicPartition(METRICS_TOPIC, 0, int((time.time() - self._since) * 1000))
-        (found,) = consumer.offsets_for_times([begin], timeout=15.0)
-        _, end = consumer.get_watermark_offsets(begin, timeout=15.0)
-        consumer.assign([found])
-        self._consumer, self._at = consumer, found.offset if found.offset >= 0 else int(end)
+        _, end = consumer.get_watermark_offsets(TopicPartition(METRICS_TOPIC, 0), timeout=_FIRST)
+        self._at = first_since(consumer, self._since, int(end), timeout=_FIRST)
+        consumer.assign([TopicPartition(METRICS_TOPIC, 0, self._at)])
+        self._consumer = consumer
         return int(end)
 
     def _add(self, sample: Sample | None) -> None:

@@ -7,9 +7,12 @@ The properties are those of Debezium 3's PostgreSQL connector and of Kafka Conne
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from airflow_bottledwater.errors import SettingError
 
@@ -123,10 +126,6 @@ class Imported:
 
     def yaml(self) -> str:
         """The file, with what differs as a comment at its beginning."""
-        import textwrap
-
-        import msgspec
-
         lines = ["What differs from the connector:"]
         for name, said in self.differences:
             lines += textwrap.wrap(f"{name}: {said}" if name else said, 96, initial_indent="* ", subsequent_indent="  ")

@@ -16,6 +16,11 @@ def is_meant(pattern: str, schema: str, name: str) -> bool:
     return fnmatch.fnmatchcase(schema, of or "public") and fnmatch.fnmatchcase(name, table)
 
 
+def describes(pattern: str, schema: str, name: str) -> bool:
+    """Whether a pattern is the name of a table, or matches it."""
+    return is_named(pattern, schema, name) or is_meant(pattern, schema, name)
+
+
 def specificity(pattern: str, schema: str, name: str) -> int:
     """How closely a pattern describes a table: above all patterns is its name, then those with more letters that are
     no wildcards; -1 if it does not match it."""

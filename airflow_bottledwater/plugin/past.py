@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from airflow_bottledwater.kafka.clients import errors, made, passes, reader_config
 from airflow_bottledwater.metrics import registry
+from airflow_bottledwater.metrics.history import first_since
 from airflow_bottledwater.metrics.rates import between, bound
 from airflow_bottledwater.metrics.registry import Metric
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Sample, decode
@@ -101,12 +102,10 @@ class Past:
 
     def _begin(self, consumer: Consumer) -> int:
         """Find out where the period begins, unless this is known; returns the topic's end, -1 if there is none."""
-        partition = TopicPartition(METRICS_TOPIC, 0, int((time.time() - self._period) * 1000))
         try:
-            first, end = consumer.get_watermark_offsets(partition, timeout=_ANSWER)
+            first, end = consumer.get_watermark_offsets(TopicPartition(METRICS_TOPIC, 0), timeout=_ANSWER)
             if self._offset < 0:
-                (found,) = consumer.offsets_for_times([partition], timeout=_ANSWER)
-                self._offset = found.offset if found.offset >= 0 else end
+                self._offset = first_since(consumer, self._period, int(end), timeout=_ANSWER)
         except KafkaException as error:
             if error.args[0].code() not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
                 raise

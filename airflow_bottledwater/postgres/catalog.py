@@ -11,7 +11,7 @@ from typing import NamedTuple
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.model.relation import Column, SourceTable
-from airflow_bottledwater.pipeline.patterns import is_meant, is_named
+from airflow_bottledwater.pipeline.patterns import describes, is_meant, is_named
 from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
@@ -135,7 +135,7 @@ def covers(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str
     return (
         not (tables or schemas)
         or any(fnmatch.fnmatchcase(schema, pattern) for pattern in schemas)
-        or any(is_named(each, schema, name) or is_meant(each, schema, name) for each in tables)
+        or any(describes(each, schema, name) for each in tables)
     )
 
 
@@ -147,8 +147,7 @@ def _taken(patterns: Sequence[str]) -> list[str]:
 def _left_out(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str) -> bool:
     """Whether a pattern behind ``!`` matches a table."""
     return any(each.startswith("!") and fnmatch.fnmatchcase(schema, each[1:]) for each in schemas) or any(
-        each.startswith("!") and (is_named(each[1:], schema, name) or is_meant(each[1:], schema, name))
-        for each in tables
+        each.startswith("!") and describes(each[1:], schema, name) for each in tables
     )
 
 

@@ -3,7 +3,7 @@ since it is not given the key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,6 @@ import numpy.typing as npt
 from airflow_bottledwater.encoding import hashes, masks
 from airflow_bottledwater.encoding.kernels import sha256
 from airflow_bottledwater.encoding.kernels.hashed_rows import KEPT, hash_binary, hash_lines
-from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import ProtocolError
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
@@ -35,7 +34,20 @@ class RowHasher:
         )
         self.room: npt.NDArray[np.uint8] = np.zeros(sha256.ROOM, dtype=np.uint8)
 
-    def output(self, block: MessageBlock) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    def rows(self, block: MessageBlock) -> tuple[MessageBlock, int]:
+        """Rows of a binary COPY with hashes, and how many are well formed, those before the first that is not."""
+        out, ends = self._output(block)
+        good = hash_binary(block.data, block.offsets, self.forms, self.words, self.room, out, ends)
+        return MessageBlock(out, ends), int(good)
+
+    def lines(self, block: MessageBlock) -> tuple[MessageBlock, int]:
+        """The same with rows in COPY's text format, which has the texts that are hashed."""
+        out, ends = self._output(block)
+        spare = np.empty(int(np.diff(block.offsets).max(initial=0)) + 8, dtype=np.uint8)
+        hash_lines(block.data, block.offsets, self.forms, self.words, self.room, spare, out, ends)
+        return MessageBlock(out, ends), block.count
+
+    def _output(self, block: MessageBlock) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         """Arrays for the rows of a block with hashes, and for where they end."""
         hashed = int(np.count_nonzero(self.forms != KEPT)) * block.count
         size = int(block.offsets[-1] - block.offsets[0]) + hashed * sha256.DIGITS
@@ -54,33 +66,34 @@ def rows(pipeline: Settings, table: SourceTable, blocks: Iterator[MessageBlock])
     :raises ProtocolError: a row is malformed.
     :raises Refused: the process does not have the key.
     """
-    if not has_hashes(table):
-        yield from blocks
-        return
-    TableMapping.of(pipeline)  # the key is known then
-    hasher = RowHasher(table)
-    for block in blocks:
-        out, ends = hasher.output(block)
-        if hash_binary(block.data, block.offsets, hasher.forms, hasher.words, hasher.room, out, ends) < block.count:
-            raise ProtocolError(f"A row of {table.qualified} does not have the layout of its columns.")
-        yield MessageBlock(out, ends)
+    return _hashed(pipeline, table, blocks, RowHasher.rows)
 
 
 def lines(pipeline: Settings, table: SourceTable, blocks: Iterator[MessageBlock]) -> Iterator[MessageBlock]:
-    """The same with rows in COPY's text format, which has the texts that are hashed.
+    """The same with rows in COPY's text format.
 
     :raises Refused: the process does not have the key.
     """
+    return _hashed(pipeline, table, blocks, RowHasher.lines)
+
+
+def _hashed(
+    pipeline: Settings,
+    table: SourceTable,
+    blocks: Iterator[MessageBlock],
+    make: Callable[[RowHasher, MessageBlock], tuple[MessageBlock, int]],
+) -> Iterator[MessageBlock]:
     if not has_hashes(table):
         yield from blocks
         return
-    TableMapping.of(pipeline)  # the key is known then
+    if pipeline.hash_key:
+        hashes.remember(pipeline.hash_key)
     hasher = RowHasher(table)
     for block in blocks:
-        out, ends = hasher.output(block)
-        spare = np.empty(int(np.diff(block.offsets).max(initial=0)) + 8, dtype=np.uint8)
-        hash_lines(block.data, block.offsets, hasher.forms, hasher.words, hasher.room, spare, out, ends)
-        yield MessageBlock(out, ends)
+        made, good = make(hasher, block)
+        if good < block.count:
+            raise ProtocolError(f"A row of {table.qualified} does not have the layout of its columns.")
+        yield made
 
 
 def hash_nothing() -> None:

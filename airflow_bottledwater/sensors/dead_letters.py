@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import conf
@@ -57,19 +56,9 @@ class DeadLettersSensor(PipelineMixin, LookingSensor):
         self.tables = tables
         self.deferrable = deferrable
 
-    def execute(self, context: Context) -> Any:
-        """Check until few enough are open; if deferrable, once here and then in the triggerer."""
-        if not self.deferrable:
-            return super().execute(context)
-        if self.poke(context):
-            return None
-        self.defer(
-            trigger=DeadLettersTrigger(
-                hook=self.pipeline_hook.arguments(), poll_interval=self.poke_interval, **self._of()
-            ),
-            method_name="execute_complete",
-            timeout=timedelta(seconds=float(self.timeout)),
-        )
+    def trigger(self, context: Context) -> DeadLettersTrigger:
+        """What counts in the triggerer."""
+        return DeadLettersTrigger(hook=self.pipeline_hook.arguments(), poll_interval=self.poke_interval, **self._of())
 
     def look(self, context: Context) -> bool:
         """Count once; returns whether few enough are open.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator
 
@@ -11,13 +12,31 @@ from airflow_bottledwater.operators.base import failing
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.triggers.base import BaseTrigger
 
 
 class LookingSensor(BaseSensorOperator):
     """A sensor whose first look tells whether it is set up well. From then on, a server that is away, or that refuses a
     password which is being changed, says nothing about what the sensor waits for."""
 
+    deferrable: bool
     _looked = False
+
+    def execute(self, context: Context) -> Any:
+        """Look until what the sensor waits for has happened; if deferrable, once here and then in the triggerer."""
+        if not self.deferrable:
+            return super().execute(context)
+        if not self.poke(context):
+            self.defer(
+                trigger=self.trigger(context),
+                method_name="execute_complete",
+                timeout=timedelta(seconds=float(self.timeout)),
+            )
+        return None
+
+    def trigger(self, context: Context) -> BaseTrigger:
+        """What looks in the triggerer."""
+        raise NotImplementedError
 
     def look(self, context: Context) -> bool:
         """Look once; returns whether what the sensor waits for has happened."""

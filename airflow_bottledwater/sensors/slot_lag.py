@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import conf
@@ -85,25 +84,17 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
         self.stream_task_id = stream_task_id
         self.deferrable = deferrable
 
-    def execute(self, context: Context) -> Any:
-        """Check until the slot has caught up; if deferrable, once here and then in the triggerer."""
-        if not self.deferrable:
-            return super().execute(context)
-        if self.poke(context):
-            return None
-        self.defer(
-            trigger=SlotLagTrigger(
-                postgres_conn_id=self.described().source.conn_id,
-                slot=self.described().name,
-                max_lag=self._max_lag(),
-                position=self._position(context),
-                poll_interval=self.poke_interval,
-                stream_task_id=self.stream_task_id,
-                max_lag_seconds=number("max_lag_seconds", self.max_lag_seconds),
-                **self._wal_limits(),
-            ),
-            method_name="execute_complete",
-            timeout=timedelta(seconds=float(self.timeout)),
+    def trigger(self, context: Context) -> SlotLagTrigger:
+        """What looks at the slot in the triggerer."""
+        return SlotLagTrigger(
+            postgres_conn_id=self.described().source.conn_id,
+            slot=self.described().name,
+            max_lag=self._max_lag(),
+            position=self._position(context),
+            poll_interval=self.poke_interval,
+            stream_task_id=self.stream_task_id,
+            max_lag_seconds=number("max_lag_seconds", self.max_lag_seconds),
+            **self._wal_limits(),
         )
 
     def look(self, context: Context) -> bool:

@@ -9,7 +9,7 @@ from airflow_bottledwater.encoding import masks
 from airflow_bottledwater.encoding.mapping import TableMapping, matches, rule_of
 from airflow_bottledwater.errors import PreflightError, Refused
 from airflow_bottledwater.model.relation import Column, SourceTable
-from airflow_bottledwater.pipeline.patterns import specificity
+from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
@@ -156,7 +156,7 @@ def _without_match(mapping: TableMapping, tables: Sequence[SourceTable]) -> list
     """The rules that match no table, or name no column of the tables that they match."""
     found = []
     for pattern, rule in mapping.rules.items():
-        meant = [table for table in tables if specificity(pattern, table.schema, table.name) >= 0]
+        meant = [table for table in tables if describes(pattern, table.schema, table.name)]
         if not meant:
             names = [named for table in tables for named in (table.qualified, table.name)]
             found.append(f"No table of the pipeline matches {pattern!r} of table_options{_nearest(pattern, names)}.")

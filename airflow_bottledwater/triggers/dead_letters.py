@@ -10,7 +10,7 @@ from typing import Any
 from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError, StateError
-from airflow_bottledwater.pipeline.patterns import is_meant, is_named
+from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import SETTLED, AsyncWatch
@@ -59,8 +59,8 @@ class LettersWatch:
         return counts
 
     def _meant(self, qualified: str) -> bool:
-        of = tuple(qualified.split(".", 1))
-        return not self._tables or any(is_named(each, *of) or is_meant(each, *of) for each in self._tables)
+        schema, _, name = qualified.partition(".")
+        return not self._tables or any(describes(each, schema, name) for each in self._tables)
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -163,6 +163,4 @@ class WatcherTrigger(StoredTrigger, BaseEventTrigger):
         :raises Outage: a connection could not be looked up.
         """
         of = described(self.pipeline)
-        # nothing is encoded here, so that no registry is needed
-        hook = PipelineHook(of.source.conn_id, of.kafka.conn_id, None, {"slot": of.name, "format": "json"})
-        return await hook.apipeline()
+        return await PipelineHook.of_state(of.source.conn_id, of.kafka.conn_id, of.name).apipeline()

@@ -134,7 +134,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows of a snapshot are hashed",
-        "hashed.rows",
+        "hashed._hashed",
         always("not has_hashes(table)"),
         f"{_CHOOSE}::test_hashes_are_the_same_in_all_tables_and_the_values_are_nowhere[json]",
     ),

@@ -29,8 +29,9 @@ class Pipelines:
         :raises Outage: Kafka does not answer.
         """
         with self._lock:
+            records = self._records.all()  # which may take a while, and a sample is soon too old to be shown
             self._history.read(0.2)
-            return self._records.all()
+            return records
 
     def changed(self, name: str) -> float:
         """When a pipeline's status last changed, see :meth:`ControlTopic.get`.

@@ -21,7 +21,8 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def measured(make_flow: MakeFlow) -> Flow:
-    flow = make_flow(metrics_interval=0.2, skip_snapshot=True, heartbeat_interval=0.2)
+    # three intervals are what a sample is shown for, and a command needs a moment until it has read it
+    flow = make_flow(metrics_interval=1.0, skip_snapshot=True, heartbeat_interval=0.2)
     flow.execute("CREATE TABLE a (id int PRIMARY KEY, t text)", "CREATE TABLE b (id int PRIMARY KEY)")
     flow.create()
     return flow

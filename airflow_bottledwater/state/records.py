@@ -173,12 +173,26 @@ class Partitions:
 
 
 @dataclass(frozen=True, slots=True)
+class PartOfTransaction:
+    """What is published of a source transaction that P is inside of.
+
+    :param time: of its commit, in milliseconds since 1970.
+    :param counts: records, by topic.
+    """
+
+    xid: int
+    time: int
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Reached:
     """P, and how many records of each kind the stream has published since the slot was created.
 
     :param at: seconds since 1970.
     :param fingerprint: see :attr:`airflow_bottledwater.stream.start.Start.fingerprint`.
     :param epoch: the epoch of the job that wrote it.
+    :param part: if P is inside a transaction.
     """
 
     lsn: int
@@ -189,6 +203,7 @@ class Reached:
     published: int = 0
     superseded: int = 0
     events: int = 0
+    part: PartOfTransaction | None = None
 
     @property
     def position(self) -> Position:

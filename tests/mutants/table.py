@@ -35,6 +35,7 @@ _PREFLIGHT = "tests/integration/test_preflight.py"
 _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
+_ENDS = "tests/integration/test_ends.py"
 _CHANGES = "tests/integration/test_changes.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -3289,5 +3290,50 @@ MUTANTS = (
         "ChangeRange.without",
         drop("tables[table] = each.begun_at(known)"),
         "tests/unit/model/test_changes.py::test_what_earlier_ranges_have_is_left_out",
+    ),
+    Mutant(
+        "the end of a divided transaction counts all of its parts",
+        "ends.ended",
+        swap("all_of[0].with_more(before.counts)", "all_of[0]"),
+        f"{_ENDS}::test_a_transaction_in_several_kafka_transactions_has_one_end",
+    ),
+    Mutant(
+        "a divided transaction ends with its last part",
+        "ends.ended",
+        never("end.ordinal and all_of and all_of[-1].lsn == end.lsn"),
+        f"{_ENDS}::test_a_transaction_in_several_kafka_transactions_has_one_end",
+    ),
+    Mutant(
+        "a transaction ends although nothing that is left of it is published",
+        "ends.ended",
+        drop("all_of.insert(0, SourceTransaction(start.lsn, before))"),
+        "tests/unit/stream/test_ends.py::test_a_transaction_ends_although_nothing_that_is_left_of_it_is_published",
+    ),
+    Mutant(
+        "what was published of a divided transaction is recorded with P, whether its end is asked for or not",
+        "StreamPublisher._ended",
+        swap("self._ends is None and not batch.end.ordinal", "self._ends is None"),
+        f"{_ENDS}::test_a_transaction_in_several_kafka_transactions_has_one_end",
+    ),
+    Mutant(
+        "the end of a transaction counts its dead letters",
+        "StreamPublisher._ended",
+        swap("[each.row for each in encoded.rejections]", "[]"),
+        f"{_ENDS}::test_a_dead_letter_is_a_record_of_its_transaction",
+    ),
+    Mutant(
+        "the topic of transactions' ends belongs to one pipeline",
+        "kafka_checks.check_kafka",
+        swap(
+            "owners_problems(pipeline, found.cluster, [*data, *named])",
+            "owners_problems(pipeline, found.cluster, [*data])",
+        ),
+        f"{_ENDS}::test_the_topic_belongs_to_one_pipeline",
+    ),
+    Mutant(
+        "the topic of transactions' ends is none of the pipeline's others",
+        "kafka_checks._named_twice",
+        never("own.count(name) > 1"),
+        f"{_ENDS}::test_a_name_that_cannot_be_is_found_before_anything_is_made",
     ),
 )

@@ -21,6 +21,7 @@ from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.store import state_topic_name
 from tests.support.checker import TRUNCATE, Change, Checker, Record, Report, Truncation, uncommitted_rule
+from tests.support.together import check_ends
 from tests.support.topics import Flow, read, read_all
 
 _SCHEMA = (
@@ -389,6 +390,8 @@ def audit(
     )
     committed = records(flow, tables)
     report = checker.check(committed)
+    if flow.pipeline.transaction_topic:
+        check_ends(flow, tables, log, known.counters["superseded"])
     _check_uncommitted(records(flow, tables, committed=False), committed)
     return report
 

@@ -277,10 +277,16 @@ class Gap:
     :param why: the reason: the end of a sentence that begins with the table's name.
     :param accepted: whether a person has accepted keys of other bytes, with which none of its changes is published
         before.
+    :param held: whether none of its changes is published until a person lets the table go on.
+    :param paused: whether a person has asked for that; otherwise one of its records could not be published.
+    :param at: seconds since 1970 when it was held.
     """
 
     why: str
     accepted: bool = False
+    held: bool = False
+    paused: bool = False
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

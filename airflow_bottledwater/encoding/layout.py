@@ -48,6 +48,7 @@ RELATION = int64s(
     # of a table without a key, only inserts are sent, and updates if its messages have the full old row
     "sends_updates",
     "converts",  # whether one of its columns is converted
+    "filtered",  # whether an insert may have been an update, for a row filter, and lack values
 )
 
 #: a field of the row that is encoded: its format (wire.FIELD_…), and where its bytes are

@@ -26,7 +26,6 @@ class TableMapping:
     :param forms: the forms in which types are published.
     :param prefix: that of all topics.
     :param rules: the options of single tables, by pattern.
-    :param ends: the name, without the prefix, of the topic of transactions' ends; empty for none.
     :param on_error: what happens at a record that cannot be published, unless a table's options say otherwise.
     :param hash_key: the id of the key of masks that are hashes; empty for none.
     """
@@ -35,7 +34,6 @@ class TableMapping:
     forms: TypeOptions = DEFAULT_TYPE_OPTIONS
     prefix: str = ""
     rules: Mapping[str, Table] = field(default_factory=dict)
-    ends: str = ""
     on_error: str = "exit"
     hash_key: str = ""
 
@@ -47,7 +45,6 @@ class TableMapping:
             forms=pipeline.forms,
             prefix=pipeline.topic_prefix,
             rules=pipeline.table_options,
-            ends=pipeline.transaction_topic,
             on_error=pipeline.on_error,
             hash_key=hashes.remember(pipeline.hash_key).id if pipeline.hash_key else "",
         )
@@ -56,19 +53,6 @@ class TableMapping:
     def service_topics(self) -> tuple[str, str]:
         """The topics of the pipeline itself: of events, and of dead letters."""
         return names.service_topic("events", self.prefix), names.service_topic("dead_letters", self.prefix)
-
-    @property
-    def ends_topic(self) -> str:
-        """The topic of transactions' ends; empty if there is none."""
-        return self._prefixed(self.ends) if self.ends else ""
-
-    @property
-    def named_topics(self) -> tuple[str, ...]:
-        """The topics that the settings name and that are no table's."""
-        return (self.ends_topic,) if self.ends else ()
-
-    def _prefixed(self, name: str) -> str:
-        return f"{self.prefix}.{name}" if self.prefix else name
 
     def options(self, schema: str, name: str) -> Table:
         """The options of a table, by its name of today."""
@@ -148,12 +132,14 @@ class TableMapping:
         return None
 
     def exposes(self, before: SourceTable, schema: str, name: str) -> bool:
-        """Whether a table that has got another name would be published without the rules for its columns: it has some
-        by the name that it had, and none by the one that it has.
+        """Whether a table that has got another name would be published without the rules for its columns, or without
+        its row filter: it has some by the name that it had, and none by the one that it has.
 
         :param before: the table with the name that it had; it has ``schema`` and ``name`` now.
         """
         had, has = self.options(before.schema, before.name), self.options(schema, name)
+        if had.where and not has.where:
+            return True
         return bool(had.include or had.exclude or had.mask) and not (has.include or has.exclude or has.mask)
 
     def stops(self, table: SourceTable) -> bool:
@@ -175,7 +161,7 @@ class TableMapping:
         if not (asked := self.options(table.schema, table.name).topic):
             return names.topic(table.schema, table.name, self.prefix)
         named = asked.format(schema=names.mangle(table.schema, dots=True), table=names.mangle(table.name))
-        return self._prefixed(named)
+        return f"{self.prefix}.{named}" if self.prefix else named
 
     def by_topic(self, tables: Iterable[SourceTable]) -> dict[str, SourceTable]:
         """These tables by their topics, see :meth:`topic`."""

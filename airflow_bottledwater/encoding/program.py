@@ -90,6 +90,7 @@ class _Builder:
                 "value_schema": target.value_schema,
                 "sends_updates": int(table.identity == "f"),
                 "converts": int(any(converted)),
+                "filtered": int(table.filtered),
             }
         )
         self.keys += [positions[name] for name in table.key]

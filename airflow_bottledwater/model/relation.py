@@ -112,6 +112,9 @@ class SourceTable:
         fail.
     :param left_out: the places, among the columns that PostgreSQL sends, of those that the options leave out. Nobody
         but whoever receives rows from PostgreSQL sees these columns.
+    :param where: the row filter: a condition that the published rows fulfil; empty for all rows.
+    :param filtered: whether it has or has had a row filter, so that an insert may be an update that has brought a row
+        into the filter, and lack the large values that the update left unchanged.
     """
 
     oid: int
@@ -129,6 +132,8 @@ class SourceTable:
     left_out: tuple[int, ...] = ()
     key_problem: str = field(default="", compare=False)
     unpublishable: bool = field(default=False, compare=False)
+    where: str = ""
+    filtered: bool = field(default=False, compare=False)
 
     @property
     def qualified(self) -> str:

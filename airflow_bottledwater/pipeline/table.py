@@ -2,17 +2,20 @@
 
 # without "from __future__ import annotations": these hold rules, which are to be objects and not texts
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
+from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model import forms
 from airflow_bottledwater.pipeline.patterns import specificity
 from airflow_bottledwater.pipeline.rules import about, limited
-from airflow_bottledwater.pipeline.section import Section
+from airflow_bottledwater.pipeline.section import Section, templated
 
 _MASK = r"^(null|hash|constant:[^\0]*|(first|last):[0-9]{1,9})$(?!\n)"
 _NAMES = "columns with other names, of 1 to 255 characters"
+_CONDITION = "one SQL expression, such as region = 'EU' AND id > 0, without comments, semicolons and dollar signs"
 _MASKS = "columns with null, constant:TEXT, first:N, last:N or hash"
 
 
@@ -43,6 +46,14 @@ class Table(Section):
             le=10_000,
         ),
     ] = 0
+    where: Annotated[
+        str,
+        about(
+            "Which rows are published: a condition over the table's own columns, as in PostgreSQL's row filters.",
+            allowed=_CONDITION,
+            pattern=r"^[^\0]*$(?!\n)",
+        ),
+    ] = ""
     topic_config: Annotated[
         dict[str, str], about("Properties of the topic, if it is created, beside and before the pipeline's.")
     ] = field(default_factory=dict)
@@ -82,6 +93,9 @@ class Table(Section):
             said = {name: "null" if mask is None else mask for name, mask in self.mask.items()}
             object.__setattr__(self, "mask", said)
         super().__post_init__()
+        object.__setattr__(self, "where", self.where.strip())
+        if not templated(self.where) and not is_one_expression(self.where):
+            raise SettingError("where", self.where, _CONDITION)
 
     @classmethod
     def of_table(cls, rules: Mapping[str, Self], schema: str, name: str) -> Self:
@@ -95,3 +109,20 @@ class Table(Section):
         for pattern in sorted(ranks, key=ranks.__getitem__):  # which leaves equals in their order
             given |= rules[pattern].as_dict() if ranks[pattern] >= 0 else {}
         return cls.of(given)
+
+
+#: a text or a quoted name. A backslash before a quote may end a text or not, depending on how it begins: there is none
+_QUOTED = re.compile(r"""'(?:[^'\\]|''|\\(?!'))*'|"(?:[^"]|"")*\"""")
+
+
+def is_one_expression(text: str) -> bool:
+    """Whether a text between parentheses stays between them, whatever it says, so that nothing that is not part of the
+    expression can follow it. What it means is for PostgreSQL to say."""
+    rest, depth = _QUOTED.sub("''", text), 0
+    if any(sign in rest.replace("''", "") for sign in ("'", '"', ";", "--", "/*", "*/", "$")):
+        return False
+    for sign in rest:
+        depth += (sign == "(") - (sign == ")")
+        if depth < 0:
+            return False
+    return depth == 0

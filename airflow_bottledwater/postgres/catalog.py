@@ -81,6 +81,11 @@ SELECT i.indrelid, i.indisreplident, i.indisprimary, i.indimmediate, i.indisvali
 FROM pg_index i WHERE i.indrelid = ANY (%(oids)s::oid[]) AND (i.indisprimary OR i.indisreplident)
 """
 
+_UNPUBLISHABLE = (
+    "it is REPLICA IDENTITY FULL and has a generated column, and PostgreSQL 18 refuses UPDATE and DELETE on such a "
+    "table while they are published (use ALTER TABLE … REPLICA IDENTITY DEFAULT or USING INDEX)"
+)
+
 
 def resolve(
     connection: Connection,
@@ -260,17 +265,14 @@ def load(
         oid, schema, name, identity, kind, persistence, security, filenode, comment, estimate, generated = row
         sent = columns.get(oid, [])
         left_out = mapping.left_out(schema, name, [column.name for column in sent])
+        where = mapping.options(schema, name).where
         key, problem = _key(identity, indexes.get(oid, []), sent)
         if hidden := [sent[place].name for place in left_out if sent[place].name in key]:
             key, problem = (), f"its options leave out column {hidden[0]!r} of its key (table_options)"
         # pub_contains_invalid_column in src/backend/commands/publicationcmds.c, since PostgreSQL 18
         unpublishable = identity == "f" and generated and connection.info.server_version >= 180000
         if unpublishable:
-            key, problem = (
-                (),
-                "it is REPLICA IDENTITY FULL and has a generated column, and PostgreSQL 18 refuses UPDATE and DELETE "
-                "on such a table while they are published (use ALTER TABLE … REPLICA IDENTITY DEFAULT or USING INDEX)",
-            )
+            key, problem = (), _UNPUBLISHABLE
         loaded.append(
             SourceTable(
                 oid,
@@ -288,6 +290,8 @@ def load(
                 left_out,
                 problem,
                 unpublishable,
+                where,
+                bool(where),
             )
         )
     return loaded
@@ -350,9 +354,9 @@ def fingerprint(connection: Connection, oids: Sequence[int]) -> dict[str, str]:
 
 
 def definition(table: SourceTable) -> str:
-    """A table's columns and key as one string, to compare them with those at the time of its plan."""
+    """A table's columns, key and row filter as one string, to compare them with those at the time of its plan."""
     columns = [[c.name, asdict(c.type), c.required, *([c.renamed] if c.renamed else [])] for c in table.columns]
-    return json.dumps([columns, list(table.key), table.identity])
+    return json.dumps([columns, list(table.key), table.identity, *([table.where] if table.where else [])])
 
 
 def inherited(

@@ -9,6 +9,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.postgres import row_filter
 from airflow_bottledwater.postgres.connect import Connection
 
 #: bytes above which a row of a COPY is taken for one that cannot be sent; it is also what no record of Kafka can have
@@ -54,7 +55,7 @@ def too_large(error: BaseException) -> bool:
 def large_rows(
     connection: Connection, table: SourceTable, *, at_least: int = SENDABLE, where: sql.Composable | None = None
 ) -> list[LargeRow]:
-    """The rows of a table whose values have so many bytes together, the largest first, at most a hundred.
+    """The published rows of a table whose values have so many bytes together, the largest first, at most a hundred.
 
     :param where: a condition for the rows that are meant; None for all.
     :raises psycopg.Error: a value cannot be measured either, or the time is up.
@@ -69,7 +70,7 @@ def large_rows(
         sql.SQL(", ").join(key),
         sql.SQL("" if table.partitioned else "ONLY "),
         source,
-        where or sql.SQL("true"),
+        row_filter.within(table, where or sql.SQL("true")),
         sql.Literal(at_least),
     )
     return [

@@ -10,10 +10,11 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import psycopg
 from psycopg import sql
 
 from airflow_bottledwater.model.relation import SourceTable
-from airflow_bottledwater.postgres import locks, partitions
+from airflow_bottledwater.postgres import locks, partitions, row_filter
 from airflow_bottledwater.postgres.connect import Connection, quoted
 
 
@@ -34,11 +35,14 @@ def as_option(publications: Sequence[str], connection: Connection) -> str:
 
 #: the tables that a publication sends, with the columns and the filter that apply, as pg_get_publication_tables would
 #: return them (src/backend/catalog/pg_publication.c). That function is not used, because it locks each table, and so
-#: may have to wait. FirstNormalObjectId is 16384 (src/include/access/transam.h)
+#: may have to wait. Of a filter, it says which columns it uses, by its dependencies: pg_get_expr would lock the table,
+#: too. FirstNormalObjectId is 16384 (src/include/access/transam.h)
 _TABLES = """
 WITH RECURSIVE p AS (SELECT * FROM pg_publication WHERE pubname = %s),
 whole AS (SELECT pnnspid AS schema FROM pg_publication_namespace JOIN p ON pnpubid = p.oid),
-listed AS (SELECT r.prrelid AS oid, r.prattrs, r.prqual FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid),
+listed AS (
+    SELECT r.prrelid AS oid, r.prattrs, r.prqual, r.oid AS row FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid
+),
 roots AS (
     SELECT oid FROM listed
     UNION SELECT c.oid FROM pg_class c JOIN whole ON schema = c.relnamespace
@@ -60,7 +64,10 @@ sent AS (
 SELECT s.oid,
        ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid AND a.attnum = ANY (l.prattrs::int2[])
              ORDER BY attnum),
-       l.prqual IS NOT NULL,
+       CASE WHEN l.prqual IS NOT NULL THEN ARRAY(
+           SELECT attname FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+           WHERE d.classid = 'pg_publication_rel'::regclass AND d.objid = l.row AND d.refobjid = s.oid AND attnum > 0
+       ) END,
        ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid
              AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum)
 FROM sent s JOIN pg_class c ON c.oid = s.oid
@@ -74,7 +81,8 @@ class Published:
 
     :param all_tables: whether it is FOR ALL TABLES.
     :param inserts: whether it sends inserts; ``updates``, ``deletes`` and ``truncates`` likewise.
-    :param tables: table oid → its column list (None: all columns), and whether it has a row filter.
+    :param tables: table oid → its column list (None: all columns), and the columns that its row filter uses (None: it
+        has no filter).
     :param whole: whether it has whole schemas or all tables, so that tables that are created later are in it at once.
     :param generated: the oids of tables whose stored generated columns it sends, too (from PostgreSQL 18 on).
     :param via_root: ``publish_via_partition_root``: whether a partitioned table is among ``tables`` instead of its
@@ -87,10 +95,14 @@ class Published:
     updates: bool
     deletes: bool
     truncates: bool
-    tables: dict[int, tuple[tuple[str, ...] | None, bool]]
+    tables: dict[int, tuple[tuple[str, ...] | None, frozenset[str] | None]]
     via_root: bool = False
     whole: bool = False
     generated: frozenset[int] = frozenset()
+
+    def filters(self, oid: int) -> bool:
+        """Whether it has a row filter for a table."""
+        return self.tables.get(oid, (None, None))[1] is not None
 
 
 def read(connection: Connection, name: str) -> Published | None:
@@ -102,16 +114,17 @@ def read(connection: Connection, name: str) -> Published | None:
     ).fetchone()
     if row is None:
         return None
-    tables: dict[int, tuple[tuple[str, ...] | None, bool]] = {}
+    tables: dict[int, tuple[tuple[str, ...] | None, frozenset[str] | None]] = {}
     whole = bool(row[1])
     if connection.info.server_version >= 150000:
         for oid, columns, filtered, total in connection.execute(_TABLES, (name,)):
-            tables[oid] = (tuple(columns) if columns and columns != total else None, filtered)
+            used = None if filtered is None else frozenset(filtered)
+            tables[oid] = (tuple(columns) if columns and columns != total else None, used)
         schemas = connection.execute("SELECT FROM pg_publication_namespace WHERE pnpubid = %s", (row[0],)).fetchone()
         whole = whole or schemas is not None
     else:
         for (oid,) in connection.execute("SELECT relid FROM pg_get_publication_tables(%s) AS t(relid)", (name,)):
-            tables[oid] = (None, False)
+            tables[oid] = (None, None)
     generated: frozenset[int] = frozenset()
     if connection.info.server_version >= 180000:
         made = connection.execute(
@@ -136,6 +149,11 @@ def _only(table: SourceTable) -> sql.Composed:
     return sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name))
 
 
+def member(table: SourceTable) -> sql.Composed:
+    """A table that a statement publishes, with its row filter."""
+    return _only(table) + row_filter.clause(table)
+
+
 def statements(publication: str, tables: Sequence[SourceTable], *, via_root: bool) -> list[sql.Composed]:
     """The statements that create both publications.
 
@@ -147,7 +165,7 @@ def statements(publication: str, tables: Sequence[SourceTable], *, via_root: boo
     for name, members, events in zip(
         names(publication), split(tables), ("insert, update, delete, truncate", "insert, truncate"), strict=True
     ):
-        target = sql.SQL(" FOR TABLE " if members else "") + sql.SQL(", ").join(map(_only, members))
+        target = sql.SQL(" FOR TABLE " if members else "") + sql.SQL(", ").join(map(member, members))
         make = sql.SQL("CREATE PUBLICATION {}{} WITH (publish = {}{})")
         made.append(make.format(sql.Identifier(name), target, sql.Literal(events), option))
     return made
@@ -175,7 +193,8 @@ def create(
 
 
 def extend(connection: Connection, publication: str, added: Sequence[SourceTable], *, timeout: float) -> None:
-    """Add each table to the publication that it belongs to, unless it is in there already.
+    """Add each table to the publication that it belongs to, unless it is in there already; one that is there gets its
+    row filter of now.
 
     :raises Outage: see :func:`create`.
     """
@@ -183,20 +202,34 @@ def extend(connection: Connection, publication: str, added: Sequence[SourceTable
     def add(name: str, table: SourceTable) -> None:
         with connection.transaction():
             locks.limit(connection, 1)
-            connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), _only(table)))
+            connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), member(table)))
+
+    def renew(name: str, table: SourceTable) -> None:
+        with connection.transaction() as renewed:
+            locks.limit(connection, 1)
+            before = row_filter.read(connection, name, table.oid)
+            connection.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(name), _only(table)))
+            connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), member(table)))
+            if row_filter.read(connection, name, table.oid) == before:
+                raise psycopg.Rollback(renewed)
 
     for name, members in zip(names(publication), split(added), strict=True):
-        present = read(connection, name)
-        for table in members:
-            if present is not None and table.oid not in present.tables:
-                locks.in_rounds(
-                    connection,
-                    [table.oid],
-                    locks.PUBLISH,
-                    functools.partial(add, name, table),
-                    what=f"Adding {table.qualified} to publication {name!r}",
-                    timeout=timeout,
-                )
+        if (present := read(connection, name)) is None:
+            continue
+        for table in added:
+            known = present.tables.get(table.oid)
+            if known is None and table not in members:
+                continue
+            if known is not None and not (present.filters(table.oid) or table.where):
+                continue
+            locks.in_rounds(
+                connection,
+                [table.oid],
+                locks.PUBLISH,
+                functools.partial(add if known is None else renew, name, table),
+                what=f"{'Adding' if known is None else 'Filtering'} {table.qualified} in publication {name!r}",
+                timeout=timeout,
+            )
 
 
 def remove(connection: Connection, name: str, table: SourceTable, *, timeout: float) -> None:
@@ -274,7 +307,7 @@ def problems(published: Published, tables: Sequence[SourceTable]) -> list[str]:
                 "none); a pipeline that exists already needs a new slot and a snapshot then (bottledwater drop-slot "
                 "--when always, and start again)."
             )
-        columns, filtered = published.tables[table.oid]
+        columns, _ = published.tables[table.oid]
         changes = published.updates or published.deletes
         if changes and not table.identifiable:
             found.append(
@@ -293,16 +326,40 @@ def problems(published: Published, tables: Sequence[SourceTable]) -> list[str]:
                 f"{table.qualified} is REPLICA IDENTITY FULL, but publication {published.name!r} has a column list for "
                 "it: UPDATE and DELETE on it would fail for the application. Remove the column list."
             )
-        elif changes and filtered and table.identity != "f":
-            found.append(
-                f"Publication {published.name!r} has a row filter on {table.qualified}: unless it uses key columns "
-                "only, UPDATE and DELETE on it fail for the application, and the topic lacks the rows that it hides. "
-                "Remove the filter."
-            )
-        elif columns is not None or filtered:
+        elif columns is not None:
             # the snapshot reads whole tables: it would publish what the publication hides
             found.append(
-                f"Publication {published.name!r} has a {'row filter' if filtered else 'column list'} for "
-                f"{table.qualified}, which the snapshot would not respect. Remove it."
+                f"Publication {published.name!r} has a column list for {table.qualified}, which the snapshot would not "
+                "respect. Remove it."
             )
     return found
+
+
+def uncovered(connection: Connection, published: Published, tables: Sequence[SourceTable]) -> dict[int, str]:
+    """The tables among these whose row filters use columns that the old rows do not have, so that UPDATE and DELETE
+    fail for the application as long as they are published: by oid, why, and what can be done.
+
+    :param tables: those that updates and deletes can be published of.
+    """
+    if not (published.updates or published.deletes):
+        return {}
+    of = {table.oid: table for table in tables if published.filters(table.oid)}
+    below = partitions.below(connection, [table.oid for table in of.values() if table.partitioned])
+    found = {}
+    for oid, table in of.items():
+        used = published.tables[oid][1] or frozenset()
+        parts = [(each.identity, each.identity_columns) for each in below.get(oid, ()) if each.leaf]
+        for identity, columns in parts if table.partitioned else [(table.identity, table.key)]:
+            if identity != "f" and (lacking := sorted(used - set(columns))):
+                found[oid] = not_covered(table, lacking)
+    return found
+
+
+def not_covered(table: SourceTable, columns: Sequence[str]) -> str:
+    """What is said of a table whose row filter uses columns that its replica identity does not have."""
+    return (
+        f"The row filter of {table.qualified} uses column {columns[0]!r}, which is not in its replica identity "
+        f"({', '.join(table.key) or 'none'}): UPDATE and DELETE on the table would fail for the application. Use "
+        f"columns of the key only (where in table_options); or run: ALTER TABLE {quoted(table.schema, table.name)} "
+        "REPLICA IDENTITY FULL;"
+    )

@@ -14,7 +14,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
-from airflow_bottledwater.postgres import catalog, locks, partitions, slot
+from airflow_bottledwater.postgres import catalog, locks, partitions, row_filter, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
@@ -357,11 +357,11 @@ def copy_query(
     """The COPY of one block range; with ONLY, so that tables that inherit from it are not read twice. Of a partitioned
     table, it is the range of each partition.
 
-    :param condition: which of its rows are read; None for all.
+    :param condition: which of its published rows are read; None for all.
     :param places: the places of rows, as a condition, if only these can be meant; they are in the range.
     :param text: whether in COPY's text format, which uses the types' output functions, instead of the binary one.
     """
-    where = places or blocks(first, last)
+    where = row_filter.within(table, places or blocks(first, last))
     if condition is not None:
         where += sql.SQL(" AND (\n{}\n)").format(condition)
     name = sql.Identifier(table.schema, table.name)

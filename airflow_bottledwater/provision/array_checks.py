@@ -15,7 +15,7 @@ from psycopg import sql
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.types import mapping
 from airflow_bottledwater.model.relation import Column, SourceTable
-from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres import catalog, row_filter
 from airflow_bottledwater.postgres.connect import Connection
 
 #: what is read of a table: so many of its blocks, spread over it, and at most so many rows of them
@@ -57,11 +57,12 @@ def _seen(connection: Connection, table: SourceTable, columns: Sequence[Column])
             connection.execute(f"SET LOCAL lock_timeout = {_LOCK}; SET LOCAL statement_timeout = {_LONGEST}")
             pages = catalog.measured(connection, [table.oid]).get(table.oid, 0)
             row = connection.execute(
-                sql.SQL("SELECT {} FROM (SELECT {} FROM {} TABLESAMPLE SYSTEM ({}) LIMIT {}) s").format(
+                sql.SQL("SELECT {} FROM (SELECT {} FROM {} TABLESAMPLE SYSTEM ({}) WHERE {} LIMIT {}) s").format(
                     sql.SQL(", ").join(found),
                     sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
                     name if table.partitioned else sql.SQL("ONLY {}").format(name),
                     sql.Literal(min(100.0, 100.0 * _BLOCKS / max(1, pages))),
+                    row_filter.within(table, sql.SQL("true")),
                     sql.Literal(_ROWS),
                 )
             ).fetchone()

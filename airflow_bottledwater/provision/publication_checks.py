@@ -9,6 +9,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, publication
 from airflow_bottledwater.postgres.connect import Connection, quoted
 from airflow_bottledwater.provision.findings import Findings
+from airflow_bottledwater.state import row_filters
 
 
 def check_publications(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:
@@ -41,8 +42,8 @@ def check_publications(connection: Connection, pipeline: Settings, found: Findin
     of = publication.names(pipeline.publication_name)
     return problems + [
         f"Table {t.qualified} is not in publication {of[not t.identifiable]!r}. As the owner of both, run: ALTER "
-        f"PUBLICATION {quoted(of[not t.identifiable])} ADD TABLE ONLY {quoted(t.schema, t.name)}; or leave it out of "
-        "the pipeline's tables."
+        f"PUBLICATION {quoted(of[not t.identifiable])} ADD TABLE {publication.member(t).as_string(connection)}; or "
+        "leave it out of the pipeline's tables."
         for t in found.tables
         if t.oid not in covered
     ]
@@ -53,6 +54,9 @@ def _existing(connection: Connection, pipeline: Settings, present: publication.P
     application's writes fail."""
     intent, mine = found.state.intent, {t.oid for t in found.tables} | set(found.state.tables)
     problems = publication.problems(present, found.tables)
+    if not pipeline.create_publication:
+        problems += row_filters.foreign(connection, present, found.tables)
+    problems += publication.uncovered(connection, present, found.tables).values()
     if pipeline.create_publication and (not intent or intent.publication != pipeline.publication_name):
         problems.append(
             f"Publication {present.name!r} exists, but was not created by this pipeline. Choose another name (setting "

@@ -20,7 +20,7 @@ FUNCTIONS = (
     "pg_backend_pid", "pg_blocking_pids", "pg_collation_actual_version", "pg_column_size", "pg_control_checkpoint",
     "pg_control_system", "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn",
     "pg_current_wal_lsn", "pg_current_xact_id", "pg_drop_replication_slot", "pg_export_snapshot",
-    "pg_get_publication_tables", "pg_has_role", "pg_is_in_recovery", "pg_logical_emit_message",
+    "pg_get_expr", "pg_get_publication_tables", "pg_has_role", "pg_is_in_recovery", "pg_logical_emit_message",
     "pg_logical_slot_peek_binary_changes", "pg_partition_ancestors", "pg_relation_filenode", "pg_relation_size",
     "pg_replication_slot_advance", "pg_snapshot_xmax", "pg_snapshot_xmin", "pg_terminate_backend", "pg_wal_lsn_diff",
     "pg_walfile_name",

@@ -49,15 +49,19 @@ class StoredDeadLetter:
 
     def as_published(self, mapping: TableMapping) -> StoredDeadLetter:
         """The dead letter without the columns that were published when it was written, and are not today, and with the
-        others as they are published today; but those of the key as they were, since its bytes must not change."""
+        others, and the row filter, as they are published today; but those of the key as they were, since its bytes must
+        not change."""
         if "again" not in self.content:
             return self
         again = self.content["again"]
         table = msgspec.convert(again["table"], SourceTable)
         columns = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
         published = mapping.published(table.schema, table.name, table.columns)
+        where = mapping.options(table.schema, table.name).where
         whole = replace(
             table,
+            where=where,
+            filtered=table.filtered or bool(where),
             columns=tuple(
                 before if before.name in table.key else now
                 for now, before in zip(published, table.columns, strict=True)

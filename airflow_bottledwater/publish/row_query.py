@@ -10,6 +10,7 @@ from psycopg import pq, sql
 
 from airflow_bottledwater.encoding import masks
 from airflow_bottledwater.model.relation import Column, SourceTable
+from airflow_bottledwater.postgres import row_filter
 from airflow_bottledwater.postgres.connect import Connection
 
 #: text, varchar, char and bytea, whose size PostgreSQL tells without reading a value that is stored out of line
@@ -59,11 +60,10 @@ class RowQuery:
         sizes = [_size(self.table.columns[c]) for c in columns]
         select = sql.SQL(
             "SELECT {named} FROM (SELECT {made}, sum({size}) OVER before AS before, lead({n}) OVER before AS following"
-            " FROM {keys} JOIN {only}{table} t ON {same}"
+            " FROM {keys} JOIN {rows} t ON {same}"
             " WINDOW before AS (ORDER BY {n} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) found"
             " WHERE coalesce(before, 0) < {most} ORDER BY n"
         )
-        only = sql.SQL("" if self.table.partitioned else "ONLY ")
         n = sql.SQL("({})::int8").format(sql.SQL(number))  # type: ignore[arg-type]
         return select.format(
             named=sql.SQL(", ").join([sql.SQL("n"), *map(_value, columns), sql.SQL("following")]),
@@ -71,11 +71,17 @@ class RowQuery:
             size=sql.SQL(" + ").join([sql.SQL("0::int8"), *sizes]),
             n=n,
             keys=keys,
-            only=only,
-            table=self.name,
+            rows=self._rows(),
             same=sql.SQL(" AND ").join(same),
             most=sql.Literal(most),
         )
+
+    def _rows(self) -> sql.Composed:
+        """The table, or those of its rows that are published."""
+        table = sql.SQL("{}{}").format(sql.SQL("" if self.table.partitioned else "ONLY "), self.name)
+        if not self.table.where:
+            return table
+        return sql.SQL("(SELECT * FROM {} WHERE {})").format(table, row_filter.condition(self.table.where))
 
     def _made(self, c: int) -> sql.Composed:
         column = self.table.columns[c]

@@ -103,7 +103,10 @@ class ToastResolver:
         Messages of updates that leave large values unchanged are small, so the missing values can be thousands of times
         as large as the batch."""
         most = max(1, int(self._most_together / self._value_bytes))
-        if np.count_nonzero(batch.changes["kind"] == wire.MESSAGE_UPDATE) <= most:
+        lacking = batch.changes["kind"] == wire.MESSAGE_UPDATE
+        if programs.program.relations["filtered"].any():
+            lacking |= batch.changes["kind"] == wire.MESSAGE_INSERT
+        if np.count_nonzero(lacking) <= most:
             return batch  # so it is for most batches, which then need not be scanned
         return batch.whole(unchanged.leading(batch.data, batch.changes, programs.program, programs.scratch(), most))
 

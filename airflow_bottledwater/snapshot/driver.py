@@ -201,7 +201,12 @@ class _SnapshotDriver:
         """
         changed: dict[str, StateRecord | None] = {}
         known = self._claim.state.tables
-        tables = [known[table.oid].check_key(table, complete=False) for table in tables]
+        tables = [
+            # the publication has the filter that was recorded; another one of today's options is for the stream
+            replace(pinned.check_key(table, complete=False), where=pinned.table.where, filtered=pinned.table.filtered)
+            for table in tables
+            for pinned in [known[table.oid]]
+        ]
         for table in tables:
             pinned = known[table.oid]
             if table == pinned.table:

@@ -13,6 +13,7 @@ from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.state import row_filters
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
@@ -42,7 +43,7 @@ def problems(connection: Connection, pipeline: Settings, oids: Collection[int], 
             if (said := rule_of(mapping.options(table.schema, table.name).mask, column.name))
             and (why := _unfit(table, column, said))
         ]
-    return [*found, *_unsettled(mapping, whole).values()]
+    return [*found, *_unsettled(mapping, whole).values(), *row_filters.problems(connection, pipeline, whole)]
 
 
 def _unfit(table: SourceTable, column: Column, said: str) -> str:
@@ -115,8 +116,8 @@ def exposed_table(mapping: TableMapping, before: SourceTable, schema: str, name:
     if not mapping.exposes(before, schema, name):
         return ""
     return (
-        f"{schema}.{name} was {before.qualified}, for which table_options leave out or mask columns, and they say "
-        "nothing of its new name. Put its options under the new name, and start again."
+        f"{schema}.{name} was {before.qualified}, for which table_options leave out rows or columns, or mask columns, "
+        "and they say nothing of its new name. Put its options under the new name, and start again."
     )
 
 
@@ -132,7 +133,7 @@ def check(connection: Connection, pipeline: Settings, known: PipelineState) -> N
     if known.settings is None or known.settings.get("table_options", {}) == asked:
         return
     wanted = resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False)
-    if wrong := problems(connection, pipeline, {*wanted, *known.tables}):
+    if wrong := row_filters.refused(pipeline, known) + problems(connection, pipeline, {*wanted, *known.tables}):
         raise PreflightError(wrong)
 
 

@@ -311,6 +311,9 @@ class Resolver:
             0,
             known.comment,
             partitioned=known.partitioned,
+            where=known.where,
+            # another filter of today's options may be in the publication before it is recorded
+            filtered=known.filtered or bool(self._mapping.options(message.schema, message.name).where),
         )
 
 

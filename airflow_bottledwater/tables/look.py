@@ -58,6 +58,7 @@ class CatalogLook:
         :func:`airflow_bottledwater.tables.types.altered`.
     :param types: what is to be recorded of columns' types, see there.
     :param unsent: see :func:`airflow_bottledwater.state.coverage.unsent`.
+    :param uncovered: see :func:`airflow_bottledwater.postgres.publication.uncovered`.
     :param lsn: the end of the server's WAL behind all that was found: what was committed before a change of the catalog
         is before it.
     """
@@ -74,6 +75,7 @@ class CatalogLook:
     altered: dict[int, str] = field(default_factory=dict)
     types: dict[int, ChangedTypes] = field(default_factory=dict)
     unsent: dict[str, str] = field(default_factory=dict)
+    uncovered: dict[int, str] = field(default_factory=dict)
     lsn: int = 0
 
 
@@ -95,11 +97,14 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
         wanted = set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False))
         kept = compared.renamed(connection, pipeline, known, wanted)
         names = publication.names(pipeline.publication_name)
-        first = publication.read(connection, names[0]) if pipeline.create_publication else None
-        members = frozenset(first.tables) if first is not None and not first.whole else frozenset[int]()
+        first = publication.read(connection, names[0])
+        mine = first is not None and pipeline.create_publication and not first.whole
+        members = frozenset(first.tables) if mine and first is not None else frozenset[int]()
         loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
         followed = [table for table in loaded if table.oid in known.tables]
         changed = compared.unsent(connection, known)
+        identifiable = [table for table in loaded if table.identifiable]
+        uncovered = publication.uncovered(connection, first, identifiable) if first is not None else {}
         return CatalogLook(
             frozenset(wanted),
             frozenset(kept),
@@ -111,9 +116,11 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
             unreadable(connection, followed)
             | compared.mismatches(connection, followed)
             | options.exposed(pipeline, known, followed)
-            | options.unsettled(connection, pipeline, followed),
+            | options.unsettled(connection, pipeline, followed)
+            | uncovered,
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
             *altered(known, {table.oid: table for table in followed}),
             changed,
+            uncovered,
             end_of_wal(connection),
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import psycopg
@@ -107,23 +107,28 @@ class PreparedSteps:
 
 
 def set_aside(connection: Connection, pipeline: Settings, seen: CatalogLook) -> list[str]:
-    """Take the tables out of the pipeline's publication that have neither a key nor the full old row any more, since
-    the application's UPDATE and DELETE fail on them as long as they are in there; returns their names.
+    """Take the tables out of the pipeline's publication that have neither a key nor the full old row any more, or not
+    the columns of their row filters in it, since the application's UPDATE and DELETE fail on them as long as they are in
+    there; returns their names.
 
     :raises Outage: other sessions had locks on a table.
     """
     if not pipeline.create_publication:
         return []
     name = publication.names(pipeline.publication_name)[0]
-    gone = [seen.tables[oid] for oid in seen.members if oid in seen.tables and not seen.tables[oid].identifiable]
-    for table in gone:
-        publication.remove(connection, name, table, timeout=pipeline.create_slot_timeout)
+    gone = {
+        oid: f"{table.qualified} has neither a key nor the full old row any more ({table.key_problem})"
+        for oid in seen.members
+        if (table := seen.tables.get(oid)) is not None and not table.identifiable
+    } | {oid: why.partition(":")[0] for oid, why in seen.uncovered.items() if oid in seen.members}
+    for oid, why in gone.items():
+        publication.remove(connection, name, seen.tables[oid], timeout=pipeline.create_slot_timeout)
         log.warning(
-            "%s has neither a key nor the full old row any more (%s): it was taken out of publication %r, since "
-            "UPDATE and DELETE fail on such a table while it is published.",
-            table.qualified, table.key_problem, name,
+            "%s: it was taken out of publication %r, since UPDATE and DELETE fail on such a table while it is "
+            "published.",
+            why, name,
         )  # fmt: skip
-    return [table.qualified for table in gone]
+    return [seen.tables[oid].qualified for oid in gone]
 
 
 def prepare(
@@ -229,7 +234,9 @@ def _as_known(known: PipelineState, table: SourceTable) -> SourceTable:
     """A table with its key in the order that its topic has, if it is the same key."""
     pinned = known.tables.get(table.oid)
     try:
-        return pinned.check_key(table) if pinned is not None and pinned.table.keyed else table
+        found = pinned.check_key(table) if pinned is not None and pinned.table.keyed else table
+        # what was sent under the filter of before may still be to come
+        return replace(found, filtered=table.filtered or (pinned is not None and pinned.table.filtered))
     except Refused:
         return table
 
@@ -275,9 +282,7 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
             values |= dict.fromkeys(_obsolete(known, step.oid))
             values |= {table_key(step.oid): pinned, former_key(pinned.topic): None}
             done.add(step.oid)
-            if (gap := _held(known, step)) is not None:
-                values[gap_key(step.oid)] = gap
-            elif pinned.table.keyed:  # of an unkeyed one, only its definition is another
+            if pinned.table.keyed:  # of an unkeyed one, only its definition is another
                 lives.read(step.oid, sweep=step.oid in prepared.swept)
             elif prepared.rows is not None and step.oid in prepared.rows.blocks:
                 values[boundary_key(step.oid)] = prepared.rows.boundary
@@ -289,9 +294,8 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
             values[attached_key(step.oid)] = AttachedTable(step.root) if step.root else None
         elif step.do is Do.APART:
             values[attached_key(step.oid)] = None
-            if step.oid not in known.held:
-                # the keys of another pipeline are not removed
-                lives.read(step.oid, sweep=not shared(pipeline, [step.topic]))
+            # the keys of another pipeline are not removed
+            lives.read(step.oid, sweep=not shared(pipeline, [step.topic]))
         elif step.do is Do.READ_PARTS:
             parts = tuple(part.oid for part in step.parts)
             values[live_key(uuid.uuid4().hex[:12])] = LiveProgress((step.oid,), parts=parts, required=True)
@@ -306,33 +310,6 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
     if known.coverage is not None:
         values |= _covered(pipeline, known.coverage, prepared, known)
     return values
-
-
-def _held(known: PipelineState, step: Step) -> Gap | None:
-    """The record with which a table stays held, or gets the topic of one that is; None if it goes on."""
-    before = [oid for oid, pinned in known.tables.items() if pinned.topic == step.topic]
-    return next((known.gaps[oid] for oid in (step.oid, *before) if oid in known.held), None)
-
-
-def hold(known: PipelineState, gaps: Mapping[int, Gap]) -> dict[str, StateRecord | None]:
-    """The records with which no changes of tables are published until a person lets them go on. What is being read of
-    them is given up, as all of their rows are read then.
-
-    :param gaps: why, by the table's oid; one that is held already stays as it is.
-    """
-    # also what stays is written: only a job that has the slot answers a request
-    values: dict[str, StateRecord | None] = {gap_key(oid): known.gaps.get(oid) for oid in gaps}
-    lives = _Lives(known, {})
-    for oid in (gaps.keys() & known.tables.keys()) - known.held:
-        values[gap_key(oid)] = replace(gaps[oid], held=True, accepted=oid in known.accepted)
-        lives.stop(oid)
-    return values | lives.changed
-
-
-def release(known: PipelineState, oids: Iterable[int]) -> dict[str, StateRecord | None]:
-    """The records with which held tables go on: what their topics lack is read again, as behind any other gap."""
-    gaps = {oid: known.gaps.get(oid) for oid in oids}
-    return {gap_key(oid): None if gap is None else replace(gap, held=False) for oid, gap in gaps.items()}
 
 
 def _covered(

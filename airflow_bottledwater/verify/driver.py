@@ -156,8 +156,6 @@ def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineS
     for oid in known.tables:
         if oid not in there:
             found[oid] = _DROPPED
-        elif oid in known.held:
-            found[oid] = f"it {known.gaps[oid].why}, and goes on when a person lets it (bottledwater resume-table)"
         elif oid in below:
             found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
         elif left := [name for name, meant in children.get(oid, {}).items() if not meant]:
@@ -171,7 +169,10 @@ def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineS
 def _to_be_read(connection: Connection, pipeline: Settings, known: PipelineState) -> set[int]:
     """The tables whose topics lack rows that the stream is going to read, when it has noticed it: see
     :func:`check_complete`."""
-    return {*coverage.attached(connection, pipeline, known), *coverage.moved(coverage.below(connection, known), known)}
+    mapping, named = TableMapping.of(pipeline), catalog.names(connection, list(known.tables))
+    filtered = [oid for oid in named if mapping.options(*named[oid]).where != known.tables[oid].table.where]
+    moved = coverage.moved(coverage.below(connection, known), known)
+    return {*coverage.attached(connection, pipeline, known), *moved, *filtered}
 
 
 @dataclass(slots=True)

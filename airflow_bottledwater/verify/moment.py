@@ -216,7 +216,7 @@ def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable], atta
     """Check that the snapshot of the tables is complete: before that, topics lack rows.
 
     :param attached: the oids of tables whose rows the stream is going to read: partitions were attached below them, or
-        they were detached.
+        they were detached, or have another row filter now.
     :raises StateError: it is not.
     :raises Outage: rows of a table that was added since, say, are still being read.
     """
@@ -231,6 +231,6 @@ def check_complete(known: PipelineState, wanted: Mapping[int, PinnedTable], atta
     if incomplete := [pinned.table.qualified for oid, pinned in wanted.items() if oid in reading]:
         raise Outage(
             f"Rows of {', '.join(incomplete[:5])} are still to come, by a live snapshot: it reads tables or partitions "
-            "that were added or detached, or taken up again with another key.",
+            "that were added or detached, or taken up again with another key or row filter.",
             "Verify again when it has finished ('bottledwater snapshots' shows how far it is).",
         )

@@ -466,7 +466,7 @@ PUBLICATIONS: dict[str, tuple[list[str], str, list[str]]] = {
     "has a row filter": (
         ["CREATE TABLE t (a int PRIMARY KEY, b int)", "CREATE PUBLICATION NAME FOR TABLE t WHERE (b > 1)"],
         "DELETE FROM t",
-        ["has a row filter on public.t", "fail for the application", "Remove the filter"],
+        ["has a row filter on public.t", "would fail for the application", "or remove the filter"],
     ),
     "is for all tables and one has no key": (
         [

@@ -77,6 +77,9 @@ def test_a_handover_under_writers_loses_repeats_and_tears_nothing(
         partitions=dice.choice((1, 1, 3)),
     )  # fmt: skip
     make_tables(flow, TABLES, ROWS)
+    # rows whose keys change come and go, most of them with large values that are not sent again
+    remainders = {table: dice.randrange(3) for table in dice.sample(TABLES, dice.randrange(len(TABLES)))}
+    flow.change(table_options={table: {"where": f"id % 3 <> {r}"} for table, r in remainders.items()})
     with Writers(flow.dsn, TABLES, seed, ROWS):
         flow.create()
         time.sleep(dice.uniform(0.3, 0.6))
@@ -86,7 +89,8 @@ def test_a_handover_under_writers_loses_repeats_and_tears_nothing(
             flow.stream()
         time.sleep(0.2)
     flow.stream()
-    report = audit(flow, TABLES).check()
+    filters = {table: lambda key, r=r: key % 3 != r for table, r in remainders.items()}
+    report = audit(flow, TABLES, filters=filters).check()
     assert report.ahead == []
     counted = report.statistics
     proof = (counted.in_progress >= IN_PROGRESS, counted.skipped >= SKIPPED, counted.after >= AFTER)

@@ -25,6 +25,11 @@ def drawn(dice: random.Random, tables: Iterable[str], columns: Sequence[str]) ->
             rule |= {"include": ["id", "version", *kept], "new_columns": dice.choice(("auto", "leave_out", "publish"))}
         if dice.random() < 0.5:
             rule["mask"] = {column: dice.choice(masks[column]) for column in dice.sample(columns, 1)}
+        if dice.random() < 0.5:
+            # only columns of the key: the writers' updates must not fail
+            rule["where"] = dice.choice(
+                ("id % 3 <> 1", "id < 1000 OR (id % 2 = 0)", "id = ANY ('{2,3,5,8}'::bigint[]) OR id > 40")
+            )
         if dice.random() < 0.4:
             rule["rename"] = dice.choice(({"id": "Näme 1"}, {"name": "n", "n": "name"}, {"large": "big", "n": "1"}))
         if dice.random() < 0.5:

@@ -5,6 +5,9 @@ PostgreSQL does not send a value that is stored out of line (TOAST) if an update
 TupleData). The old row has it, if that is sent; otherwise an earlier change of the same key in the batch may have it;
 otherwise it is looked up in the table as it is now. A value that was looked up belongs to the change that it was looked
 up for, and is never used for another one.
+
+An insert has all its values, unless it is an update that has brought a row into a row filter (pgoutput_row_filter,
+src/backend/replication/pgoutput/pgoutput.c). What an earlier change of that key has is then another row's.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from airflow_bottledwater.encoding.wire import (
     FIELD_UNCHANGED,
     FULL_OLD_ROW,
     MESSAGE_DELETE,
+    MESSAGE_INSERT,
     MESSAGE_UPDATE,
     NEW_ROW,
 )
@@ -37,9 +41,17 @@ FILLED, TOMBSTONE, LEFT_OUT = 0, 1, 2
 
 
 @compiled
+def _may_lack(change, program):
+    """Whether the new row of a change may lack values."""
+    if change.kind == MESSAGE_INSERT:
+        return program.relations[change.relation].filtered != 0
+    return change.kind == MESSAGE_UPDATE
+
+
+@compiled
 def _lacks(b, change, program, fields):
-    """How many values the new row of an update lacks."""
-    if change.kind != MESSAGE_UPDATE:
+    """How many values the new row of an update lacks, or of an insert that may have been one."""
+    if not _may_lack(change, program):
         return 0
     columns = program.relations[change.relation].columns
     old, new = fields[0, :columns], fields[1, :columns]
@@ -137,7 +149,7 @@ def _of_earlier(column, earlier, row, lacking, missing, number_of):
     if row[column].kind != FIELD_UNCHANGED:
         return row[column].kind, row[column].position, row[column].length
     mine = lacking[number_of[earlier]]
-    # an insert is not in the list
+    # a change that lacks nothing is not in the list
     for m in range(mine.first, mine.first + (mine.missing if mine.change == earlier else 0)):
         if missing[m].column == column:
             return missing[m].kind, missing[m].position, missing[m].length
@@ -175,15 +187,14 @@ def find_in_batch(b, changes, program, affected, fields, keys, slots, index):
             _take_key(program, relation, new, old, has_old, keys[i])
         # without a key, it is not known which row an earlier change belongs to
         before = -1
-        if rows & NEW and relation.keys > 0:
+        if rows & NEW and relation.keys > 0 and change.kind != MESSAGE_INSERT:
             at = _slot(b, changes, change.relation, old_key if has_old else keys[i], relation.keys, keys, slots)
             if slots[at].owner > 0:
                 before = slots[at].latest - 1
         first = m
         was_read = False
-        # as _lacks counts them. An insert has all its values, unless a publication's row filter has made it of an
-        # update; it is an error
-        for c in range(relation.columns if rows & NEW and change.kind == MESSAGE_UPDATE else 0):
+        # as _lacks counts them
+        for c in range(relation.columns if rows & NEW and _may_lack(change, program) else 0):
             if new[c].kind != FIELD_UNCHANGED:
                 continue
             kind, position, length = np.int64(FIELD_UNCHANGED), np.int64(0), np.int64(0)

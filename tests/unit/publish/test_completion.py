@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,9 +191,31 @@ def test_a_key_that_is_itself_unchanged_is_taken_from_the_old_key() -> None:
     assert completer.asked == []
 
 
-def test_an_insert_that_lacks_a_value_is_left_as_it_is() -> None:
-    # pgoutput makes it of an update that brings a row into a row filter (pgoutput_row_filter,
+def test_an_insert_of_a_table_with_a_row_filter_gets_what_it_lacks_from_its_own_row() -> None:
+    # pgoutput makes it of an update that brings a row into the filter (pgoutput_row_filter,
     # src/backend/replication/pgoutput/pgoutput.c)
+    def entered(key: bytes, a: bytes = b"a") -> bytes:
+        return RowMessage("I", 7, "", None, [w.binary(key), w.binary(a), UNCHANGED]).encode()
+
+    rows, done, now = complete(
+        [
+            w.insert(7, b"1", b"a", b"of a row before"),
+            entered(b"1"),
+            change(b"1", b"b", UNCHANGED),
+            entered(b"2"),
+            w.insert(7, b"3", b"a", b"whole"),
+        ],
+        replace(TABLE, where="a > ''", filtered=True),
+        current={b"1": b"of 1"},
+    )
+    # between the first two, a TRUNCATE may have been, which is no row of the batch
+    assert [values(row)[2] for row in rows] == [b"of a row before", b"of 1", b"of 1", b"whole"]
+    assert now.asked == [(b"1",), (b"2",)]
+    assert (done.batch.changes["flags"] & wire.FLAG_REREAD).tolist() == [0, 1, 1, 0]
+    assert done.superseded == {3}
+
+
+def test_an_insert_of_another_table_that_lacks_a_value_is_left_as_it_is() -> None:
     lacks = RowMessage("I", 7, "", None, [w.binary(b"2"), w.binary(b"a"), UNCHANGED]).encode()
     messages = [change(b"1", b"b", UNCHANGED), *[lacks] * 1000, change(b"2", b"c", UNCHANGED)]
     rows, _, now = complete(messages, current={b"1": b"of 1", b"2": b"of 2"})

@@ -1,0 +1,143 @@
+"""The option ``where`` of tables, compared with PostgreSQL's rules for row filters and with what publications have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import psycopg
+
+from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres import publication, row_filter
+from airflow_bottledwater.postgres.connect import Connection, outage, quoted
+from airflow_bottledwater.postgres.publication import Published
+from airflow_bottledwater.postgres.row_filter import RowFilter
+from airflow_bottledwater.state.pipeline_state import PipelineState
+
+_DENIED = psycopg.errors.InsufficientPrivilege
+
+
+def problems(connection: Connection, pipeline: Settings, tables: Iterable[SourceTable]) -> list[str]:
+    """What is wrong with the row filters of tables: those that PostgreSQL does not take, those with which it would let
+    the application's UPDATE and DELETE fail, and those that are not in a publication which others make.
+
+    :param tables: with all their columns.
+    :raises Outage: a condition cannot be checked now.
+    """
+    mapping = TableMapping.of(pipeline)
+    wanted = [(table, where) for table in tables if (where := mapping.options(table.schema, table.name).where)]
+    if not wanted:
+        return []
+    if connection.info.server_version < row_filter.SINCE:
+        return [
+            f"Table {table.qualified} has a row filter (where in table_options), and PostgreSQL "
+            f"{connection.info.server_version // 10000} has none: version 15 is the first. Take it out, or upgrade the "
+            "server."
+            for table, _ in wanted
+        ]
+    both = [
+        found for name in publication.names(pipeline.publication_name) if (found := publication.read(connection, name))
+    ]
+    return [said for table, where in wanted if (said := _problem(connection, pipeline, both, table, where))]
+
+
+def _problem(
+    connection: Connection, pipeline: Settings, both: Sequence[Published], table: SourceTable, where: str
+) -> str:
+    """
+    :param both: the pipeline's publications, as far as they exist.
+    """
+    of = [each for each in both if table.oid in each.tables]
+    try:
+        found = _parsed(connection, table, where)
+        published = [
+            row_filter.read(connection, each.name, table.oid) if each.filters(table.oid) else None for each in of
+        ]
+        if pipeline.create_publication:
+            # nothing else knows all rules of a publication
+            if found is None or not of or any(each is None or each.text != found.text for each in published):
+                found = row_filter.tried(connection, table, where)
+        else:
+            for each, has in zip(of, published, strict=True):
+                if has is None or not _same(has, found, where):
+                    return _another(each, table, has, found.text if found else where)
+            found = next(iter(published), found)
+    except _DENIED:
+        return ""  # that the role may not publish, or read, the table is a problem of its own
+    except psycopg.Error as error:
+        why = outage(error, f"Checking the row filter {where!r} of {table.qualified}")
+        if isinstance(why, Outage):
+            raise why from None
+        detail = error.diag.message_detail or ""
+        return (
+            f"PostgreSQL does not accept the row filter {where!r} of {table.qualified}: "
+            f"{str(error).splitlines()[0].rstrip('.')}{f' ({detail.rstrip(chr(46))})' if detail else ''}. It is a "
+            "condition over the table's own columns, with PostgreSQL's own types, operators and immutable functions."
+        )
+    if found is None or not table.identifiable or table.identity == "f":
+        return ""
+    lacking = sorted(found.columns - set(table.key))
+    return publication.not_covered(table, lacking) if lacking else ""
+
+
+def _parsed(connection: Connection, table: SourceTable, where: str) -> RowFilter | None:
+    """See :func:`~airflow_bottledwater.postgres.row_filter.parsed`; None if the role may not make temporary tables."""
+    try:
+        return row_filter.parsed(connection, table, where)
+    except _DENIED:
+        return None
+
+
+def _same(published: RowFilter, found: RowFilter | None, where: str) -> bool:
+    """Whether a publication's filter is the one that is wanted.
+
+    :param found: the latter as PostgreSQL reads it; None if that is not known: then only the same words are.
+    """
+    if found is not None:
+        return published.text == found.text
+    return "".join(published.text.split()) in ("".join(f"({where})".split()), "".join(where.split()))
+
+
+def _another(published: Published, table: SourceTable, has: RowFilter | None, wanted: str) -> str:
+    name, of = quoted(published.name), quoted(table.schema, table.name)
+    change = (
+        f"run as its owner: BEGIN; ALTER PUBLICATION {name} DROP TABLE ONLY {of}; ALTER PUBLICATION {name} ADD TABLE "
+        f"ONLY {of} WHERE ({wanted}); COMMIT;"
+    )
+    if published.whole:
+        change = "publish the table by its name, since FOR ALL TABLES and FOR TABLES IN SCHEMA have no filters"
+    return (
+        f"Publication {published.name!r} has {f'the row filter {has.text}' if has else 'no row filter'} for "
+        f"{table.qualified}, and table_options have where: {wanted}. The snapshot would read other rows than the "
+        f"stream. Give table_options the publication's, or {change}"
+    )
+
+
+def foreign(connection: Connection, published: Published, tables: Iterable[SourceTable]) -> list[str]:
+    """What is said of tables that a publication of others filters, and the options do not."""
+    found = []
+    for table in tables:
+        if not published.filters(table.oid) or table.where:
+            continue
+        has = row_filter.read(connection, published.name, table.oid)
+        found.append(
+            f"Publication {published.name!r} has a row filter on {table.qualified}, which the snapshot would not "
+            f"respect. Give table_options the same (where: {has.text if has else ''}), or remove the filter."
+        )
+    return found
+
+
+def refused(pipeline: Settings, known: PipelineState) -> list[str]:
+    """The followed tables whose row filter cannot be changed: without a key, their topics cannot be brought to what
+    another one leaves."""
+    mapping = TableMapping.of(pipeline)
+    tables = [pinned.table for pinned in known.tables.values() if not pinned.table.keyed]
+    return [
+        f"The row filter of {table.qualified} cannot be changed from {table.where or 'none'} to {asked or 'none'}: the "
+        "table has no key, by which its topic could be brought to it. Set where back; or drop the slot (bottledwater "
+        "drop-slot --when always) and start again with a snapshot under another topic_prefix."
+        for table in tables
+        if (asked := mapping.options(table.schema, table.name).where) != table.where
+    ]

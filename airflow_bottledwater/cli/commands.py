@@ -18,6 +18,7 @@ from airflow_bottledwater.cli.log import setup_log
 from airflow_bottledwater.cli.metrics import metrics_command, top_command
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of, spark_of, spark_options
 from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
+from airflow_bottledwater.cli.tables import pause_table, resume_table
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.local.commands import COMMANDS
 from airflow_bottledwater.policy import transient
@@ -239,6 +240,8 @@ def dismiss(of_tables: str, **values: Any) -> None:
 
 cli.add_command(snapshot)
 cli.add_command(snapshots_command)
+cli.add_command(pause_table)
+cli.add_command(resume_table)
 cli.add_command(import_debezium)
 cli.add_command(metrics_command)
 cli.add_command(top_command)

@@ -26,6 +26,7 @@ class TableMapping:
     :param forms: the forms in which types are published.
     :param prefix: that of all topics.
     :param rules: the options of single tables, by pattern.
+    :param ends: the name, without the prefix, of the topic of transactions' ends; empty for none.
     :param on_error: what happens at a record that cannot be published, unless a table's options say otherwise.
     :param hash_key: the id of the key of masks that are hashes; empty for none.
     """
@@ -34,6 +35,7 @@ class TableMapping:
     forms: TypeOptions = DEFAULT_TYPE_OPTIONS
     prefix: str = ""
     rules: Mapping[str, Table] = field(default_factory=dict)
+    ends: str = ""
     on_error: str = "exit"
     hash_key: str = ""
 
@@ -45,6 +47,7 @@ class TableMapping:
             forms=pipeline.forms,
             prefix=pipeline.topic_prefix,
             rules=pipeline.table_options,
+            ends=pipeline.transaction_topic,
             on_error=pipeline.on_error,
             hash_key=hashes.remember(pipeline.hash_key).id if pipeline.hash_key else "",
         )
@@ -53,6 +56,19 @@ class TableMapping:
     def service_topics(self) -> tuple[str, str]:
         """The topics of the pipeline itself: of events, and of dead letters."""
         return names.service_topic("events", self.prefix), names.service_topic("dead_letters", self.prefix)
+
+    @property
+    def ends_topic(self) -> str:
+        """The topic of transactions' ends; empty if there is none."""
+        return self._prefixed(self.ends) if self.ends else ""
+
+    @property
+    def named_topics(self) -> tuple[str, ...]:
+        """The topics that the settings name and that are no table's."""
+        return (self.ends_topic,) if self.ends else ()
+
+    def _prefixed(self, name: str) -> str:
+        return f"{self.prefix}.{name}" if self.prefix else name
 
     def options(self, schema: str, name: str) -> Table:
         """The options of a table, by its name of today."""
@@ -161,7 +177,7 @@ class TableMapping:
         if not (asked := self.options(table.schema, table.name).topic):
             return names.topic(table.schema, table.name, self.prefix)
         named = asked.format(schema=names.mangle(table.schema, dots=True), table=names.mangle(table.name))
-        return f"{self.prefix}.{named}" if self.prefix else named
+        return self._prefixed(named)
 
     def by_topic(self, tables: Iterable[SourceTable]) -> dict[str, SourceTable]:
         """These tables by their topics, see :meth:`topic`."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from dataclasses import replace
 from typing import Any
 
-from airflow_bottledwater.errors import BottledWaterError, StateError
+from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.jobs.open_requests import OpenRequests
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import (
@@ -20,95 +20,37 @@ from airflow_bottledwater.state.control_records import (
     snapshot_key,
     snapshots_prefix,
 )
-from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import LiveProgress
 
 log = logging.getLogger(__name__)
 
-#: seconds between two looks of a job for new requests
-_INTERVAL = 0.3
 #: seconds after which a report that nobody has removed is removed
 _KEPT = 7 * 86400.0
 
 
-class SnapshotRequests:
-    """Hears the requests for a pipeline's live snapshots.
-
-    :ivar open: by their ids, the oldest first.
-    :ivar complete: whether all requests from before were read; until then, some of these may be answered.
-    """
+class SnapshotRequests(OpenRequests[SnapshotRequest]):
+    """Hears the requests for a pipeline's live snapshots."""
 
     def __init__(self, pipeline: Settings, name: str) -> None:
+        super().__init__(pipeline, snapshots_prefix(name), SnapshotRequest)
         self._name = name
-        self._topic = ControlTopic.of(pipeline.kafka)
-        self._heard = self._topic.subscribe(lambda key: key.startswith(snapshots_prefix(name)))
-        self._looked = 0.0
-        self._end: int | None = None
-        self.open: dict[str, SnapshotRequest] = {}
-        self.complete = False
 
     @property
     def active(self) -> bool:
         """Whether there is one to be worked on."""
         return any(not request.paused for request in self.open.values())
 
-    def poll(self) -> None:
-        """Take in what was requested, without waiting; Kafka's outages are the stream's own to report."""
-        if time.monotonic() - self._looked < _INTERVAL:
-            return
-        self._looked = time.monotonic()
-        if self._end is None:
-            with contextlib.suppress(BottledWaterError):
-                self._end = self._topic.end()
-        read = self._end is not None and self._topic.at >= self._end
-        self._take(self._heard.poll())
-        if read:
-            self._completed()
-
-    def read(self) -> None:
-        """Read on to the topic's present end.
-
-        :raises Outage: Kafka does not answer.
-        """
-        self._topic.read_to_end()
-        self._take(self._heard.poll())
-        self._completed()
-
     def _completed(self) -> None:
-        """All requests from before were read: once, remove the reports on live snapshots that have ended long ago, and
-        that nobody has waited for."""
+        """Once, remove the reports on live snapshots that have ended long ago, and that nobody has waited for."""
         if self.complete:
             return
-        self.complete = True
+        super()._completed()
         prefix = reading_key(self._name, "")
         for key, raw in self._topic.known().items():
             report = decode(SnapshotReport, raw) if key.startswith(prefix) else None
             if report is not None and report.ended and time.time() - report.at > _KEPT:
                 self._topic.write({key: None}, wait=0)
-
-    def remove(self, request_id: str) -> None:
-        """Remove a request that is answered.
-
-        :raises Outage: Kafka does not take it; the request is still open.
-        """
-        self._topic.write({snapshot_key(self._name, request_id): None})
-        self.open.pop(request_id, None)
-
-    def close(self) -> None:
-        """Hear no more requests."""
-        self._heard.close()
-        self._topic.close()
-
-    def _take(self, changes: list[tuple[str, dict[str, Any] | None]]) -> None:
-        prefix = snapshots_prefix(self._name)
-        for key, value in changes:
-            request = decode(SnapshotRequest, value)
-            if request is None:
-                self.open.pop(key.removeprefix(prefix), None)
-            else:
-                self.open[key.removeprefix(prefix)] = request
-        self.open = dict(sorted(self.open.items(), key=lambda item: (item[1].at, item[0])))
 
 
 def ask(pipeline: Settings, name: str, request_id: str, request: SnapshotRequest) -> None:

@@ -111,6 +111,22 @@ def tombstones(topic: int, keys: Sequence[tuple[int, bytes]]) -> Records:
     return Records(table, np.frombuffer(bytearray(b"".join(key for _, key in keys) or b"\0"), dtype=np.uint8), 0)
 
 
+def keyed(topic: int, records: Sequence[tuple[bytes, bytes, int]]) -> Records:
+    """Records without headers for the first partition of a topic, each with its key, its value and its timestamp.
+
+    :param topic: the topic's index.
+    """
+    table = np.zeros(len(records), dtype=RECORD)
+    lengths = np.array([(len(key), len(value)) for key, value, _ in records], dtype=np.int64).reshape(-1, 2)
+    starts = np.cumsum(lengths).reshape(-1, 2) - lengths
+    table["key_length"], table["value_length"] = lengths.T
+    table["key"], table["value"] = starts.T
+    table["topic"] = topic
+    table["time"] = [time for _, _, time in records]
+    data = b"".join(part for key, value, _ in records for part in (key, value))
+    return Records(table, np.frombuffer(bytearray(data or b"\0"), dtype=np.uint8), 0)
+
+
 class Publisher:
     """A producer under one transactional id.
 

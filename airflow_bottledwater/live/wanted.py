@@ -25,8 +25,8 @@ def wanted(
 
     :raises PreflightError: a pattern matches nothing.
     :raises Outage: the condition cannot be checked now: another session has locked a table, say.
-    :raises Refused: a table is not one of the pipeline's, has no key, or cannot be read with this condition; or keys
-        are to be removed from a topic that is shared with another pipeline.
+    :raises Refused: a table is not one of the pipeline's, is paused or set aside, has no key, or cannot be read with
+        this condition; or keys are to be removed from a topic that is shared with another pipeline.
     """
     tables = known.tables
     oids = resolve(connection, pipeline, known, request.tables)
@@ -38,6 +38,11 @@ def wanted(
                 f"Table {name} is not one of the tables that slot {pipeline.slot!r} follows.",
                 "Add it to the pipeline's settings first: slot and snapshot tasks (or the command) take it in with "
                 "all its rows.",
+            )
+        if oid in known.held:
+            raise Refused(
+                f"Table {name} cannot be read now: it {known.gaps[oid].why}.",
+                f"Let it go on (bottledwater resume-table --tables {name}): then all of its rows are read.",
             )
         if not tables[oid].table.keyed:
             raise Refused(

@@ -70,7 +70,6 @@ _VALUES: dict[str, dict[str, tuple[str, Any] | None]] = {
     "field.name.adjustment.mode": {"none": None, "avro": None},
     "schema.name.adjustment.mode": {"none": None, "avro": None},
     "include.schema.changes": {"false": None},
-    "provide.transaction.metadata": {"false": None},
     "include.unknown.datatypes": {"false": None},
     "binary.handling.mode": {"bytes": None},
     "slot.drop.on.stop": {"false": None},
@@ -92,7 +91,8 @@ _SAID = {
     "field.name.adjustment.mode": "What Avro does not allow in a name becomes _xx_, as in docs/message-format.md.",
     "schema.name.adjustment.mode": "What Avro does not allow in a name becomes _xx_, as in docs/message-format.md.",
     "include.schema.changes": "There is no topic of schema changes; the registry has each table's schemas.",
-    "provide.transaction.metadata": "A source transaction is in one Kafka transaction; there is no topic of them.",
+    "provide.transaction.metadata": "The end of each source transaction is a record, in a form of its own "
+    "(docs/message-format.md); its beginning is none.",
     "include.unknown.datatypes": "A type that is not known is published as PostgreSQL's text.",
     "binary.handling.mode": "bytea is bytes in Avro, and hexadecimal text in JSON.",
     "slot.drop.on.stop": "The slot stays; 'bottledwater drop-slot', or the task drop_slot, drops it.",
@@ -263,6 +263,10 @@ class _Import:
             "SchemaTopicNamingStrategy",
         ):
             self._say("topic.naming.strategy", f"Of {strategy}, no more than the prefix is taken over.")
+        ends = self._take("topic.transaction") or "transaction"
+        if self._take("provide.transaction.metadata") == "true":
+            self._put("kafka.transaction_topic", ends)
+            self._say("provide.transaction.metadata", _SAID["provide.transaction.metadata"])
         properties: dict[str, str] = {}
         for name, value in sorted(self.given.items()):
             if not name.startswith("topic.creation.default."):

@@ -187,6 +187,14 @@ class TopicSettings:
     topic_config: Annotated[dict[str, str], about("Properties of tables' topics that are created.")] = field(
         default_factory=dict
     )
+    transaction_topic: Annotated[
+        str,
+        about(
+            "The topic, behind topic_prefix, that gets the end of each source transaction; empty: none.",
+            allowed="at most 60 letters, digits, dashes, underscores and inner dots, or nothing",
+            pattern=f"^([A-Za-z0-9_-]([A-Za-z0-9._-]{{0,58}}[A-Za-z0-9_-])?)?{_END}",
+        ),
+    ] = ""
     xid_header: Annotated[bool, about("Also send the source transaction's 32-bit id, as the header xid.")] = False
     snapshot_headers: Annotated[
         bool, about("Also send headers on rows of the snapshot: op is r, pos is all zeros.")

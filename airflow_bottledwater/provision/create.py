@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -331,6 +331,7 @@ def pin(
     :param oldest_xid: X0 of the tables.
     :raises Refused: a topic belongs to another pipeline, or does not exist.
     """
+    make_named(pipeline, cluster)
     topics = Topics(pipeline.kafka)
     events, letters = TableMapping.of(pipeline).service_topics
     if pipeline.create_topics:
@@ -341,21 +342,51 @@ def pin(
     present = topics.describe(list(by_topic), confirm=True)
     if missing := sorted(by_topic.keys() - present.keys()):
         raise Refused(f"Kafka does not know topic {missing[0]!r}.", "Create it, or set create_topics.")
-    owners = control_topic.read(pipeline.kafka)
-    owner = cluster.pipeline(pipeline.slot)
+    _own(pipeline, cluster, by_topic)
     pinned = []
-    keys = [owner_key(name, owner) for name in by_topic]
-    # written once only: written again, it would have a later offset than a record of a pipeline that came after it
-    unowned = [key for key in keys if decode(OwnerRecord, owners.get(key)) is None]
-    control_topic.write(pipeline.kafka, dict.fromkeys(unowned, encode(OwnerRecord(owner, time.time()))))
     ids = _schema_ids(pipeline, by_topic)
     for name, table in by_topic.items():
         topic = present[name]
         key_id, value_id = ids.get(f"{name}-key", 0), ids.get(f"{name}-value", 0)
         pinned.append(PinnedTable(table, name, topic.id, topic.partitions, key_id, value_id, oldest_xid))
-    if problems := [] if pipeline.share_topics else kafka_checks.owners_problems(pipeline, cluster, list(by_topic)):
-        raise Refused(" ".join(problems))
+    _check_owners(pipeline, cluster, by_topic)
     return pinned
+
+
+def make_named(pipeline: Settings, cluster: Cluster) -> None:
+    """Create the topics that the settings name and that are no table's, where they are missing, and record this
+    pipeline as their owner.
+
+    :raises Refused: one belongs to another pipeline, or does not exist.
+    """
+    if not (names := TableMapping.of(pipeline).named_topics):
+        return
+    topics = Topics(pipeline.kafka)
+    present = topics.describe(names)
+    if missing := [name for name in names if name not in present]:
+        if not pipeline.create_topics:
+            raise Refused(f"Kafka does not know topic {missing[0]!r}.", "Create it, or set create_topics.")
+        replication = min(pipeline.replication_factor, topics.brokers())
+        topics.make(*(kafka_checks.new_topic(pipeline, name, None, replication) for name in missing))
+        topics.describe(missing, confirm=True)
+    _own(pipeline, cluster, names)
+    _check_owners(pipeline, cluster, names)
+
+
+def _own(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
+    """Record this pipeline as the owner of topics, unless it is recorded."""
+    owners = control_topic.read(pipeline.kafka)
+    owner = cluster.pipeline(pipeline.slot)
+    keys = [owner_key(name, owner) for name in topics]
+    # written once only: written again, it would have a later offset than a record of a pipeline that came after it
+    unowned = [key for key in keys if decode(OwnerRecord, owners.get(key)) is None]
+    control_topic.write(pipeline.kafka, dict.fromkeys(unowned, encode(OwnerRecord(owner, time.time()))))
+
+
+def _check_owners(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
+    """:raises Refused: one belongs to another pipeline."""
+    if problems := [] if pipeline.share_topics else kafka_checks.owners_problems(pipeline, cluster, list(topics)):
+        raise Refused(" ".join(problems))
 
 
 def _schema_ids(pipeline: Settings, by_topic: Mapping[str, SourceTable]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import SlotError, StateError
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.alive import longest_silence, next_status
@@ -86,7 +87,8 @@ def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
     stays fenced."""
     tables = claim.state.tables
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
-    owned = [owner_key(pinned.topic, owner) for pinned in tables.values()]
+    topics = [*(pinned.topic for pinned in tables.values()), *TableMapping.of(pipeline).named_topics]
+    owned = [owner_key(topic, owner) for topic in topics]
     control_topic.write(pipeline.kafka, dict.fromkeys([*owned, status_key(owner), verified_key(owner)]))
     snapshots.forget_all(pipeline, owner)
 

@@ -59,9 +59,11 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     memory = (state_topic, store.CONTROL_TOPIC)
     mapping = TableMapping.of(pipeline)
     data = {topic_of(table, found.state, mapping): table for table in found.tables}
-    service = mapping.service_topics
+    named = mapping.named_topics
+    service = (*mapping.service_topics, *named)
     wanted = list(dict.fromkeys([*data, *service, *memory]))
     problems += _names(data, (*service, *memory), state_topic)
+    problems += _named_twice((*service, *memory), named)
     problems += _collisions([*data, *service, *memory], topics.names())
     present = topics.describe([name for name in wanted if len(name) <= names.MAX_TOPIC_LENGTH])
     problems += [problem for name in memory if name in present and (problem := store.unfit(present[name]))]
@@ -85,7 +87,7 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     problems += _definitions(found.tables, state_topic, limit)
     control = present.get(store.CONTROL_TOPIC)
     if not pipeline.share_topics and control is not None and control.may_read:
-        problems += owners_problems(pipeline, found.cluster, list(data))
+        problems += owners_problems(pipeline, found.cluster, [*data, *named])
     problems += _transactions(pipeline)
 
 
@@ -113,7 +115,8 @@ def check_topics(pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, So
     :raises Outage: Kafka does not answer.
     """
     topics = Topics(pipeline.kafka)
-    own = TableMapping.of(pipeline).service_topics
+    mapping = TableMapping.of(pipeline)
+    own = (*mapping.service_topics, *mapping.named_topics)
     state_topic = store.state_topic_name(cluster.database, pipeline.slot)
     problems = _names(by_topic, (*own, state_topic, store.CONTROL_TOPIC), state_topic)
     if too_long := [name for name in by_topic if len(name) > names.MAX_TOPIC_LENGTH]:
@@ -147,6 +150,19 @@ def _names(data: Mapping[str, SourceTable], own: Sequence[str], state_topic: str
             "slot name."
         )
     return problems
+
+
+def _named_twice(own: Sequence[str], named: Sequence[str]) -> list[str]:
+    """Problems with the topics that the settings name, if they are among the pipeline's others.
+
+    :param own: all that are no table's, with these.
+    """
+    return [
+        f"Topic {name!r}, which the settings name, is also another one of the pipeline's own topics. Give it another "
+        "name."
+        for name in dict.fromkeys(named)
+        if own.count(name) > 1
+    ]
 
 
 def _missing(pipeline: Settings, topics: Topics, brokers: int, missing: Mapping[str, SourceTable | None]) -> list[str]:

@@ -143,6 +143,7 @@ class _Letters:
         self._pipeline, self._publishing, self._completer = pipeline, publishing, completer
         #: the pipeline's tables by oid, as they are published today
         self._tables, self._mapping = claim.state.tables, TableMapping.of(pipeline)
+        self._held = {oid: gap for oid, gap in claim.state.gaps.items() if gap.held}
         self._letters = LettersTopic(pipeline, publishing, claim.cluster.pipeline(pipeline.slot))
         #: the relation versions of dead letters, as they are published now
         self._versions: dict[Version, Version] = {}
@@ -172,6 +173,9 @@ class _Letters:
                 continue
             if "again" not in dead_letter.content:
                 result.incomplete += 1
+                continue
+            if (gap := self._held.get(int(dead_letter.content["oid"]))) is not None:
+                self._fails(dead_letter, f"its table {gap.why}", result)
                 continue
             if self._replaced(dead_letter):
                 self._send(dead_letter, _NOTHING)

@@ -63,6 +63,7 @@ class PublishSession:
     :param topics: the data topics as they were pinned; the service topics and the state topic come after them in
         :attr:`topics`.
     :param meter: counts what is committed.
+    :param named: other topics, which the settings name.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
     :ivar pace: how large a transaction may be.
     :ivar state: the pipeline's state as it was read after the last initialisation, with what this session has written
@@ -78,6 +79,7 @@ class PublishSession:
         state_topic: str,
         backoff: Backoff,
         meter: Meter | None = None,
+        named: Sequence[str] = (),
     ) -> None:
         self.pipeline, self.job, self.backoff = pipeline, job, backoff
         self.meter = meter or Meter()
@@ -85,7 +87,7 @@ class PublishSession:
         self._state_topic = state_topic
         self._id, self._pins = transactional_id, dict(topics)
         service = TableMapping.of(pipeline).service_topics
-        self.topics = [*sorted(self._pins), *service, state_topic]
+        self.topics = [*sorted(self._pins), *named, *service, state_topic]
         self.index = {name: i for i, name in enumerate(self.topics)}
         self.events, self.dead_letters, self._progress = (self.index[name] for name in (*service, state_topic))
         self._admin = Topics(pipeline.kafka)

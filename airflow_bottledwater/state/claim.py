@@ -187,7 +187,8 @@ class Claim:
     def _release(self, known: PipelineState) -> None:
         """End what an outage has left open under any of the slot's transactional ids, in any of its topics, and
         initialise them all again: a later commit under such an id must not include it."""
-        service = TableMapping.of(self.pipeline).service_topics
+        mapping = TableMapping.of(self.pipeline)
+        service = (*mapping.service_topics, *mapping.named_topics)
         topics = [self.topic, *sorted({t.topic for t in known.tables.values()}), *service]
         for transactional_id in known.ids:
             release(

@@ -2,9 +2,9 @@
 owner of a data topic.
 
 Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>``, ``verified/<pipeline>`` and ``request/<pipeline>``,
-``snapshot/<pipeline>/<id>`` and ``reading/<pipeline>/<id>``, and ``owner/<topic>/<pipeline>``. Others may write to this
-topic, too: a record that is malformed is read as if it were not there. A field that this version does not know is left
-out; one that is missing has its default.
+``snapshot/<pipeline>/<id>`` and ``reading/<pipeline>/<id>``, ``tables/<pipeline>/<id>``, and
+``owner/<topic>/<pipeline>``. Others may write to this topic, too: a record that is malformed is read as if it were not
+there. A field that this version does not know is left out; one that is missing has its default.
 """
 
 from __future__ import annotations
@@ -73,6 +73,11 @@ def snapshots_prefix(name: str) -> str:
 def snapshot_key(name: str, request_id: str) -> str:
     """The key of a request for a live snapshot; the id is made by whoever asks for it."""
     return f"{snapshots_prefix(name)}{request_id}"
+
+
+def table_requests_prefix(name: str) -> str:
+    """The prefix of the keys of all requests about single tables of a pipeline."""
+    return f"tables/{name}/"
 
 
 def reading_key(name: str, request_id: str) -> str:
@@ -265,6 +270,24 @@ class SnapshotRequest:
     at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TableRequest:
+    """A request to publish no more changes of tables, or to go on with them. Written by whoever asks; the pipeline's
+    job removes it when it is carried out.
+
+    :param tables: their oids.
+    :param paused: whether they are to be paused; otherwise they go on.
+    :param by: who asks; ``why`` is the reason that was given.
+    :param at: seconds since 1970; the oldest request comes first.
+    """
+
+    tables: tuple[int, ...]
+    paused: bool
+    by: str = ""
+    why: str = ""
+    at: float = 0.0
+
+
 @dataclass(slots=True)
 class SnapshotReport:
     """How far a live snapshot is; written by the pipeline's job.
@@ -333,7 +356,10 @@ class OwnerRecord:
     at: float = 0.0
 
 
-ControlRecord = StatusRecord | VerifiedRecord | StopRequest | OwnerRecord | JobRecord | SnapshotRequest | SnapshotReport
+ControlRecord = (
+    StatusRecord | VerifiedRecord | StopRequest | OwnerRecord | JobRecord | SnapshotRequest | SnapshotReport
+    | TableRequest
+)  # fmt: skip
 
 R = TypeVar("R", bound=ControlRecord)
 

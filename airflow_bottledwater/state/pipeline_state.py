@@ -178,6 +178,11 @@ class PipelineState:
         return frozenset(oid for oid, gap in self.gaps.items() if gap.accepted)
 
     @property
+    def held(self) -> frozenset[int]:
+        """The tables of which no changes are published until a person lets them go on."""
+        return frozenset(oid for oid, gap in self.gaps.items() if gap.held)
+
+    @property
     def former(self) -> set[str]:
         """The topics that had rows of tables, and that no table has any more."""
         return {key.removeprefix(FORMER) for key in self.raw if key.startswith(FORMER)}

@@ -173,12 +173,26 @@ class Partitions:
 
 
 @dataclass(frozen=True, slots=True)
+class PartOfTransaction:
+    """What is published of a source transaction that P is inside of.
+
+    :param time: of its commit, in milliseconds since 1970.
+    :param counts: records, by topic.
+    """
+
+    xid: int
+    time: int
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Reached:
     """P, and how many records of each kind the stream has published since the slot was created.
 
     :param at: seconds since 1970.
     :param fingerprint: see :attr:`airflow_bottledwater.stream.start.Start.fingerprint`.
     :param epoch: the epoch of the job that wrote it.
+    :param part: if P is inside a transaction.
     """
 
     lsn: int
@@ -189,6 +203,7 @@ class Reached:
     published: int = 0
     superseded: int = 0
     events: int = 0
+    part: PartOfTransaction | None = None
 
     @property
     def position(self) -> Position:
@@ -262,10 +277,16 @@ class Gap:
     :param why: the reason: the end of a sentence that begins with the table's name.
     :param accepted: whether a person has accepted keys of other bytes, with which none of its changes is published
         before.
+    :param held: whether none of its changes is published until a person lets the table go on.
+    :param paused: whether a person has asked for that; otherwise one of its records could not be published.
+    :param at: seconds since 1970 when it was held.
     """
 
     why: str
     accepted: bool = False
+    held: bool = False
+    paused: bool = False
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Gap, StateRecord, gap_key, table_key
 from airflow_bottledwater.state.schemas import SchemaWatch
+from airflow_bottledwater.stream.held import TableControl
 from airflow_bottledwater.stream.publisher import MakeRecords, StreamPublisher
 from airflow_bottledwater.stream.relations import TypeAltered
 from airflow_bottledwater.stream.source import open_source
@@ -161,6 +162,7 @@ class _Follower:
         self._problems.tell("lost schemas", start.schemas.problems)
         self._target: int | None = None
         self._publisher: StreamPublisher | None = None
+        self._control = TableControl(pipeline, start.cluster.pipeline(pipeline.slot))
         self._movement = Movement(
             controller.problems,
             f"Slot {pipeline.slot}",
@@ -172,8 +174,9 @@ class _Follower:
         controller.watch(self._tell)
 
     def close(self) -> None:
-        """End the watch."""
+        """End the watch, and hear no more requests."""
         self._watch.close()
+        self._control.close()
 
     def _tell(self) -> str:
         """Before each heartbeat: tell what keeps the stream from moving, and what is wrong with its topics; returns the
@@ -186,6 +189,7 @@ class _Follower:
         """See :func:`follow`."""
         self._look()
         self._watch.start()
+        self._control.catch_up()
         while True:
             with contextlib.closing(
                 StreamPublisher(self._pipeline, self._start, self._known, self._backoff, self._meter)
@@ -216,7 +220,8 @@ class _Follower:
 
     def _stream(self, publisher: StreamPublisher) -> dict[str, int] | None:
         """Stream until the end; returns the counters, or None if other tables are to be streamed."""
-        if self._carry_out(publisher):
+        held = publisher.state.held
+        if self._heed(publisher, held) or self._carry_out(publisher):
             return None
         stopped, live = self._stopped, publisher.live
         self._report.begin(publisher.counters)
@@ -252,6 +257,8 @@ class _Follower:
                 else:
                     publisher.reached()  # compares the topics in time, also while there is nothing to publish
                     self._movement.moved()
+                if self._heed(publisher, held):
+                    return None
                 live.work()
                 self._report.tell_letters(publisher.open_letters, publisher.counters)
                 if self._carry_out(publisher):
@@ -260,6 +267,20 @@ class _Follower:
             self._movement.end()
             self._problems.tell("topics", publisher.expiring)
             return {**publisher.counters, **source.statistics}
+
+    def _heed(self, publisher: StreamPublisher, held: frozenset[int]) -> bool:
+        """Carry out what was asked for about single tables; returns whether the stream has to begin anew, without
+        tables of which it has published changes.
+
+        :param held: the tables of which it has published none.
+        """
+        asked = self._control.carry_out(publisher)
+        more = bool(publisher.state.held - held)
+        if asked or more:
+            self._watch.changed(publisher.state)
+        if asked and self._bounded and not more:
+            self._look()
+        return more
 
     def _carry_out(self, publisher: StreamPublisher) -> bool:
         """Carry out what is due for the tables; returns whether the stream has to begin anew for that."""
@@ -307,7 +328,8 @@ class _Follower:
         if self._target is None or publisher.position.lsn < self._target or publisher.live.active:
             return False
         publisher.live.catch_up()
-        return not publisher.live.active
+        self._control.catch_up()
+        return not publisher.live.active and not self._control.open
 
 
 def _gaps(set_aside: Mapping[int, str], known: PipelineState) -> dict[str, StateRecord | None]:

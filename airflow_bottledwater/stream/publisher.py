@@ -13,10 +13,11 @@ import numpy as np
 from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import Refused, StaleBatch
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
-from airflow_bottledwater.kafka.publisher import Records, single
+from airflow_bottledwater.kafka.publisher import Records, keyed, single
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.metrics import batch as counting
 from airflow_bottledwater.metrics.meter import Meter
@@ -38,8 +39,18 @@ from airflow_bottledwater.publish.toast import Completed
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.state.pinned import PinnedTable, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import BY_LIVE, BY_STREAM, POSITION, Reached, StateRecord, stream_id, table_key
+from airflow_bottledwater.state.records import (
+    BY_LIVE,
+    BY_STREAM,
+    POSITION,
+    PartOfTransaction,
+    Reached,
+    StateRecord,
+    stream_id,
+    table_key,
+)
 from airflow_bottledwater.stream.behind import passed
+from airflow_bottledwater.stream.ends import ended, transactions
 from airflow_bottledwater.stream.events import truncate_events
 from airflow_bottledwater.stream.relations import check_definitions
 from airflow_bottledwater.stream.start import Start, fingerprint
@@ -79,9 +90,12 @@ class StreamPublisher:
         self._start, self._fingerprint = start, fingerprint(known, start.cluster)
         memory.keep()
         warm_up()  # compiling takes time, and must not happen while a transaction is open
+        mapping = TableMapping.of(pipeline)
         self._session = PublishSession(
-            pipeline, start.job, stream_id(start.prefix), pins(known.tables.values()), start.state_topic, backoff, meter
-        )
+            pipeline, start.job, stream_id(start.prefix), pins(known.tables.values()), start.state_topic, backoff,
+            meter, mapping.named_topics,
+        )  # fmt: skip
+        self._ends = self._session.index.get(mapping.ends_topic)
         self._completer = Ahead(pipeline.postgres, backoff.wait, pipeline.max_transaction_bytes)
         self.live = LiveSnapshots(pipeline, start.cluster.pipeline(pipeline.slot), self._session)
         #: changes that the broker is known to refuse, by their position, and why
@@ -294,6 +308,8 @@ class StreamPublisher:
         dead_letters = [self._dead_letter(encoded, rejection) for rejection in encoded.rejections]
         events = list(truncate_events(encoded.completed.batch, self._session.events))
         before, end = self.counters, encoded.batch.end
+        ends, part = self._ended(encoded, records)
+        service = [*events, *ends, *dead_letters]
         versions, changes = encoded.completed.batch.versions, encoded.completed.batch.changes
         of = [versions[int(changes[each.row]["relation"])].table for each in encoded.rejections]
         progress: dict[str, StateRecord | None] = {
@@ -307,12 +323,13 @@ class StreamPublisher:
                 published=before["published"] + len(records),
                 superseded=before["superseded"] + len(encoded.completed.superseded),
                 events=before["events"] + len(events),
+                part=part,
             ),
         }
         try:
-            self._session.transact([records, *events, *dead_letters], progress, divisible=len(encoded.batch) > 1)
+            self._session.transact([records, *service], progress, divisible=len(encoded.batch) > 1)
         except RecordRefused as error:
-            rule_out(self._session, error, [*events, *dead_letters], progress)
+            rule_out(self._session, error, service, progress)
             found = find_refused(self._session, records)
             for number, why in found.items():
                 change = encoded.completed.batch.changes[records.table[number]["row"]]
@@ -322,6 +339,29 @@ class StreamPublisher:
             raise NewProducerNeeded(error.what) from error
         # what was superseded is not among the changes any more
         counting.count(self._session.meter, changes, versions, but=[each.row for each in encoded.rejections])
+
+    def _ended(self, encoded: EncodedBatch, records: Records) -> tuple[list[Records], PartOfTransaction | None]:
+        """The records of the ends of a batch's transactions, if they are asked for, and what is published of the one
+        that the batch ends inside of.
+
+        :param records: those of the batch's rows that are published.
+        """
+        batch, reached = encoded.completed.batch, self._session.state.reached
+        if self._ends is None and not batch.end.ordinal:
+            return [], None
+        truncates = np.flatnonzero(batch.changes["kind"] == pgoutput.TRUNCATE)
+        letters = np.array([each.row for each in encoded.rejections], dtype=np.int64)
+        rows = np.concatenate([records.table["row"], truncates, letters])
+        topics = np.concatenate([
+            records.table["topic"],
+            np.full(len(truncates), self._session.events),
+            np.full(len(letters), self._session.dead_letters),
+        ])  # fmt: skip
+        found = transactions(batch.changes, rows, topics, self._session.topics)
+        whole, part = ended(found, self.position, None if reached is None else reached.part, batch.end)
+        if self._ends is None or not whole:
+            return [], part
+        return [keyed(self._ends, [(each.name.encode(), each.end(), each.published.time) for each in whole])], part
 
     def _dead_letter(self, encoded: EncodedBatch, rejection: Rejection) -> Records:
         change, batch = encoded.change(rejection), encoded.completed.batch

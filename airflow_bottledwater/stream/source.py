@@ -94,7 +94,7 @@ class ChangeSource:
             unknown=resolver.unknown,
             aside=self._set_aside,
         )
-        self._assembler.leave_out(state.accepted)
+        self._assembler.leave_out(state.accepted | state.held)
         self._stream: ReplicationStream | None = None
         self._worked, self._connected = False, math.inf
         self._confirmed = position

@@ -16,6 +16,7 @@ from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import end_of_wal, identify
+from airflow_bottledwater.provision.create import make_named
 from airflow_bottledwater.state import coverage, options, saved, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
@@ -88,6 +89,8 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
         claimed.write(more)
     check_topics(pipeline, known)
     options.check(connection, pipeline, known)
+    if pipeline.transaction_topic != (known.settings or {}).get("transaction_topic", ""):
+        make_named(pipeline, cluster)
     saved.remember(pipeline, claimed)
     settled = schemas.settle(pipeline, connection, claimed)
     claimed.record_ids([stream_id(claimed.prefix)])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import psycopg
@@ -282,7 +282,9 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
             values |= dict.fromkeys(_obsolete(known, step.oid))
             values |= {table_key(step.oid): pinned, former_key(pinned.topic): None}
             done.add(step.oid)
-            if pinned.table.keyed:  # of an unkeyed one, only its definition is another
+            if (gap := _held(known, step)) is not None:
+                values[gap_key(step.oid)] = gap
+            elif pinned.table.keyed:  # of an unkeyed one, only its definition is another
                 lives.read(step.oid, sweep=step.oid in prepared.swept)
             elif prepared.rows is not None and step.oid in prepared.rows.blocks:
                 values[boundary_key(step.oid)] = prepared.rows.boundary
@@ -294,8 +296,9 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
             values[attached_key(step.oid)] = AttachedTable(step.root) if step.root else None
         elif step.do is Do.APART:
             values[attached_key(step.oid)] = None
-            # the keys of another pipeline are not removed
-            lives.read(step.oid, sweep=not shared(pipeline, [step.topic]))
+            if step.oid not in known.held:
+                # the keys of another pipeline are not removed
+                lives.read(step.oid, sweep=not shared(pipeline, [step.topic]))
         elif step.do is Do.READ_PARTS:
             parts = tuple(part.oid for part in step.parts)
             values[live_key(uuid.uuid4().hex[:12])] = LiveProgress((step.oid,), parts=parts, required=True)
@@ -310,6 +313,33 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
     if known.coverage is not None:
         values |= _covered(pipeline, known.coverage, prepared, known)
     return values
+
+
+def _held(known: PipelineState, step: Step) -> Gap | None:
+    """The record with which a table stays held, or gets the topic of one that is; None if it goes on."""
+    before = [oid for oid, pinned in known.tables.items() if pinned.topic == step.topic]
+    return next((known.gaps[oid] for oid in (step.oid, *before) if oid in known.held), None)
+
+
+def hold(known: PipelineState, gaps: Mapping[int, Gap]) -> dict[str, StateRecord | None]:
+    """The records with which no changes of tables are published until a person lets them go on. What is being read of
+    them is given up, as all of their rows are read then.
+
+    :param gaps: why, by the table's oid; one that is held already stays as it is.
+    """
+    # also what stays is written: only a job that has the slot answers a request
+    values: dict[str, StateRecord | None] = {gap_key(oid): known.gaps.get(oid) for oid in gaps}
+    lives = _Lives(known, {})
+    for oid in (gaps.keys() & known.tables.keys()) - known.held:
+        values[gap_key(oid)] = replace(gaps[oid], held=True, accepted=oid in known.accepted)
+        lives.stop(oid)
+    return values | lives.changed
+
+
+def release(known: PipelineState, oids: Iterable[int]) -> dict[str, StateRecord | None]:
+    """The records with which held tables go on: what their topics lack is read again, as behind any other gap."""
+    gaps = {oid: known.gaps.get(oid) for oid in oids}
+    return {gap_key(oid): None if gap is None else replace(gap, held=False) for oid, gap in gaps.items()}
 
 
 def _covered(

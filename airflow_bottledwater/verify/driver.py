@@ -156,6 +156,8 @@ def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineS
     for oid in known.tables:
         if oid not in there:
             found[oid] = _DROPPED
+        elif oid in known.held:
+            found[oid] = f"it {known.gaps[oid].why}, and goes on when a person lets it (bottledwater resume-table)"
         elif oid in below:
             found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
         elif left := [name for name, meant in children.get(oid, {}).items() if not meant]:

@@ -37,6 +37,7 @@ def flow_settings() -> dict[str, Any]:
     """Transactions are named, batches are small, and servers are waited for."""
     return {
         "xid_header": True,
+        "transaction_topic": "transactions",
         "range_bytes": 64 * 1024,
         "batch_bytes": 64 * 1024,
         "max_transaction_bytes": 64 * 1024,

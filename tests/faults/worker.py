@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_bottledwater import warm
+from airflow_bottledwater.jobs.open_requests import OpenRequests
 from airflow_bottledwater.jobs.snapshots import SnapshotRequests
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.producer import TransactionalProducer
@@ -371,6 +372,20 @@ def _before_the_steps_are_recorded(trap: Trap) -> None:
     _before(trap, writer, "records")
 
 
+def _before_a_pause_is_recorded(trap: Trap) -> None:
+    """A job has heard that a table is to be paused, or to go on."""
+    for name in ("hold", "release"):
+        _before(trap, writer, name)
+
+
+def _behind_the_record_of_a_pause(trap: Trap) -> None:
+    _behind(trap, PublishSession, "transact", _writes("gap/"))
+
+
+def _before_the_end_of_a_pause_is_told(trap: Trap) -> None:
+    _before(trap, OpenRequests, "remove")
+
+
 def _before_the_end_is_reported(trap: Trap) -> None:
     _before(trap, Reports, "tell", lambda _, __, state, *___, **____: state == "finished")
 
@@ -406,6 +421,12 @@ FOLLOWING_POINTS: dict[str, Callable[[Trap], None]] = {
     "before-steps": _before_the_steps_are_recorded,
     "behind-publication": _behind_the_publication,
     "behind-topic": _behind_the_topic,
+}
+#: of a table that is paused, or goes on
+PAUSE_POINTS: dict[str, Callable[[Trap], None]] = {
+    "behind-pause": _behind_the_record_of_a_pause,
+    "before-pause": _before_a_pause_is_recorded,
+    "before-answer": _before_the_end_of_a_pause_is_told,
 }
 SNAPSHOT_POINTS: dict[str, Callable[[Trap], None]] = {
     "in-range": _in_the_middle_of_records,
@@ -448,7 +469,8 @@ def work(job: dict[str, Any]) -> int:
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     if job["point"]:
-        points = SNAPSHOT_POINTS if job["kind"] == "snapshot" else STREAM_POINTS | LIVE_POINTS | FOLLOWING_POINTS
+        of_stream = STREAM_POINTS | LIVE_POINTS | FOLLOWING_POINTS | PAUSE_POINTS
+        points = SNAPSHOT_POINTS if job["kind"] == "snapshot" else of_stream
         points[job["point"]](Trap(job["point"], job["nth"], job["act"], job["delay"], job["log"]))
         _note_what_is_done()
     try:

@@ -34,7 +34,9 @@ _REGISTRY = "tests/integration/test_registry.py"
 _PREFLIGHT = "tests/integration/test_preflight.py"
 _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
+_PAUSE = "tests/integration/test_pause.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
+_ENDS = "tests/integration/test_ends.py"
 _CHANGES = "tests/integration/test_changes.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -2211,8 +2213,92 @@ MUTANTS = (
     Mutant(
         "with new keys that are accepted, nothing is published under the old ones",
         "ChangeSource.__init__",
-        swap("self._assembler.leave_out(state.accepted)", "pass"),
+        swap("self._assembler.leave_out(state.accepted | state.held)", "self._assembler.leave_out(state.held)"),
         "tests/integration/test_registry.py::test_tables_whose_keys_ids_are_lost_for_good_are_taken_up_with_those_of_today",
+    ),
+    Mutant(
+        "nothing of a table that is held is published",
+        "ChangeSource.__init__",
+        swap("self._assembler.leave_out(state.accepted | state.held)", "self._assembler.leave_out(state.accepted)"),
+        f"{_PAUSE}::test_what_no_job_hears_waits_for_the_next_one_which_publishes_nothing_before",
+    ),
+    Mutant(
+        "a table is paused before the stream publishes anything more of it",
+        "_Follower._heed",
+        swap("bool(publisher.state.held - held)", "False"),
+        f"{_PAUSE}::test_a_table_is_paused_and_goes_on_while_the_others_do_not_notice[json]",
+    ),
+    Mutant(
+        "a request that waited is carried out before the next job publishes anything",
+        "_Follower.run",
+        drop("self._control.catch_up()"),
+        f"{_PAUSE}::test_what_no_job_hears_waits_for_the_next_one_which_publishes_nothing_before",
+    ),
+    Mutant(
+        "a request counts when all from before are known, of which some are answered",
+        "TableControl.carry_out",
+        drop("not self._requests.complete"),
+        "tests/unit/stream/test_held.py::test_what_was_answered_before_is_not_carried_out_again",
+    ),
+    Mutant(
+        "nothing is done about tables inside of a transaction",
+        "TableControl.carry_out",
+        drop("publisher.position.ordinal"),
+        "tests/unit/stream/test_held.py::test_nothing_is_done_inside_of_a_transaction",
+    ),
+    Mutant(
+        "a later request is not removed before an earlier one",
+        "TableControl.carry_out",
+        drop("break"),
+        "tests/unit/stream/test_held.py::test_a_later_request_is_not_removed_before_an_earlier_one",
+    ),
+    Mutant(
+        "only a job that has the slot answers a request",
+        "writer.hold",
+        swap("{gap_key(oid): known.gaps.get(oid) for oid in gaps}", "{}"),
+        "tests/unit/tables/test_writer.py::test_a_table_is_held_and_goes_on",
+    ),
+    Mutant(
+        "what is being read of a table that is held is given up",
+        "writer.hold",
+        drop("lives.stop(oid)"),
+        "tests/unit/tables/test_writer.py::test_what_is_being_read_of_it_is_given_up",
+    ),
+    Mutant(
+        "nothing is done about a table that is held",
+        "_Planner._as_it_is",
+        never("(gap := self._known.gaps.get(oid)) is not None and gap.held"),
+        "tests/unit/tables/test_plan.py::test_nothing_is_done_about_a_table_that_is_held_until_a_person_lets_it_go_on",
+    ),
+    Mutant(
+        "what was attached to a table that is held is read with it",
+        "_Planner.steps",
+        never("oid in self._known.held"),
+        "tests/unit/tables/test_plan.py::test_nothing_is_done_about_a_table_that_is_held_until_a_person_lets_it_go_on",
+    ),
+    Mutant(
+        "a table that gets the topic of one that is held is held",
+        "writer.records",
+        never("(gap := _held(known, step)) is not None"),
+        f"{_PAUSE}::test_a_table_that_bears_the_name_of_a_paused_one_is_paused_in_its_place",
+    ),
+    Mutant(
+        "a table that is held is not read",
+        "wanted.wanted",
+        never("oid in known.held"),
+        f"{_PAUSE}::test_what_no_job_hears_waits_for_the_next_one_which_publishes_nothing_before",
+    ),
+    Mutant(
+        "a table that is held is not verified",
+        "driver._not_comparable",
+        never("oid in known.held"),
+        f"{_PAUSE}::test_a_table_is_paused_and_goes_on_while_the_others_do_not_notice[json]",
+    ),
+    Mutant(
+        "a table without a key cannot be paused",
+        "pausing._meant",
+        swap("[each.table.qualified for each in pinned if not each.table.keyed]", "[]"),
+        f"{_PAUSE}::test_what_cannot_be_paused_is_refused_at_once",
     ),
     Mutant(
         "a dead letter of an earlier key is not published",
@@ -2595,7 +2681,7 @@ MUTANTS = (
     ),
     Mutant(
         "a request is open until its removal is written",
-        "SnapshotRequests.remove",
+        "OpenRequests.remove",
         swap(
             "self._topic.write(...)\nself.open.pop(request_id, None)",
             "self.open.pop(request_id, None)\nself._topic.write(...)",
@@ -3289,5 +3375,50 @@ MUTANTS = (
         "ChangeRange.without",
         drop("tables[table] = each.begun_at(known)"),
         "tests/unit/model/test_changes.py::test_what_earlier_ranges_have_is_left_out",
+    ),
+    Mutant(
+        "the end of a divided transaction counts all of its parts",
+        "ends.ended",
+        swap("all_of[0].with_more(before.counts)", "all_of[0]"),
+        f"{_ENDS}::test_a_transaction_in_several_kafka_transactions_has_one_end",
+    ),
+    Mutant(
+        "a divided transaction ends with its last part",
+        "ends.ended",
+        never("end.ordinal and all_of and all_of[-1].lsn == end.lsn"),
+        f"{_ENDS}::test_a_transaction_in_several_kafka_transactions_has_one_end",
+    ),
+    Mutant(
+        "a transaction ends although nothing that is left of it is published",
+        "ends.ended",
+        drop("all_of.insert(0, SourceTransaction(start.lsn, before))"),
+        "tests/unit/stream/test_ends.py::test_a_transaction_ends_although_nothing_that_is_left_of_it_is_published",
+    ),
+    Mutant(
+        "what was published of a divided transaction is recorded with P, whether its end is asked for or not",
+        "StreamPublisher._ended",
+        swap("self._ends is None and not batch.end.ordinal", "self._ends is None"),
+        f"{_ENDS}::test_a_transaction_in_several_kafka_transactions_has_one_end",
+    ),
+    Mutant(
+        "the end of a transaction counts its dead letters",
+        "StreamPublisher._ended",
+        swap("[each.row for each in encoded.rejections]", "[]"),
+        f"{_ENDS}::test_a_dead_letter_is_a_record_of_its_transaction",
+    ),
+    Mutant(
+        "the topic of transactions' ends belongs to one pipeline",
+        "kafka_checks.check_kafka",
+        swap(
+            "owners_problems(pipeline, found.cluster, [*data, *named])",
+            "owners_problems(pipeline, found.cluster, [*data])",
+        ),
+        f"{_ENDS}::test_the_topic_belongs_to_one_pipeline",
+    ),
+    Mutant(
+        "the topic of transactions' ends is none of the pipeline's others",
+        "kafka_checks._named_twice",
+        never("own.count(name) > 1"),
+        f"{_ENDS}::test_a_name_that_cannot_be_is_found_before_anything_is_made",
     ),
 )

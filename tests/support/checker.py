@@ -7,7 +7,7 @@ the comparison only: plain values in, a report out.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.model.boundary import Snapshot
@@ -189,6 +189,7 @@ class Checker:
         changes of rows with large values, which an update does not bring along.
     :param positions: every P that was committed, where they are known.
     :param truncations: of the events topic.
+    :param tables: those whose changes are to be there; None: all.
     """
 
     def __init__(
@@ -205,7 +206,9 @@ class Checker:
         cut_from_large: int = 0,
         positions: Sequence[Position] = (),
         truncations: Sequence[Truncation] = (),
+        tables: Collection[str] | None = None,
     ) -> None:
+        self._tables = boundaries.keys() if tables is None else tables
         self._log = sorted(log, key=lambda c: c.n)
         self._boundaries = boundaries
         self._snapshot, self._resumed, self._complete = snapshot, resumed, complete
@@ -400,7 +403,7 @@ class Checker:
             expected = [
                 e
                 for i, c in enumerate(changes)
-                if not self._sees(c)
+                if c.table in self._tables and not self._sees(c)
                 for e in _records_of(c, i + 1)
             ]  # fmt: skip
             missing = [e for e in expected if (xid, e.ordinal, e.op) not in found]

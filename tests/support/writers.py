@@ -31,6 +31,7 @@ from tests.support.checker import (
     Truncation,
     uncommitted_rule,
 )
+from tests.support.together import check_ends
 from tests.support.topics import Flow, read, read_all
 
 _SCHEMA = (
@@ -392,35 +393,42 @@ def audit(
 ) -> Report:
     """Compare topics and log; the writers have stopped, and the pipeline has finished.
 
+    :param tables: of others that were written to, nothing is said.
     :param since: without a snapshot: what the stream begins after.
     :param filters: see :func:`sent`.
     """
     known = read_state(flow.pipeline, state_topic(flow))
     log = read_log(flow)
+    others = {change.table for change in log} - set(tables)
     by_name = {pinned.table.name: oid for oid, pinned in known.tables.items()}
     if since is None:
-        boundaries = {table: known.boundaries[by_name[table]].snapshot for table in tables}
+        boundaries = {table: known.boundaries[by_name[table]].snapshot for table in {*tables, *others}}
         assert all(known.boundaries[by_name[table]].filtered for table in tables)
     else:
-        boundaries = dict.fromkeys(tables, since)
+        boundaries = dict.fromkeys({*tables, *others}, since)
     for table in tables:
         rows = dict(flow.execute(f"SELECT id, version FROM {table}"))
         assert replayed(log, table) == rows, f"the log of {table} is not what happened: the checker is wrong"
+    published = sent(log, filters or {})
     checker = Checker(
-        sent(log, filters or {}),
+        published,
         boundaries,
         snapshot=since is None,
         resumed=resumed,
-        oldest_xid=max(pinned.oldest_xid for pinned in known.tables.values()),
+        oldest_xid=max(known.tables[by_name[table]].oldest_xid for table in tables),
         complete=complete,
         superseded=known.counters["superseded"],
         cut_from=cut_from,
         cut_from_large=flow.pipeline.max_transaction_bytes // _LARGE_BYTES,
         positions=positions(flow),
         truncations=truncations(flow) if any(change.op == TRUNCATE for change in log) else (),
+        tables=tables,
     )
     committed = records(flow, tables)
     report = checker.check(committed)
+    report.findings = [found for found in report.findings if found.table not in others]
+    if flow.pipeline.transaction_topic:
+        check_ends(flow, tables, published, known.counters["superseded"])
     _check_uncommitted(records(flow, tables, committed=False), committed)
     return report
 

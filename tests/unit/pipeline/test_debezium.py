@@ -116,6 +116,14 @@ def test_json_and_all_tables_are_what_is_left_without_more() -> None:
     assert imported(CLASS | {"schema.include.list": "a,b"}).description["source"]["schemas"] == ["a", "b"]
 
 
+@pytest.mark.parametrize(("given", "topic"), [({}, "transaction"), ({"topic.transaction": "ends"}, "ends")])
+def test_the_topic_of_transactions_is_taken_over(given: dict[str, Any], topic: str) -> None:
+    found = imported(SHOP | given | {"provide.transaction.metadata": "true"})
+    assert found.description["kafka"]["transaction_topic"] == topic
+    assert "form of its own" in said(found)["provide.transaction.metadata"]
+    assert "transaction_topic" not in imported(SHOP | given).description["kafka"]
+
+
 @pytest.mark.parametrize("raw", [{}, [], {"connector.class": "io.debezium.connector.mysql.MySqlConnector"}])
 def test_what_is_no_connector_of_postgresql_is_refused(raw: Any) -> None:
     with pytest.raises(SettingError, match=r"connector\.class"):

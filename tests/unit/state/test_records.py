@@ -39,7 +39,7 @@ RECORDS: dict[str, StateRecord] = {
     records.progress_key(1, 2): records.Progress(1000, 20, True, 1, 3),
     records.sweep_key(1): records.Sweep((1, 2**40), False),
     records.partitions_key(1): _PARTITIONS,
-    records.gap_key(1): records.Gap("lacks changes"),
+    records.gap_key(1): records.Gap("was paused by alice", held=True, paused=True, at=5.5),
     records.types_key(1): records.ChangedTypes(
         (Column("m", ColumnType(7, -1, 7, -1, "e", "mood", members=((9, "sad"),))),)
     ),

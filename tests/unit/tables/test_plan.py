@@ -153,3 +153,23 @@ def test_the_plan_is_done_when_it_is_carried_out() -> None:
             before.apply({table_key(step.oid): PinnedTable(tables[step.oid], step.topic, "id", 1, 0, 0, 700)})
     assert len({each.topic for each in before.tables.values()}) == len(before.tables)
     assert steps(before, seen(table(1, "b"), table(3, "a"), unwanted=(table(2, "away"),))) == {}
+
+
+def test_nothing_is_done_about_a_table_that_is_held_until_a_person_lets_it_go_on() -> None:
+    before = known(A, B)
+    before.apply({gap_key(1): Gap("was paused by alice", held=True, paused=True, at=5.0)})
+    before.apply({gap_key(2): Gap("has a change that cannot be published", held=True, at=6.0)})
+    lost_key = keyless(1, "a")
+    for now in (seen(A, B), seen(lost_key, B), seen(A, B, rows={1: {7}})):
+        paused, aside = plan(PIPELINE, before, now)
+        assert (paused.do, aside.do) == (Do.NOTHING, Do.NOTHING)
+    assert (paused.problem.kind, paused.problem.since) == ("paused", 5.0)
+    assert paused.problem.reason == "It was paused by alice: its topic gets none of its changes."
+    assert paused.problem.remedy.startswith("Let it go on (bottledwater resume-table --tables public.a)")
+    assert (aside.problem.kind, aside.problem.since) == ("set-aside", 6.0)
+    assert aside.problem.remedy.startswith("Mend the cause. Let it go on")
+    attached = replace(seen(A, B), attached={1: []})
+    assert {step.do for step in plan(PIPELINE, before, attached)} == {Do.NOTHING}
+    # then it is like any other gap
+    before.apply({gap_key(1): Gap("was paused by alice", paused=True), gap_key(2): None})
+    assert steps(before, seen(A, B)) == {1: (Do.READ, "a")}

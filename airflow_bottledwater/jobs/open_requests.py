@@ -1,0 +1,85 @@
+"""The requests to a pipeline's job that stay open until they are answered: those for live snapshots, and those about
+single tables."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Generic, TypeVar
+
+from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state.control_records import SnapshotRequest, TableRequest, decode
+from airflow_bottledwater.state.control_topic import ControlTopic
+
+#: seconds between two looks of a job for new requests
+_INTERVAL = 0.3
+
+R = TypeVar("R", SnapshotRequest, TableRequest)
+
+
+class OpenRequests(Generic[R]):
+    """Hears the requests of one kind to a pipeline.
+
+    :param prefix: that of their keys in the shared topic, behind which their ids are.
+    :ivar open: by their ids, the oldest first.
+    :ivar complete: whether all requests from before were read; until then, some of these may be answered.
+    """
+
+    def __init__(self, pipeline: Settings, prefix: str, kind: type[R]) -> None:
+        self._prefix = prefix
+        self._kind: type[R] = kind
+        self._topic = ControlTopic.of(pipeline.kafka)
+        self._heard = self._topic.subscribe(lambda key: key.startswith(prefix))
+        self._looked = 0.0
+        self._end: int | None = None
+        self.open: dict[str, R] = {}
+        self.complete = False
+
+    def poll(self) -> None:
+        """Take in what was requested, without waiting; Kafka's outages are the stream's own to report."""
+        if time.monotonic() - self._looked < _INTERVAL:
+            return
+        self._looked = time.monotonic()
+        if self._end is None:
+            with contextlib.suppress(BottledWaterError):
+                self._end = self._topic.end()
+        read = self._end is not None and self._topic.at >= self._end
+        self._take(self._heard.poll())
+        if read:
+            self._completed()
+
+    def read(self) -> None:
+        """Read on to the topic's present end.
+
+        :raises Outage: Kafka does not answer.
+        """
+        self._topic.read_to_end()
+        self._take(self._heard.poll())
+        self._completed()
+
+    def _completed(self) -> None:
+        """All requests from before were read."""
+        self.complete = True
+
+    def remove(self, request_id: str) -> None:
+        """Remove a request that is answered.
+
+        :raises Outage: Kafka does not take it; the request is still open.
+        """
+        self._topic.write({self._prefix + request_id: None})
+        self.open.pop(request_id, None)
+
+    def close(self) -> None:
+        """Hear no more requests."""
+        self._heard.close()
+        self._topic.close()
+
+    def _take(self, changes: list[tuple[str, dict[str, Any] | None]]) -> None:
+        for key, value in changes:
+            request = decode(self._kind, value)
+            if request is None:
+                self.open.pop(key.removeprefix(self._prefix), None)
+            else:
+                self.open[key.removeprefix(self._prefix)] = request
+        self.open = dict(sorted(self.open.items(), key=lambda item: (item[1].at, item[0])))

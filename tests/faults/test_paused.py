@@ -1,0 +1,101 @@
+"""Jobs that die, or wake up too late, while a table is paused and goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_bottledwater.provision import pausing
+from airflow_bottledwater.state.claim import read_state
+from tests.faults.worker import PAUSE_POINTS
+from tests.support.faults import Jobs
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
+from tests.support.writers import audit, make_tables, state_topic, update
+
+TABLES = ("a", "b")
+#: between the request to go on and the end of the live snapshot
+_GOING_ON = ("before-steps", "behind-chunk", "before-swept", "in-swept")
+
+
+def _ready(flow: Flow) -> Flow:
+    make_tables(flow, TABLES, 300)
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    return flow
+
+
+def _change(flow: Flow, first: int) -> None:
+    flow.transaction(update("a", first, first + 20), update("b", first, first + 20))
+
+
+def _ask(flow: Flow, *, paused: bool) -> None:
+    pausing.ask(flow.pipeline, ["a"], paused=paused)
+
+
+def _held(flow: Flow) -> bool:
+    return bool(read_state(flow.pipeline, state_topic(flow)).held)
+
+
+@pytest.mark.parametrize(
+    "point", [each if not n else pytest.param(each, marks=pytest.mark.long) for n, each in enumerate(PAUSE_POINTS)]
+)
+def test_a_job_that_is_killed_while_a_table_is_paused_and_goes_on(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    before = len(flow.read("a"))
+    _ask(flow, paused=True)
+    _change(flow, 0)
+    jobs.start(flow, "stream", point=point).killed_at_its_point()
+    _change(flow, 30)
+    flow.stream()
+    assert _held(flow) and len(flow.read("a")) == before
+    audit(flow, ("b",)).check()
+    _ask(flow, paused=False)
+    _change(flow, 60)
+    jobs.start(flow, "stream", point=point).killed_at_its_point()
+    _change(flow, 90)
+    flow.stream()
+    assert not _held(flow) and flow.compare("a").equal
+    audit(flow, ("b",)).check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", _GOING_ON)
+def test_a_job_that_is_killed_before_all_rows_of_a_table_are_read_again(
+    make_flow: MakeFlow, jobs: Jobs, point: str
+) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    _ask(flow, paused=True)
+    flow.stream()
+    flow.execute("DELETE FROM a WHERE id BETWEEN 200 AND 250")
+    _change(flow, 0)
+    flow.stream()
+    _ask(flow, paused=False)
+    jobs.start(flow, "stream", point=point).killed_at_its_point()
+    _change(flow, 30)
+    flow.stream()
+    assert flow.compare("a").equal
+    audit(flow, ("b",)).check()
+
+
+@pytest.mark.long
+def test_a_job_that_wakes_too_late_pauses_nothing(make_flow: MakeFlow, jobs: Jobs) -> None:
+    flow = _ready(make_flow(tables=TABLES))
+    _ask(flow, paused=True)
+    zombie = jobs.start(flow, "stream", point="before-pause", act="stop")
+    zombie.stopped_at_its_point()
+    flow.execute(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+        " WHERE active AND database = current_database()"
+    )
+    flow.stream()
+    assert _held(flow)
+    _ask(flow, paused=False)
+    flow.stream()
+    zombie.resume()
+    until(lambda: not zombie.running, "it ends")
+    assert zombie.outcome.startswith("TakenOver"), zombie.output
+    _change(flow, 0)
+    flow.stream()
+    assert not _held(flow) and flow.compare("a").equal
+    audit(flow, ("b",)).check()

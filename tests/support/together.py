@@ -1,0 +1,74 @@
+"""A consumer that puts source transactions together from all topics, by the records of their ends."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_bottledwater.model.lsn import POSITION
+from tests.support.checker import MOVE, TRUNCATE, Change
+from tests.support.topics import Flow, Message, read, read_all
+
+_EVENTS, _LETTERS = "_bottledwater_events", "_bottledwater_dead_letters"
+
+
+@dataclass(slots=True)
+class Together:
+    """A source transaction as a consumer has put it together.
+
+    :param end: the value of the record of its end.
+    :param records: those of all topics that belong to it, by topic.
+    """
+
+    end: Mapping[str, Any]
+    records: dict[str, list[Message]] = field(default_factory=lambda: defaultdict(list))
+
+
+def put_together(flow: Flow, tables: Sequence[str], others: Sequence[str] = ()) -> list[Together]:
+    """All source transactions, in the order of their ends; each of them has what its end says, and nothing else.
+
+    :param others: other topics, behind the prefix.
+    """
+    names = [flow.topic(name) for name in (*tables, *others, _EVENTS, _LETTERS)]
+    ends = read(flow.kafka, flow.topic(flow.pipeline.transaction_topic))
+    found = {end.key: Together(end.value) for end in ends}
+    assert len(found) == len(ends), "a transaction has two ends"
+    assert [*found] == sorted(found), "the ends are not in the order of the commits"
+    for topic, records in read_all(flow.kafka, names).items():
+        for record in records:
+            position = record.pos or (record.value or {}).get("pos", "")
+            if not POSITION.fullmatch(position) or not int(position[:16], 16) or record.op == "n":
+                continue  # a row of a snapshot, or of no transaction
+            assert position[:16] in found, f"{topic} has {position}, whose transaction has no end"
+            found[position[:16]].records[topic].append(record)
+    for name, each in found.items():
+        counts = {topic: len(records) for topic, records in each.records.items()}
+        assert each.end["topics"] == counts, f"{name} has {counts}, its end says {each.end}"
+        assert each.end["count"] == sum(counts.values())
+        assert each.end["transaction"] == name
+        assert {record.xid for records in each.records.values() for record in records if record.xid} <= {
+            str(each.end["xid"])
+        }
+    return [*found.values()]
+
+
+def check_ends(flow: Flow, tables: Sequence[str], log: Sequence[Change], superseded: int) -> None:
+    """Compare the transactions that a consumer puts together with what was committed.
+
+    :param log: what the writers committed.
+    :param superseded: how many versions were left out.
+    """
+    committed: dict[int, Counter[str]] = defaultdict(Counter)
+    for change in log:
+        topic = flow.topic(_EVENTS if change.op == TRUNCATE else change.table)
+        committed[change.xid][topic] += 2 if change.op == MOVE else 1
+    missing = 0
+    for each in put_together(flow, tables):
+        counts = Counter(each.end["topics"])
+        expected = committed[each.end["xid"]]
+        assert counts <= expected, f"{each.end}, of {expected}"
+        missing += sum((expected - counts).values())
+    # of a key change, both records are left out; and a transaction of which all is left out has no end
+    assert missing <= 2 * superseded

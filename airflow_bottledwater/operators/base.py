@@ -6,9 +6,9 @@ import contextlib
 import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from airflow.sdk import BaseOperatorLink
+from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
@@ -81,13 +81,40 @@ class PipelineMixin:
         return self._hook
 
 
-def jobs_of(operator: Any, pipeline: Settings) -> dict[str, Mapping[str, Any]]:
-    """What an operator that runs before snapshot and stream knows of them; see
-    :func:`airflow_bottledwater.hooks.spark_target.problems`."""
-    spark = operator.described().spark
-    where = {"deploy_mode": spark.deploy_mode or None, "settings_file": spark.settings_file or None}
-    tasks = {"snapshot": {**where, **(operator.snapshot or {})}, "stream": {**where, **(operator.stream or {})}}
-    return {name: task for name, task in tasks.items() if name != "snapshot" or not pipeline.skip_snapshot}
+class BeforeJobsOperator(PipelineMixin, BaseOperator):
+    """An operator that runs before snapshot and stream, and checks whether Spark can run them.
+
+    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
+    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor`` and ``deferrable``,
+        as far as they are given. If neither these nor the stream's are given, it is not checked whether Spark can run
+        the jobs. (templated)
+    :param stream: the same of the stream's operator. (templated)
+    """
+
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "snapshot", "stream")
+    template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
+
+    def __init__(
+        self,
+        *,
+        pipeline: PipelineArgument,
+        snapshot: Mapping[str, Any] | None = None,
+        stream: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._set_pipeline(pipeline)
+        self.snapshot, self.stream = snapshot, stream
+
+    def jobs(self, pipeline: Settings) -> dict[str, Mapping[str, Any]]:
+        """What is known of the jobs; see :func:`airflow_bottledwater.hooks.spark_target.problems`. Empty if it is
+        not to be checked whether Spark can run them."""
+        if self.snapshot is None and self.stream is None:
+            return {}
+        spark = self.described().spark
+        where = {"deploy_mode": spark.deploy_mode or None, "settings_file": spark.settings_file or None}
+        tasks = {"snapshot": {**where, **(self.snapshot or {})}, "stream": {**where, **(self.stream or {})}}
+        return {name: task for name, task in tasks.items() if name != "snapshot" or not pipeline.skip_snapshot}
 
 
 def is_first_try(ti: Any, retries: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
@@ -14,9 +14,9 @@ from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
+    BeforeJobsOperator,
     PipelineMixin,
     failing,
-    jobs_of,
 )
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 
@@ -27,32 +27,11 @@ if TYPE_CHECKING:
     from airflow_bottledwater.pipeline.settings import Settings
 
 
-class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
-    """Create publications, slot, topics and schemas, and record them. Idempotent: meant as a setup task.
+class CreateReplicationSlotOperator(BeforeJobsOperator):
+    """Create publications, slot, topics and schemas, and record them. Idempotent: meant as a setup task."""
 
-    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
-    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor`` and ``deferrable``,
-        as far as they are given. If neither these nor the stream's are given, it is not checked whether Spark can run
-        the jobs. (templated)
-    :param stream: the same of the stream's operator. (templated)
-    """
-
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "snapshot", "stream")
-    template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
     ui_color = "#d4edda"
-
-    def __init__(
-        self,
-        *,
-        pipeline: PipelineArgument,
-        snapshot: Mapping[str, Any] | None = None,
-        stream: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self._set_pipeline(pipeline)
-        self.snapshot, self.stream = snapshot, stream
-        self._stopped: threading.Event | None = None
+    _stopped: threading.Event | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Create what is missing; returns slot and consistent point."""
@@ -63,10 +42,8 @@ class CreateReplicationSlotOperator(PipelineMixin, BaseOperator):
         self._stopped = threading.Event()
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            if self.snapshot is not None or self.stream is not None:
-                problems = spark_target.problems(self.described().spark.conn_id, jobs_of(self, pipeline))
-                if problems:
-                    raise PreflightError(problems)
+            if problems := spark_target.problems(self.described().spark.conn_id, self.jobs(pipeline)):
+                raise PreflightError(problems)
             try:
                 record = create(pipeline, stopped=self._stopped)
             except StopRequested as error:

@@ -83,28 +83,23 @@ def unreadable(connection: Connection, tables: Sequence[SourceTable]) -> dict[in
 def check_session(connection: Connection) -> list[str]:
     """Check what every transaction of the pipeline needs: without it, nothing else can be asked."""
     problems = []
-    rows = connection.execute(
-        "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = "
-        "ANY (%s) AND NOT has_function_privilege(oid, 'EXECUTE') ORDER BY 1",
-        (list(FUNCTIONS),),
-    ).fetchall()
-    if rows:
-        names = ", ".join(f"pg_catalog.{row[0]}" for row in rows)
-        problems.append(
-            f"Role {_role(connection)} may not execute {names}. As a superuser, run: GRANT EXECUTE ON FUNCTION {names} "
-            f"TO {_role(connection)};"
-        )
-    denied = connection.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace AND relname = ANY (%s) "
-        "AND NOT has_table_privilege(oid, 'SELECT') ORDER BY 1",
-        (list(RELATIONS),),
-    ).fetchall()
-    if denied:
-        names = ", ".join(f"pg_catalog.{row[0]}" for row in denied)
-        problems.append(
-            f"Role {_role(connection)} may not read {names}. As a superuser, run: GRANT SELECT ON {names} TO "
-            f"{_role(connection)};"
-        )
+    role = _role(connection)
+    executable = (
+        "SELECT 'pg_catalog.' || oid::regprocedure FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace "
+        "AND proname = ANY (%s) AND NOT has_function_privilege(oid, 'EXECUTE') ORDER BY 1"
+    )
+    readable = (
+        "SELECT 'pg_catalog.' || relname FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace "
+        "AND relname = ANY (%s) AND NOT has_table_privilege(oid, 'SELECT') ORDER BY 1"
+    )
+    for query, needed, verb, right in (
+        (executable, FUNCTIONS, "execute", "EXECUTE ON FUNCTION"),
+        (readable, RELATIONS, "read", "SELECT ON"),
+    ):
+        if names := ", ".join(row[0] for row in connection.execute(query, (list(needed),))):
+            problems.append(
+                f"Role {role} may not {verb} {names}. As a superuser, run: GRANT {right} {names} TO {role};"
+            )
     if not problems and not is_standby(connection) and _setting(connection, "transaction_read_only") == "on":
         problems.append(
             f"default_transaction_read_only is on for role {_role(connection)}: publications cannot be made, and no "

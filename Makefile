@@ -118,7 +118,7 @@ bench: setup ## all benchmarks, or one (BENCH=name); sizes times BENCH_SCALE
 	@$(BIN)/python -m tests.benchmarks $(BENCH)
 
 lock: $(UV) ## pin the dependencies anew
-	@$(UV) pip compile pyproject.toml --extra local --group dev --universal --generate-hashes --no-emit-index-url \
+	@$(UV) pip compile pyproject.toml --extra local --extra openlineage --group dev --universal --generate-hashes --no-emit-index-url \
 	  --no-header --no-annotate --quiet --output-file requirements/lock.txt
 
 clean: down ## remove environment, servers' data and caches

@@ -32,16 +32,24 @@ def snapshot_is_complete(pipeline: Settings) -> bool:
 
     :raises StateError: the state is another cluster's.
     """
+    found = known(pipeline)
+    return found.slot is not None and found.complete
+
+
+def known(pipeline: Settings) -> PipelineState:
+    """The saved state of a pipeline.
+
+    :raises StateError: the state is another cluster's.
+    """
     with session(pipeline.postgres, "Identifying the cluster") as connection:
-        known = _known(pipeline, identify(connection))
-    return known.slot is not None and known.complete
+        return _known(pipeline, identify(connection))
 
 
 def _known(pipeline: Settings, cluster: Cluster) -> PipelineState:
     topic = store.state_topic_name(cluster.database, pipeline.slot)
-    known = read_state(pipeline, topic)
-    check_cluster(known, cluster, topic)
-    return known
+    found = read_state(pipeline, topic)
+    check_cluster(found, cluster, topic)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +115,17 @@ def report(pipeline: Settings) -> PipelineReport:
     with session(pipeline.postgres, "Reading the slot") as connection:
         cluster = identify(connection)
         found = slot.state(connection, pipeline.slot)
-    known = _known(pipeline, cluster)
+    state = _known(pipeline, cluster)
     return PipelineReport(
         name=pipeline.slot,
         database=cluster.database,
         slot=found,
-        consistent_point=format_lsn(known.slot.consistent_point) if known.slot else "",
-        position=str(known.position) if known.position else "",
-        counters=known.counters,
-        open_letters=known.open_letters,
-        complete=bool(known.tables) and known.complete,
-        tables=tables(known),
+        consistent_point=format_lsn(state.slot.consistent_point) if state.slot else "",
+        position=str(state.position) if state.position else "",
+        counters=state.counters,
+        open_letters=state.open_letters,
+        complete=bool(state.tables) and state.complete,
+        tables=tables(state),
         job=read_status(pipeline, cluster.pipeline(pipeline.slot)),
     )
 

@@ -34,10 +34,15 @@ def alias_of(pipeline: Mapping[str, Any] | str) -> AssetAlias:
     return AssetAlias(_ANY if templated(name) or name == _ANY else f"{_ANY}_{name}")
 
 
-def topic_uri(pipeline: Settings, topic: str) -> str:
-    """The address of a topic as the Kafka provider's assets have it: with the first of the brokers."""
+def server_of(pipeline: Settings) -> str:
+    """Host and port of the first of the brokers, by which a Kafka is named."""
     server = pipeline.kafka["bootstrap.servers"].split(",")[0].strip()
-    return f"kafka://{server.rpartition('://')[2]}/{topic}"
+    return server.rpartition("://")[2]
+
+
+def topic_uri(pipeline: Settings, topic: str) -> str:
+    """The address of a topic as the Kafka provider's assets have it."""
+    return f"kafka://{server_of(pipeline)}/{topic}"
 
 
 class AssetEvents:
@@ -61,15 +66,16 @@ class AssetEvents:
         uri = topic_uri(self._pipeline, topic)
         self._events[self._alias].add(Asset(uri), extra={"topic": topic, **extra})
 
-    def snapshot(self) -> None:
-        """The rows of the pipeline's snapshot, by table."""
+    def snapshot(self) -> dict[str, int]:
+        """The rows of the pipeline's snapshot, by table. Returns how many each topic has got."""
         from airflow_bottledwater.jobs import status
 
-        if self._events is None:
-            return
         with _harmless():
-            for table in status.report(self._pipeline).tables:
+            tables = status.tables(status.known(self._pipeline))
+            for table in tables:
                 self.tell(table.topic, table=table.table, by="snapshot", rows=table.rows, to=table.insert_lsn)
+            return {table.topic: table.rows for table in tables}
+        return {}
 
     def begin(self) -> dict[str, Any]:
         """Where the pipeline is, as JSON values for the task's state; nothing if that is not known."""

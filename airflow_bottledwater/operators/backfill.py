@@ -26,7 +26,9 @@ from airflow_bottledwater.operators.base import (
     listed,
     number,
 )
+from airflow_bottledwater.operators.lineage import LineageMixin
 from airflow_bottledwater.operators.watching import BlockingWatch
+from airflow_bottledwater.pipeline import patterns
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.backfill import BackfillTrigger
@@ -34,13 +36,14 @@ from airflow_bottledwater.triggers.backfill import BackfillTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_bottledwater.model.relation import SourceTable
     from airflow_bottledwater.state.control_records import SnapshotRequest
 
 #: the key in the task's state for the live snapshot's name and id
 _ASKED = "bottledwater_backfill"
 
 
-class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
+class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
     """Publish rows of tables again, in the order of the stream, by whichever job publishes it: a continuous stream, or
     the next bounded run. A retry goes on with the same live snapshot; a cleared task begins a new one, which does no
     harm.
@@ -203,6 +206,10 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         check_named(request)
         return request
 
+    def publishes(self, table: SourceTable) -> bool:
+        """Whether the tables that are read again are described so that it is one of them."""
+        return any(patterns.describes(each, table.schema, table.name) for each in listed(self.tables))
+
     def _conclude(self, context: Context, pipeline: Settings, report: dict[str, Any]) -> dict[str, Any]:
         from airflow_bottledwater.jobs import snapshots
 
@@ -238,6 +245,7 @@ class BackfillToKafkaOperator(PipelineMixin, BaseOperator):
         if found["dead_letters"]:
             self.log.warning("%s rows could not be published, and are dead letters.", f"{found['dead_letters']:,}")
         AssetEvents(context, self.outlets, pipeline).backfill(found)
+        self.keep_lineage()
         return found
 
     def _give_up(self, context: Context, pipeline: Settings) -> dict[str, Any]:

@@ -66,7 +66,8 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
 
     def _told(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
         """The task's result, after the topics' assets have got their events."""
-        AssetEvents(context, self.outlets, self.pipeline_hook.pipeline()).snapshot()
+        self.published = AssetEvents(context, self.outlets, self.pipeline_hook.pipeline()).snapshot()
+        self.keep_lineage()
         return result
 
     def _finish(self, outcome: Outcome) -> dict[str, Any]:

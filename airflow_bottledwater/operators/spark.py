@@ -34,6 +34,7 @@ from airflow_bottledwater.operators.base import (
     is_first_try,
     known_event,
 )
+from airflow_bottledwater.operators.lineage import LineageMixin
 from airflow_bottledwater.operators.watching import BlockingWatch
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 JOB = "bottledwater_job"
 
 
-class BottledWaterSparkOperator(PipelineMixin, SparkSubmitOperator):
+class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator):
     """Runs a job through spark-submit: what the operators of snapshot and stream have in common.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)

@@ -244,6 +244,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         if outcome.ok and _true(self.bounded):
             store: Any = context["task_state_store"]
             AssetEvents(context, self.outlets, pipeline).stream(store.get(_BEGAN))
+        if outcome.ok:
+            self.keep_lineage()
         if outcome.ok or not outcome.transient:
             return self._finish(outcome)
         return self._again(context, outcome, reached)

@@ -105,7 +105,8 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         with failing():
             if outcome.stopped:
                 raise JobFailed("The verification was stopped before its end.", "Clear the task to verify again.")
-        found = msgspec.convert(super()._finish(outcome), Verification)
+        self.verified = found = msgspec.convert(super()._finish(outcome), Verification)
+        self.keep_lineage()
         for table in found.tables:
             self.log.info("%s: %s, %s rows", table.table, table.verdict, f"{table.rows:,}")
             for difference in table.differences:

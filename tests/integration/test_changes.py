@@ -18,7 +18,6 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.shared_stream import SharedStreamManager
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.changes import Change, ChangesHook
@@ -27,7 +26,7 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
-from tests.support.topics import Flow, MakeFlow, alter_topic
+from tests.support.topics import Flow, MakeFlow, airflow_connections, alter_topic
 from tests.support.waiting import until
 
 ASSET = Asset("orders and items")
@@ -43,20 +42,12 @@ def flow_statements() -> tuple[str, ...]:
     )
 
 
-def connect(monkeypatch: pytest.MonkeyPatch, flow: Flow) -> None:
-    """Airflow's connections are the flow's."""
-    of = conninfo_to_dict(flow.dsn)
-    source = {"host": of["host"], "port": of["port"], "login": of.get("user"), "schema": of["dbname"]}
-    monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps({"conn_type": "postgres", **source}))
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": flow.pipeline.kafka}))
-
-
 @pytest.fixture
 def flow(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> Flow:
     made = make_flow(partitions=3, heartbeat_interval=0.2)
     made.create()
     made.snapshot()
-    connect(monkeypatch, made)
+    airflow_connections(monkeypatch, made)
     return made
 
 
@@ -340,7 +331,7 @@ def test_a_broker_that_is_away_loses_and_doubles_nothing(
     with KafkaBroker(tmp_path_factory.mktemp("away")) as broker:
         flow = make_flow(broker=broker, partitions=2, heartbeat_interval=0.2, outage_timeout=300.0, skip_snapshot=True)
         flow.create()
-        connect(monkeypatch, flow)
+        airflow_connections(monkeypatch, flow)
         airflow = Airflow()
         with flow.streaming() as errors, Shop(flow):
             flow.streams()

@@ -1749,7 +1749,7 @@ MUTANTS = (
     Mutant(
         "no slot is made where the stream cannot run",
         "CreateReplicationSlotOperator.execute",
-        swap("if self.snapshot is not None or self.stream is not None:\n    ...", "if False:\n    ..."),
+        swap("spark_target.problems(self.described().spark.conn_id, self.jobs(pipeline))", "[]"),
         f"{_OPERATORS}::test_what_the_stream_cannot_do_is_refused_before_anything_is_made",
     ),
     Mutant(
@@ -1867,7 +1867,7 @@ MUTANTS = (
     Mutant(
         "preflight names a catalog that may not be read",
         "source_checks.check_session",
-        swap("list(RELATIONS)", "[]"),
+        swap("RELATIONS", "()"),
         f"{_PREFLIGHT}::test_each_catalog_that_may_not_be_read_is_named_and_all_that_are_read_are_known",
     ),
     Mutant(
@@ -3199,7 +3199,7 @@ MUTANTS = (
     Mutant(
         "a right to call a function that is missing is said",
         "source_checks.check_session",
-        swap("list(FUNCTIONS)", "[]"),
+        swap("FUNCTIONS", "()"),
         f"{_PREFLIGHT}::test_each_function_that_may_not_be_called_is_named_and_all_that_are_called_are_known",
     ),
     Mutant(
@@ -3420,5 +3420,17 @@ MUTANTS = (
         "kafka_checks._named_twice",
         never("own.count(name) > 1"),
         f"{_ENDS}::test_a_name_that_cannot_be_is_found_before_anything_is_made",
+    ),
+    Mutant(
+        "a column's mask is in its lineage",
+        "_Names._made_of",
+        swap("bool(column.mask)", "False"),
+        "tests/integration/test_lineage.py::test_tables_go_to_topics_column_by_column",
+    ),
+    Mutant(
+        "a topic that differs is no passed assertion",
+        "_Names.compared",
+        drop("found.equal"),
+        "tests/integration/test_lineage.py::test_a_verification_is_an_assertion_of_each_topic",
     ),
 )

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.jobs import snapshots, status
 from airflow_bottledwater.kafka.topics import Topics
@@ -288,3 +290,11 @@ def alter(flow: Flow, topic: str, config: dict[str, str]) -> None:
     admin = AdminClient(flow.pipeline.kafka)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result()
+
+
+def airflow_connections(monkeypatch: pytest.MonkeyPatch, flow: Flow) -> None:
+    """Airflow's connections are the flow's."""
+    of = conninfo_to_dict(flow.dsn)
+    source = {"host": of["host"], "port": of["port"], "login": of.get("user"), "schema": of["dbname"]}
+    monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps({"conn_type": "postgres", **source}))
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": flow.pipeline.kafka}))

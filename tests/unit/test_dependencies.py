@@ -28,6 +28,8 @@ DISTRIBUTIONS = {
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "airflow": "apache-airflow",
     "airflow.providers.apache.spark": "apache-airflow-providers-apache-spark",
+    "airflow.providers.openlineage": "apache-airflow-providers-openlineage",
+    "openlineage": "openlineage-python",
     # Airflow's own dates, web framework and database
     "pendulum": "apache-airflow",
     "fastapi": "apache-airflow",
@@ -38,6 +40,7 @@ DISTRIBUTIONS = {
 ROOMS: list[tuple[set[str], list[str]]] = [
     ({"metrics"}, ["metrics/prometheus.py", "metrics/otlp.py", "cli/metrics.py"]),
     ({"spark"}, ["metrics/batch.py"]),
+    ({"airflow", "openlineage"}, ["operators/lineage.py"]),
     (set(), ["local/commands.py"]),
     ({"airflow", "spark", "local"}, ["local/*.py"]),
     (
@@ -202,7 +205,13 @@ def test_what_is_said_of_a_missing_package_names_the_extra_that_has_it() -> None
     known = {distribution(module) for module in EXTRAS}
     assert set().union(*DECLARED.values()) - known == {
         name for name in NOT_IMPORTED if name not in DEV and name != "pandas"
-    } | {"apache-airflow-providers-apache-spark", "opentelemetry-exporter-otlp-proto-http"}
+    } | {
+        "apache-airflow-providers-apache-spark",
+        "opentelemetry-exporter-otlp-proto-http",
+        # only Airflow's provider asks for lineage
+        "apache-airflow-providers-openlineage",
+        "openlineage-python",
+    }
 
 
 def test_the_pinned_versions_name_no_server() -> None:

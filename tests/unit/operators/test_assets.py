@@ -65,8 +65,9 @@ def test_a_topic_is_an_asset_of_the_kafka_provider() -> None:
 
 def test_a_snapshot_tells_the_rows_of_each_table(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     table = SimpleNamespace(table="public.a", topic="a", rows=7, insert_lsn="0/AB")
-    monkeypatch.setattr(status, "report", lambda _: SimpleNamespace(tables=[table]))
-    asset_events(events).snapshot()
+    monkeypatch.setattr(status, "known", lambda _: "state")
+    monkeypatch.setattr(status, "tables", {"state": [table]}.__getitem__)
+    assert asset_events(events).snapshot() == {"a": 7}
     told = {"topic": "a", "table": "public.a", "by": "snapshot", "rows": 7, "to": "0/AB"}
     assert events.told == [("kafka://k1:9092/a", told)]
 
@@ -111,9 +112,9 @@ def test_what_cannot_be_told_fails_no_task(
         raise Outage("Kafka does not answer.")
 
     monkeypatch.setattr(changes, "present", away)
-    monkeypatch.setattr(status, "report", away)
+    monkeypatch.setattr(status, "known", away)
     assert asset_events(events).begin() == {}
-    asset_events(events).snapshot()
+    assert asset_events(events).snapshot() == {}
     asset_events(events).stream(ChangeRange("1/d/shop").as_event())
     assert not events.told and "get no event: Kafka does not answer" in caplog.text
     # a bounded run of which it is not known where it began

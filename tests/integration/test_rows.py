@@ -575,3 +575,14 @@ def test_the_filter_of_others_changes_with_the_option(make_flow: MakeFlow) -> No
     flow.change(table_options={"orders": {"where": "region='US'"}})
     verified(flow)
     assert sorted(topic(flow, "orders")) == [1, 3, 5, 7, 9]
+
+
+def test_a_table_with_another_filter_is_not_verified_before_it_is_read(make_flow: MakeFlow) -> None:
+    flow = make_flow(**made_of("orders"))
+    flow.execute("INSERT INTO orders SELECT i, (ARRAY['EU', 'US'])[i % 2 + 1] FROM generate_series(1, 9) i")
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    flow.change(table_options={})
+    with pytest.raises(Outage, match="or row filter"):
+        driver.run(flow.pipeline, driver.in_threads(flow.pipeline))

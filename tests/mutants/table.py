@@ -35,6 +35,7 @@ _PREFLIGHT = "tests/integration/test_preflight.py"
 _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _PAUSE = "tests/integration/test_pause.py"
+_ROWS = "tests/integration/test_rows.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
 _ENDS = "tests/integration/test_ends.py"
 _CHANGES = "tests/integration/test_changes.py"
@@ -56,6 +57,129 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "a query reads the rows of the filter",
+        "row_filter.within",
+        swap("sql.SQL('{} AND {}').format(rows, condition(table.where)) if table.where else rows", "rows"),
+        f"{_ROWS}::test_rows_come_and_go_with_the_filter[json]",
+    ),
+    Mutant(
+        "a publication has the filter of a table",
+        "publication.member",
+        swap("_only(table) + row_filter.clause(table)", "_only(table)"),
+        f"{_ROWS}::test_a_filter_that_the_old_rows_do_not_cover_is_refused",
+    ),
+    Mutant(
+        "a look-up finds rows of the filter only",
+        "RowQuery._rows",
+        always("not self.table.where"),
+        f"{_ROWS}::test_a_dead_letter_whose_row_has_left_the_filter_is_dropped",
+    ),
+    Mutant(
+        "a dead letter is held to the filter of today",
+        "StoredDeadLetter.as_published",
+        swap("mapping.options(table.schema, table.name).where", "table.where"),
+        f"{_ROWS}::test_a_dead_letter_whose_row_has_left_the_filter_is_dropped",
+    ),
+    Mutant(
+        "rows outside of the filter are not too large",
+        "large_rows.large_rows",
+        swap("row_filter.within(table, where or sql.SQL('true'))", "where or sql.SQL('true')"),
+        f"{_ROWS}::test_only_rows_of_the_filter_are_too_large",
+    ),
+    Mutant(
+        "an insert that was an update gets its large values",
+        "unchanged._may_lack",
+        never("change.kind == MESSAGE_INSERT"),
+        "tests/unit/publish/test_completion.py::test_an_insert_of_a_table_with_a_row_filter_gets_what_it_lacks_from_its_own_row",
+    ),
+    Mutant(
+        "what a key had before is another row's than an insert's",
+        "unchanged.find_in_batch",
+        drop("change.kind != MESSAGE_INSERT"),
+        "tests/unit/publish/test_completion.py::test_an_insert_of_a_table_with_a_row_filter_gets_what_it_lacks_from_its_own_row",
+    ),
+    Mutant(
+        "a filter that the replica identity does not cover is refused",
+        "row_filters._problem",
+        swap("publication.not_covered(table, lacking) if lacking else ''", "''"),
+        f"{_ROWS}::test_a_filter_that_the_old_rows_do_not_cover_is_refused",
+    ),
+    Mutant(
+        "PostgreSQL's rules for row filters are those of a publication",
+        "row_filters._problem",
+        never("found is None or not of or any(each is None or each.text != found.text for each in published)"),
+        f"{_ROWS}::test_a_condition_that_cannot_be_a_row_filter_is_refused[public.mine(region)-texts3]",
+    ),
+    Mutant(
+        "a filter of others is compared",
+        "row_filters._same",
+        swap("published.text == found.text", "True"),
+        f"{_ROWS}::test_a_filter_of_others_has_to_be_the_same",
+    ),
+    Mutant(
+        "a filter of others that the options do not name is refused",
+        "row_filters.foreign",
+        always("not published.filters(table.oid) or table.where"),
+        f"{_ROWS}::test_a_filter_of_others_has_to_be_the_same",
+    ),
+    Mutant(
+        "nothing comes out of a condition",
+        "table.is_one_expression",
+        never("depth < 0"),
+        f"{_ROWS}::test_what_is_not_one_expression_is_refused[true) OR (true]",
+    ),
+    Mutant(
+        "a table whose identity covers its filter no more leaves the publication",
+        "writer.set_aside",
+        swap("seen.uncovered.items()", "[]"),
+        f"{_ROWS}::test_a_replica_identity_that_covers_the_filter_no_more_does_not_stop_the_application",
+    ),
+    Mutant(
+        "a partition's identity has to cover the filter, too",
+        "publication.uncovered",
+        swap("parts if table.partitioned else [(table.identity, table.key)]", "[(table.identity, table.key)]"),
+        f"{_ROWS}::test_a_partition_whose_replica_identity_does_not_cover_the_filter_does_not_stop_the_application",
+    ),
+    Mutant(
+        "another filter is taken up with all rows",
+        "_Planner._lacks",
+        never("where != pinned.table.where"),
+        f"{_ROWS}::test_another_filter_is_taken_up_with_all_rows[json]",
+    ),
+    Mutant(
+        "a table that is in the publication gets its filter of now",
+        "publication.extend",
+        always("known is not None and not (present.filters(table.oid) or table.where)"),
+        f"{_ROWS}::test_another_filter_is_taken_up_with_all_rows[json]",
+    ),
+    Mutant(
+        "a table that is to be read by another filter is not said to differ",
+        "verify.driver._to_be_read",
+        drop("*filtered"),
+        f"{_ROWS}::test_a_table_with_another_filter_is_not_verified_before_it_is_read",
+    ),
+    Mutant(
+        "the filter of a table without a key does not change",
+        "options.check",
+        swap("row_filters.refused(pipeline, known)", "[]"),
+        f"{_ROWS}::test_another_filter_of_a_table_without_a_key_is_refused",
+    ),
+    Mutant(
+        "a new name does not bring the rows that the old one hides",
+        "TableMapping.exposes",
+        never("had.where and not has.where"),
+        f"{_ROWS}::test_a_new_name_does_not_bring_the_rows_that_the_old_one_hides",
+    ),
+    Mutant(
+        "a snapshot reads by the filter of its publication",
+        "_SnapshotDriver._refresh_pinned",
+        swap(
+            "replace(pinned.check_key(...), where=pinned.table.where, filtered=pinned.table.filtered)",
+            "pinned.check_key(...)",
+        ),
+        f"{_ROWS}::test_a_snapshot_reads_by_the_filter_with_which_its_slot_was_made",
+    ),
     Mutant(
         "a column that is left out is in no batch",
         "assemble._take_row",

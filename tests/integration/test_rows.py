@@ -297,6 +297,10 @@ def test_a_filter_of_others_has_to_be_the_same(make_flow: MakeFlow) -> None:
     published(" WHERE (region = 'EU')")
     assert "where: (region = 'EU'::text)" in problem()
     flow.change(table_options=options)
+    flow.execute(f"DROP PUBLICATION {name}", f"CREATE PUBLICATION {name} FOR TABLES IN SCHEMA public")
+    with pytest.raises(PreflightError, match="FOR TABLES IN SCHEMA have no filters"):
+        flow.create()
+    published(" WHERE (region = 'EU')")
     flow.create()
 
 
@@ -586,3 +590,21 @@ def test_a_table_with_another_filter_is_not_verified_before_it_is_read(make_flow
     flow.change(table_options={})
     with pytest.raises(Outage, match="or row filter"):
         driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
+
+
+def test_a_column_of_the_filter_that_gets_another_name_goes_on_filtering(make_flow: MakeFlow) -> None:
+    flow = make_flow(**made_of("orders"))
+    flow.execute("INSERT INTO orders SELECT i, (ARRAY['EU', 'US'])[i % 2 + 1] FROM generate_series(1, 9) i")
+    flow.create()
+    flow.snapshot()
+    flow.execute(
+        "ALTER TABLE orders RENAME region TO zone",
+        "UPDATE orders SET zone = 'US' WHERE id = 2",
+        "UPDATE orders SET zone = 'EU' WHERE id = 1",
+    )
+    flow.stream()
+    assert sorted(topic(flow, "orders")) == [1, 4, 6, 8]
+    with pytest.raises(PreflightError, match='column "region" does not exist'):
+        preflight.run(flow.pipeline)
+    flow.change(table_options={"orders": {"where": "zone = 'EU'"}})
+    verified(flow)

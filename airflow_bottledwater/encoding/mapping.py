@@ -158,10 +158,15 @@ class TableMapping:
             return True
         return bool(had.include or had.exclude or had.mask) and not (has.include or has.exclude or has.mask)
 
-    def stops(self, table: SourceTable) -> bool:
-        """Whether a record of a table that cannot be published ends the job; otherwise it becomes a dead letter."""
+    def policy(self, table: SourceTable) -> str:
+        """What happens at a record of a table that cannot be published: ``exit``, ``log`` or ``isolate``."""
         asked = self.options(table.schema, table.name).on_error
-        return (self.on_error if asked == "pipeline" else asked) == "exit"
+        return self.on_error if asked == "pipeline" else asked
+
+    def stops(self, table: SourceTable) -> bool:
+        """Whether a record of a table that cannot be published ends what reads the table's rows; otherwise it becomes a
+        dead letter."""
+        return self.policy(table) != "log"
 
     def writes_letters(self) -> bool:
         """Whether a record of some table may become a dead letter."""

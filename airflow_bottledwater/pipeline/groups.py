@@ -241,12 +241,14 @@ class TypeSettings:
 class Errors:
     """How errors are handled."""
 
-    on_error: Annotated[Literal["exit", "log"], about("What happens at a record that cannot be published.")] = "exit"
+    on_error: Annotated[
+        Literal["exit", "log", "isolate"], about("What happens at a record that cannot be published.")
+    ] = "exit"
     on_truncate: Annotated[Literal["event", "stop"], about("What happens at a TRUNCATE.")] = "event"
     skip_position: Annotated[
         str,
         about(
-            "Skip this one change under on_error = exit.",
+            "Skip this one change under on_error = exit or isolate.",
             allowed="a position as a record error names it, such as 00000000016B3748/0000000C",
             pattern=f"^([0-9A-Fa-f]{{16}}/[0-9A-Fa-f]{{8}})?{_END}",
         ),

@@ -83,7 +83,7 @@ class Table(Section):
         about("What happens to a column that neither include nor exclude names."),
     ] = "auto"
     on_error: Annotated[
-        Literal["pipeline", "exit", "log"],
+        Literal["pipeline", "exit", "log", "isolate"],
         about("What happens at a record of the table that cannot be published: as the pipeline's on_error, or not."),
     ] = "pipeline"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.reject import Rejection, too_large
 from airflow_bottledwater.publish.session import LARGEST
 from airflow_bottledwater.publish.toast import Completed
+from airflow_bottledwater.state.records import Gap
 
 #: bytes and rows of one piece of a block; the bytes grow if a single row needs more
 _PIECE_BYTES, _PIECE_ROWS = 4 << 20, 1 << 15
@@ -39,11 +40,16 @@ class EncodedBatch:
     """A batch of changes that is ready to be published.
 
     :param records: the records of all rows, including those of rejected rows.
+    :param held: the tables of which nothing is published, by oid, each from the transaction with this final LSN on;
+        they are neither among the records nor among the rejections.
+    :param gaps: why tables are set aside from this batch on, by oid.
     """
 
     completed: Completed
     records: Records
     rejections: list[Rejection] = field(default_factory=list)
+    held: Mapping[int, int] = field(default_factory=dict)
+    gaps: Mapping[int, Gap] = field(default_factory=dict)
 
     @property
     def batch(self) -> Batch:

@@ -35,7 +35,7 @@ from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.snapshot.plans import Plans
 from airflow_bottledwater.snapshot.progress import Report, SnapshotMeter
 from airflow_bottledwater.snapshot.task import LaneTask, SnapshotResult
-from airflow_bottledwater.state import letters, options, schemas
+from airflow_bottledwater.state import held, letters, options, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.movement import Movement
@@ -120,7 +120,8 @@ class _SnapshotDriver:
         if not wanted:
             log.info("The snapshot is complete.")
             return self._nothing_left()
-        tables = self._present(wanted)
+        # what is set aside is read by the stream, when a person lets it go on
+        tables = self._present([oid for oid in wanted if oid not in known.held])
         if not tables:
             self._complete([])
             return self._nothing_left()
@@ -153,11 +154,12 @@ class _SnapshotDriver:
         holder.close()
         # after this, no transaction that a lane has left open can become visible
         self._claim.initialise_all()
-        self._check_done([part for parts in plans.parts.values() for part in parts])
-        self._sweep(tables)
+        aside = self._claim.state.held
+        self._check_done([part for oid, parts in plans.parts.items() if oid not in aside for part in parts])
+        self._sweep([table for table in tables if table.oid not in aside])
         self._complete(tables)
         self._report(meter.sum_up(self._claim.state, sum(t["dead_letters"] for t in totals)))
-        self._tell_letters()
+        self._tell()
         return SnapshotResult(
             len(tables),
             sum(t["rows"] for t in totals),
@@ -170,15 +172,20 @@ class _SnapshotDriver:
 
     def _nothing_left(self) -> SnapshotResult:
         """What a snapshot does that is complete."""
-        self._tell_letters()
+        self._tell()
         known = self._claim.state
         return SnapshotResult(len(known.tables), 0, 0, known.counters["open_dead_letters"], 0, 0, 0.0)
 
-    def _tell_letters(self) -> None:
-        """Tell of the dead letters that nobody has settled: in the log and in the job's status."""
+    def _tell(self) -> None:
+        """Tell of the dead letters that nobody has settled, and of the tables that are set aside: in the log and in the
+        job's status."""
         known = self._claim.state
         self._controller.status.counters = known.counters
         self._controller.problems.tell("dead letters", letters.problems(known.open_letters))
+        self._controller.problems.tell(
+            "tables",
+            [held.problem(known.gaps[oid], known.tables[oid].table) for oid in known.held & known.tables.keys()],
+        )
 
     def _present(self, wanted: Sequence[int]) -> list[SourceTable]:
         """These tables, but for those that were dropped: they have no rows that could be read, and the others are not
@@ -190,7 +197,8 @@ class _SnapshotDriver:
         return tables
 
     def _complete(self, tables: Sequence[SourceTable]) -> None:
-        completed = {*self._claim.state.completed, *self._gone, *(table.oid for table in tables)}
+        known = self._claim.state
+        completed = {*known.completed, *self._gone, *(table.oid for table in tables), *known.held}
         self._claim.write({COMPLETE: Complete(tuple(sorted(completed)), False, time.time())})
 
     def _refresh_pinned(self, tables: Sequence[SourceTable]) -> list[SourceTable]:
@@ -286,7 +294,7 @@ class _SnapshotDriver:
             self._made = made
             self._movement.moved()
         self._controller.status.progress |= asdict(progress)
-        self._tell_letters()
+        self._tell()
         self._report(progress)
 
     def _check_done(self, tables: Sequence[SourceTable]) -> None:

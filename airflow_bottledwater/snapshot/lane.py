@@ -36,8 +36,9 @@ from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.warm import warm_up
 from airflow_bottledwater.snapshot.task import LaneTask, SnapshotChunk
+from airflow_bottledwater.state import held
 from airflow_bottledwater.state.pinned import pins
-from airflow_bottledwater.state.records import Progress, StateRecord, by_lane, lane_id
+from airflow_bottledwater.state.records import Progress, StateRecord, by_lane, gap_key, lane_id
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class _Lane:
         self._rows = RowEncoder(self._session, wire.HEADERS if pipeline.snapshot_headers else 0, by_lane(task.lane))
         #: rows that PostgreSQL cannot send, by the table or partition that they are in
         self._large: dict[int, list[LargeRow]] = {}
+        #: the oids of the tables that are set aside
+        self._aside = set[int]()
         self._totals = {"rows": 0, "dead_letters": 0}
 
     def close(self) -> None:
@@ -96,21 +99,43 @@ class _Lane:
 
     def run(self) -> dict[str, int]:
         for chunk in self._task.chunks:
-            pending = [(chunk.first, chunk.last)]
-            while pending:
-                self._check_stopped()
-                pending[0:1] = self._split(chunk, *pending[0], at_least=1)
-                try:
-                    self._session.run(functools.partial(self._take, chunk, *pending[0]))
-                except psycopg.Error as error:
-                    if not large_rows.too_large(error):
-                        raise
-                    self._find_large(chunk, *pending[0], error)
-                except _Slow:
-                    pending[0:1] = self._split(chunk, *pending[0], at_least=2)
-                else:
-                    pending.pop(0)
+            if chunk.oid in self._aside:
+                continue
+            try:
+                self._read(chunk)
+            except RecordError as error:
+                if TableMapping.of(self._pipeline).policy(self._tables[chunk.oid].table) != "isolate":
+                    raise
+                self._set_aside(chunk.oid, error)
         return self._totals
+
+    def _read(self, chunk: SnapshotChunk) -> None:
+        """Publish all that is left of a range.
+
+        :raises RecordError: a row cannot be published and does not become a dead letter, or a block takes too long.
+        """
+        pending = [(chunk.first, chunk.last)]
+        while pending:
+            self._check_stopped()
+            pending[0:1] = self._split(chunk, *pending[0], at_least=1)
+            try:
+                self._session.run(functools.partial(self._take, chunk, *pending[0]))
+            except psycopg.Error as error:
+                if not large_rows.too_large(error):
+                    raise
+                self._find_large(chunk, *pending[0], error)
+            except _Slow:
+                pending[0:1] = self._split(chunk, *pending[0], at_least=2)
+            else:
+                pending.pop(0)
+
+    def _set_aside(self, oid: int, error: RecordError) -> None:
+        """Record that a table is set aside because of a row, and read no more of it; what is published of it stays."""
+        name = self._tables[oid].table.qualified
+        log.error("%s is set aside, and all others go on: %s", name, error.what)
+        gap = held.set_aside("a row", error.what)
+        self._session.run(lambda: self._session.transact([], {gap_key(oid): gap}))
+        self._aside.add(oid)
 
     def _take(self, chunk: SnapshotChunk, first: int, last: int) -> None:
         """Publish the part of the blocks [first, last) that is not published by the state."""

@@ -34,7 +34,7 @@ from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Gap, StateRecord, gap_key, table_key
 from airflow_bottledwater.state.schemas import SchemaWatch
-from airflow_bottledwater.stream.held import TableControl
+from airflow_bottledwater.stream.pausing import TableControl
 from airflow_bottledwater.stream.publisher import MakeRecords, StreamPublisher
 from airflow_bottledwater.stream.relations import TypeAltered
 from airflow_bottledwater.stream.source import open_source

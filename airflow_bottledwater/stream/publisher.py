@@ -49,13 +49,15 @@ from airflow_bottledwater.state.records import (
     stream_id,
     table_key,
 )
+from airflow_bottledwater.stream.aside import left_out, set_aside
 from airflow_bottledwater.stream.behind import passed
 from airflow_bottledwater.stream.ends import ended, transactions
-from airflow_bottledwater.stream.events import truncate_events
+from airflow_bottledwater.stream.events import published_truncates, truncate_events
 from airflow_bottledwater.stream.relations import check_definitions
 from airflow_bottledwater.stream.start import Start, fingerprint
 from airflow_bottledwater.stream.stops import position_of, rejection_stop, truncate_stop
 from airflow_bottledwater.tables.new_rows import NewRows
+from airflow_bottledwater.tables.writer import hold
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +198,9 @@ class StreamPublisher:
         for batch in passed(self._pipeline, rows, tables, self.position):
             programs = self._session.programs(batch.versions, copied=False)
             changes = self._encode(batch, programs)
-            stop = truncate_stop(self._pipeline, batch) or rejection_stop(self._pipeline, changes, programs)
+            stop = truncate_stop(self._pipeline, batch) or rejection_stop(
+                self._pipeline, changes, programs, ("exit", "isolate")
+            )
             if stop is not None:
                 raise stop
             yield without(changes.records, changes.rejections)
@@ -244,7 +248,8 @@ class StreamPublisher:
         part = self._completer.leading(rest, programs)
         if self._session.pace.slow:
             part = self._paced(part, programs)
-        stop = truncate_stop(self._pipeline, part)
+        held = self._session.state.held
+        stop = truncate_stop(self._pipeline, part, held)
         if stop is not None:
             part = part.before(Position.parse(stop.position).lsn)
         encoded = self._encode(part, programs)
@@ -252,6 +257,7 @@ class StreamPublisher:
             stop = rejected
             part = part.before(Position.parse(stop.position).lsn)
             encoded = self._encode(part, programs)
+        encoded = set_aside(self._pipeline, encoded, programs, held)
         if encoded.batch.end < part.end:
             stop = None  # its turn comes with the rest: the values of all changes before it do not fit into memory
         if stop is None and (following := rest.after(encoded.batch.end)) is not None:
@@ -306,7 +312,7 @@ class StreamPublisher:
         """Publish records, events, dead letters and P in one Kafka transaction."""
         records = without(encoded.records, encoded.rejections)
         dead_letters = [self._dead_letter(encoded, rejection) for rejection in encoded.rejections]
-        events = list(truncate_events(encoded.completed.batch, self._session.events))
+        events = list(truncate_events(encoded.completed.batch, self._session.events, encoded.held))
         before, end = self.counters, encoded.batch.end
         ends, part = self._ended(encoded, records)
         service = [*events, *ends, *dead_letters]
@@ -314,6 +320,7 @@ class StreamPublisher:
         of = [versions[int(changes[each.row]["relation"])].table for each in encoded.rejections]
         progress: dict[str, StateRecord | None] = {
             **counted(self._session.state, BY_STREAM, of),
+            **hold(self._session.state, encoded.gaps),
             POSITION: Reached(
                 end.lsn,
                 end.ordinal,
@@ -338,7 +345,12 @@ class StreamPublisher:
                 self._session.smaller_batches(int(records.sizes().sum()))
             raise NewProducerNeeded(error.what) from error
         # what was superseded is not among the changes any more
-        counting.count(self._session.meter, changes, versions, but=[each.row for each in encoded.rejections])
+        for oid, gap in encoded.gaps.items():
+            log.error("%s is set aside, and all others go on: it %s.", self.state.tables[oid].table.qualified, gap.why)
+        but = [each.row for each in encoded.rejections]
+        if encoded.held:
+            but += left_out(encoded, encoded.held).tolist()
+        counting.count(self._session.meter, changes, versions, but=but)
 
     def _ended(self, encoded: EncodedBatch, records: Records) -> tuple[list[Records], PartOfTransaction | None]:
         """The records of the ends of a batch's transactions, if they are asked for, and what is published of the one
@@ -349,7 +361,7 @@ class StreamPublisher:
         batch, reached = encoded.completed.batch, self._session.state.reached
         if self._ends is None and not batch.end.ordinal:
             return [], None
-        truncates = np.flatnonzero(batch.changes["kind"] == pgoutput.TRUNCATE)
+        truncates = published_truncates(batch, encoded.held)
         letters = np.array([each.row for each in encoded.rejections], dtype=np.int64)
         rows = np.concatenate([records.table["row"], truncates, letters])
         topics = np.concatenate([

@@ -3,6 +3,8 @@ pass."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -15,12 +17,15 @@ from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import EncodedBatch
 
 
-def truncate_stop(pipeline: Settings, batch: Batch) -> RecordError | None:
-    """The error for the first TRUNCATE, if ``on_truncate`` is stop; the one at ``skip_position`` passes."""
+def truncate_stop(pipeline: Settings, batch: Batch, held: Collection[int] = ()) -> RecordError | None:
+    """The error for the first TRUNCATE, if ``on_truncate`` is stop; the one at ``skip_position`` passes.
+
+    :param held: the oids of tables of which nothing is published.
+    """
     if pipeline.on_truncate != "stop":
         return None
     truncates = batch.changes[batch.changes["kind"] == pgoutput.TRUNCATE]
-    change = next((c for c in truncates if not _skips(pipeline, c)), None)
+    change = next((c for c in truncates if not skips(pipeline, c) and not truncated(batch, c) <= set(held)), None)
     if change is None:
         return None
     position = position_of(change)
@@ -33,16 +38,25 @@ def truncate_stop(pipeline: Settings, batch: Batch) -> RecordError | None:
     )
 
 
-def rejection_stop(pipeline: Settings, encoded: EncodedBatch, programs: Programs) -> RecordError | None:
-    """The error for the first rejection, if ``on_error`` is exit; the one at ``skip_position`` passes."""
+def truncated(batch: Batch, change: np.void) -> set[int]:
+    """The oids of the tables that a TRUNCATE names."""
+    at, size = int(change["offset"]), int(change["length"])
+    return set(pgoutput.truncate(bytes(batch.data[at : at + size])).oids)
+
+
+def rejection_stop(
+    pipeline: Settings, encoded: EncodedBatch, programs: Programs, policies: Collection[str] = ("exit",)
+) -> RecordError | None:
+    """The error for the first rejection of a table with one of these policies (``on_error``); the one at
+    ``skip_position`` passes."""
     if not encoded.rejections:
         return None
     mapping = TableMapping.of(pipeline)
     stopping = [
         r
         for r in encoded.rejections
-        if mapping.stops(programs.tables[int(encoded.change(r)["relation"])])
-        and not _skips(pipeline, encoded.change(r))
+        if mapping.policy(programs.tables[int(encoded.change(r)["relation"])]) in policies
+        and not skips(pipeline, encoded.change(r))
     ]
     if not stopping:
         return None
@@ -54,14 +68,14 @@ def rejection_stop(pipeline: Settings, encoded: EncodedBatch, programs: Programs
         f"The change of {programs.tables[relation].qualified} at {position} cannot be published to topic {topic!r}: "
         f"{first.reason}.",
         "Everything before its transaction is published. Mend the cause and start again; or go on with on_error = "
-        f"log, which writes it to the dead-letter topic; or with skip_position = {position}, which does so with this "
-        "change alone.",
+        f"log, which writes it to the dead-letter topic, or isolate, which sets the table aside; or with skip_position "
+        f"= {position}, which writes this change alone to the dead-letter topic.",
         position=str(position),
         topic=topic,
     )
 
 
-def _skips(pipeline: Settings, change: np.void) -> bool:
+def skips(pipeline: Settings, change: np.void) -> bool:
     """Whether a person has decided, with ``skip_position``, that the stream is not to stop at this change."""
     return str(position_of(change)) == pipeline.skip_position.upper()
 

@@ -21,15 +21,13 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.connect import quoted
 from airflow_bottledwater.postgres.partitions import Partition
+from airflow_bottledwater.state import held
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Gap
 from airflow_bottledwater.tables.look import CatalogLook
 
 #: the kind of the problem of a table that is wanted and not followed, and of one whose topic lacks changes
 NOT_FOLLOWED, NOT_COMPLETE = "not-followed", "not-complete"
-#: those of a table that a person has paused, and of one with a record that cannot be published
-PAUSED, SET_ASIDE = "paused", "set-aside"
 #: that of a table whose rows are in tables that inherit from it, and that are not followed
 ROWS_ELSEWHERE = "rows-elsewhere"
 
@@ -64,7 +62,7 @@ class Step:
     :param root: as which its changes are sent from now on; empty if it is not below another table.
     :param known: whether the pipeline has followed it until now, so that what it has published so far must be behind
         the stream.
-    :param held: why none of its changes is published until a person lets it go on; None if they are.
+    :param held: that none of its changes is published until a person lets it go on; None if they are.
     """
 
     oid: int
@@ -76,15 +74,15 @@ class Step:
     parts: tuple[Partition, ...] = ()
     root: str = ""
     known: bool = True
-    held: Gap | None = None
+    held: Problem | None = None
 
     @property
     def problem(self) -> Problem:
         """As a problem, for the status."""
-        kind, since = NOT_COMPLETE if self.known else NOT_FOLLOWED, 0.0
         if self.held is not None:
-            kind, since = PAUSED if self.held.paused else SET_ASIDE, self.held.at
-        return Problem(kind, self.table, f"It {self.why}.".replace("..", "."), self.remedy, since)
+            return self.held
+        kind = NOT_COMPLETE if self.known else NOT_FOLLOWED
+        return Problem(kind, self.table, f"It {self.why}.".replace("..", "."), self.remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +204,7 @@ class _Planner:
             return
         step = Step(oid, table.qualified, pinned.topic, "", Do.READ)
         if (gap := self._known.gaps.get(oid)) is not None and gap.held:
-            yield replace(self._nothing(step, _held(gap, table)), held=gap)
+            yield replace(step, do=Do.NOTHING, held=held.problem(gap, replace(table, key=pinned.table.key)))
             return
         why = self._lacks(oid)
         if pinned.table.keyed and not table.keyed:
@@ -314,16 +312,6 @@ def _incomparable(owner: PinnedTable, table: SourceTable) -> Unfit | None:
     return Unfit(
         f"cannot get topic {owner.topic!r}, since {who}: what the topic has cannot be told from what the table has",
         "Give the table a primary key, or rename it: then it gets a topic of its own.",
-    )
-
-
-def _held(gap: Gap, table: SourceTable) -> Unfit:
-    """Why a table's topic gets none of its changes until a person lets it go on."""
-    mend = "" if gap.paused else "Mend the cause. "
-    return Unfit(
-        f"{gap.why}: its topic gets none of its changes",
-        f"{mend}Let it go on (bottledwater resume-table --tables {table.qualified}): then its rows are read again, and "
-        "the topic is brought to what it holds.",
     )
 
 

@@ -327,6 +327,8 @@ def hold(known: PipelineState, gaps: Mapping[int, Gap]) -> dict[str, StateRecord
 
     :param gaps: why, by the table's oid; one that is held already stays as it is.
     """
+    if not gaps:
+        return {}
     # also what stays is written: only a job that has the slot answers a request
     values: dict[str, StateRecord | None] = {gap_key(oid): known.gaps.get(oid) for oid in gaps}
     lives = _Lives(known, {})

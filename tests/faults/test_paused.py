@@ -8,7 +8,7 @@ from airflow_bottledwater.provision import pausing
 from airflow_bottledwater.state.claim import read_state
 from tests.faults.worker import PAUSE_POINTS
 from tests.support.faults import Jobs
-from tests.support.topics import Flow, MakeFlow
+from tests.support.topics import Flow, MakeFlow, limit_records
 from tests.support.waiting import until
 from tests.support.writers import audit, make_tables, state_topic, update
 
@@ -96,6 +96,26 @@ def test_a_job_that_wakes_too_late_pauses_nothing(make_flow: MakeFlow, jobs: Job
     until(lambda: not zombie.running, "it ends")
     assert zombie.outcome.startswith("TakenOver"), zombie.output
     _change(flow, 0)
+    flow.stream()
+    assert not _held(flow) and flow.compare("a").equal
+    audit(flow, ("b",)).check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["before-position", "before-commit", "in-commit", "before-acknowledge"])
+def test_a_job_that_is_killed_while_it_sets_a_table_aside(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
+    flow = _ready(make_flow(tables=TABLES, on_error="isolate"))
+    limit_records(flow, "a", 20_000)
+    before = len(flow.read("a"))
+    large = update("a", 100, 100).replace("n = n + 1", "name = repeat('x', 30000)")
+    flow.transaction(update("a", 0, 5), update("b", 0, 5), large, update("b", 5, 10), update("a", 5, 10))
+    jobs.start(flow, "stream", point=point).killed_at_its_point()
+    _change(flow, 30)
+    flow.stream()
+    assert _held(flow) and len(flow.read("a")) == before
+    audit(flow, ("b",)).check()
+    flow.execute(large.replace("30000", "3"))
+    _ask(flow, paused=False)
     flow.stream()
     assert not _held(flow) and flow.compare("a").equal
     audit(flow, ("b",)).check()

@@ -9,12 +9,12 @@ import pytest
 from airflow_bottledwater.errors import PreflightError, Refused, SettingError, StateError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
-from airflow_bottledwater.provision import live, pausing
+from airflow_bottledwater.provision import live, pausing, redrive
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.verify import driver as verification
 from tests.support.tables import look_often, problems
-from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records
 from tests.support.waiting import until
 from tests.support.writers import state_topic
 
@@ -218,3 +218,21 @@ def test_what_cannot_be_paused_is_refused_at_once(make_flow: MakeFlow) -> None:
         _ask(flow, "a", paused=True)
     flow.stream()
     assert not _held(flow)
+
+
+@pytest.mark.long
+def test_dead_letters_of_a_paused_table_wait(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, on_error="log")
+    limit_records(flow, "a", 20_000)
+    flow.execute("INSERT INTO a VALUES (30, repeat('x', 50000))")
+    flow.stream()
+    _ask(flow, "a", paused=True)
+    flow.stream()
+    limit_records(flow, "a", 100_000)
+    before = len(flow.read("a"))
+    assert redrive.redrive(flow.pipeline).failed == 1 and len(flow.read("a")) == before
+    _ask(flow, "a", paused=False)
+    flow.stream()
+    assert flow.compare("a").equal
+    found = redrive.redrive(flow.pipeline)
+    assert found.failed == 0 and found.published + found.overtaken == 1 and flow.compare("a").equal

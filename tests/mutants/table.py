@@ -36,6 +36,7 @@ _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_prefl
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _PAUSE = "tests/integration/test_pause.py"
 _ROWS = "tests/integration/test_rows.py"
+_ISOLATE, _ASIDE = "tests/integration/test_isolate.py", "tests/unit/stream/test_aside.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
 _ENDS = "tests/integration/test_ends.py"
 _CHANGES = "tests/integration/test_changes.py"
@@ -374,7 +375,7 @@ MUTANTS = (
     ),
     Mutant(
         "a table has a policy of its own",
-        "TableMapping.stops",
+        "TableMapping.policy",
         always("asked == 'pipeline'"),
         f"{_MAPPING}::test_a_table_may_have_a_policy_of_its_own",
     ),
@@ -2362,19 +2363,19 @@ MUTANTS = (
         "a request counts when all from before are known, of which some are answered",
         "TableControl.carry_out",
         drop("not self._requests.complete"),
-        "tests/unit/stream/test_held.py::test_what_was_answered_before_is_not_carried_out_again",
+        "tests/unit/stream/test_pausing.py::test_what_was_answered_before_is_not_carried_out_again",
     ),
     Mutant(
         "nothing is done about tables inside of a transaction",
         "TableControl.carry_out",
         drop("publisher.position.ordinal"),
-        "tests/unit/stream/test_held.py::test_nothing_is_done_inside_of_a_transaction",
+        "tests/unit/stream/test_pausing.py::test_nothing_is_done_inside_of_a_transaction",
     ),
     Mutant(
         "a later request is not removed before an earlier one",
         "TableControl.carry_out",
         drop("break"),
-        "tests/unit/stream/test_held.py::test_a_later_request_is_not_removed_before_an_earlier_one",
+        "tests/unit/stream/test_pausing.py::test_a_later_request_is_not_removed_before_an_earlier_one",
     ),
     Mutant(
         "only a job that has the slot answers a request",
@@ -2423,6 +2424,75 @@ MUTANTS = (
         "pausing._meant",
         swap("[each.table.qualified for each in pinned if not each.table.keyed]", "[]"),
         f"{_PAUSE}::test_what_cannot_be_paused_is_refused_at_once",
+    ),
+    Mutant(
+        "a dead letter of a table that is held waits",
+        "_Letters._redrive",
+        never("(gap := self._held.get(int(dead_letter.content['oid']))) is not None"),
+        f"{_PAUSE}::test_dead_letters_of_a_paused_table_wait",
+    ),
+    Mutant(
+        "nothing of its transaction is published of a table that is set aside",
+        "aside.set_aside",
+        swap("int(change['lsn'])", "int(change['lsn']) + 1"),
+        f"{_ASIDE}::test_a_table_is_set_aside_from_its_transaction_on_and_the_first_reason_counts",
+    ),
+    Mutant(
+        "only a table with that policy is set aside",
+        "aside.set_aside",
+        drop("mapping.policy(table) == 'isolate'"),
+        f"{_ASIDE}::test_a_record_of_a_table_with_another_policy_stays_what_it_is",
+    ),
+    Mutant(
+        "a change that a person skips sets nothing aside",
+        "aside.set_aside",
+        drop("not skips(pipeline, change)"),
+        f"{_ASIDE}::test_without_such_a_record_the_batch_is_as_it_was",
+    ),
+    Mutant(
+        "what is held already is not published by the rest of the batch",
+        "aside.set_aside",
+        swap("dict.fromkeys(known, 0)", "dict[int, int]()"),
+        f"{_ASIDE}::test_nothing_of_a_table_that_is_held_already_is_published_or_sets_it_aside_again",
+    ),
+    Mutant(
+        "nobody is told of a TRUNCATE of a table that is held",
+        "events.truncate_events",
+        swap("[oid for oid in message.oids if _goes_on(held, oid, change)]", "message.oids"),
+        f"{_ASIDE}::test_a_table_is_set_aside_from_its_transaction_on_and_the_first_reason_counts",
+    ),
+    Mutant(
+        "a TRUNCATE of what is held ends nothing",
+        "stops.truncate_stop",
+        drop("not truncated(batch, c) <= set(held)"),
+        f"{_ASIDE}::test_a_truncate_of_what_is_held_ends_nothing",
+    ),
+    Mutant(
+        "that a table is set aside is recorded with the changes of the others",
+        "StreamPublisher._send",
+        swap(
+            "{**counted(self._session.state, BY_STREAM, of), **hold(...), POSITION: ...}",
+            "{**counted(self._session.state, BY_STREAM, of), POSITION: ...}",
+        ),
+        f"{_ISOLATE}::test_a_table_is_set_aside_from_the_transaction_on_and_the_others_have_it_whole",
+    ),
+    Mutant(
+        "a lane sets a table aside only if that is its policy",
+        "_Lane.run",
+        never("TableMapping.of(...).policy(...) != 'isolate'"),
+        f"{_REFUSALS}::test_a_row_of_a_snapshot_that_the_broker_refuses_is_a_dead_letter_or_is_named",
+    ),
+    Mutant(
+        "a snapshot finishes without what is set aside",
+        "_SnapshotDriver._take",
+        drop("oid not in aside"),
+        f"{_ISOLATE}::test_a_snapshot_sets_a_table_aside_and_finishes_the_others[json]",
+    ),
+    Mutant(
+        "a snapshot that is resumed does not read what is set aside",
+        "_SnapshotDriver.run",
+        drop("oid not in known.held"),
+        f"{_ISOLATE}::test_a_snapshot_that_is_resumed_leaves_out_what_is_set_aside",
     ),
     Mutant(
         "a dead letter of an earlier key is not published",

@@ -428,7 +428,7 @@ def audit(
     report = checker.check(committed)
     report.findings = [found for found in report.findings if found.table not in others]
     if flow.pipeline.transaction_topic:
-        check_ends(flow, tables, published, known.counters["superseded"])
+        check_ends(flow, tables, published, known.counters["superseded"], others)
     _check_uncommitted(records(flow, tables, committed=False), committed)
     return report
 

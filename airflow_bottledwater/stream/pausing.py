@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.jobs.open_requests import OpenRequests
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state import held
 from airflow_bottledwater.state.control_records import TableRequest, table_requests_prefix
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Gap, StateRecord
+from airflow_bottledwater.state.records import StateRecord
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.tables import writer
 
@@ -77,9 +78,7 @@ class TableControl:
 def _records(request: TableRequest, known: PipelineState) -> dict[str, StateRecord | None]:
     if not request.paused:
         return writer.release(known, request.tables)
-    on = time.strftime("%Y-%m-%d at %H:%M UTC", time.gmtime(request.at))
-    why = f"was paused{f' by {request.by}' if request.by else ''} on {on}{f' ({request.why})' if request.why else ''}"
-    return writer.hold(known, {oid: Gap(why, paused=True, at=request.at) for oid in request.tables})
+    return writer.hold(known, dict.fromkeys(request.tables, held.paused(request.by, request.why, request.at)))
 
 
 def _tell(request: TableRequest, known: PipelineState, changed: bool) -> None:

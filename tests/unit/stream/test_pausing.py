@@ -12,8 +12,8 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import TableRequest
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.stream import held
-from airflow_bottledwater.stream.held import TableControl
+from airflow_bottledwater.stream import pausing
+from airflow_bottledwater.stream.pausing import TableControl
 from tests.unit.tables.test_plan import A, B, known
 
 PAUSE, RESUME = TableRequest((1,), True, "alice", "a migration", 0.0), TableRequest((1,), False, "bob", "", 1.0)
@@ -49,7 +49,7 @@ class _Publisher:
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> _Requests:
     made = _Requests()
-    monkeypatch.setattr(held, "OpenRequests", lambda *_: made)
+    monkeypatch.setattr(pausing, "OpenRequests", lambda *_: made)
     return made
 
 
@@ -95,5 +95,5 @@ def test_a_later_request_is_not_removed_before_an_earlier_one(
     # it waits, and then does both
     requests.refuses = False
     assert not control.carry_out(publisher) and publisher.writes == 1
-    monkeypatch.setattr(held.time, "monotonic", lambda: 1e9)
+    monkeypatch.setattr(pausing.time, "monotonic", lambda: 1e9)
     assert control.carry_out(publisher) and not publisher.state.held and not requests.open

@@ -1,0 +1,50 @@
+"""Tables of which nothing is published until a person lets them go on: why, for the state, and as a problem."""
+
+from __future__ import annotations
+
+import time
+
+from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.state.records import Gap
+
+#: the kinds of the problems: of a table that a person has paused, and of one with a record that cannot be published
+PAUSED, SET_ASIDE = "paused", "set-aside"
+
+
+def paused(by: str, why: str, at: float) -> Gap:
+    """The record of a table that a person has paused.
+
+    :param by: who; ``why`` is the reason that was given. Both may be empty.
+    :param at: seconds since 1970.
+    """
+    on = time.strftime("%Y-%m-%d at %H:%M UTC", time.gmtime(at))
+    said = f"was paused{f' by {by}' if by else ''} on {on}{f' ({why})' if why else ''}"
+    return Gap(said, held=True, paused=True, at=at)
+
+
+def set_aside(what: str, why: str) -> Gap:
+    """The record of a table that is set aside because of a record.
+
+    :param what: the record, with its article; ``why`` is the reason why it cannot be published.
+    """
+    return Gap(f"has {what} that cannot be published ({why.rstrip('.')})", held=True, at=time.time())
+
+
+def problem(gap: Gap, table: SourceTable) -> Problem:
+    """That a table's topic gets none of its changes."""
+    name = table.qualified
+    remedy = (
+        f"Let it go on (bottledwater resume-table --tables {name}): then its rows are read again, and the topic is "
+        "brought to what it holds."
+    )
+    if not table.keyed:
+        remedy = (
+            "It has no key, so that what was left out cannot be brought to its topic. Drop the slot (bottledwater "
+            "drop-slot --when always) and start again with a snapshot under another topic_prefix; or leave the table "
+            "out."
+        )
+    reason = f"It {gap.why}: its topic gets none of its changes."
+    if gap.paused:
+        return Problem(PAUSED, name, reason, remedy, gap.at)
+    return Problem(SET_ASIDE, name, reason, f"Mend the cause. {remedy}", gap.at)

@@ -198,8 +198,8 @@ class Pipeline(Description):
         return made
 
     def control_dag(self, starts: str = "", conf: Any = None, **dag: Any) -> DAG:
-        """The DAG whose runs stop, retire or start the pipeline, read tables again, or settle dead letters: the page's
-        buttons trigger it, and whoever may trigger it may do all of that. It has no schedule, and is not paused.
+        """The DAG whose runs stop, retire or start the pipeline, read or pause tables, or settle dead letters: the
+        page's buttons trigger it, and whoever may trigger it may do all of that. It has no schedule, and is not paused.
 
         :param starts: the id of the DAG that ``start`` triggers; empty: the pipeline's name. (templated)
         :param conf: with what that DAG is triggered. (templated)
@@ -219,7 +219,8 @@ class Pipeline(Description):
                 type=["array", "null"],
                 items={"type": "string"},
                 title="Tables",
-                description="Of snapshot and dismiss: [schema.]table, one a line, with * and ?.",
+                description="Of snapshot, dismiss, pause_table and resume_table: [schema.]table, one a line, with * "
+                "and ?.",
             ),
             "where": Param(
                 "", type=["string", "null"], title="Where", description="Of snapshot: only these rows, as SQL."
@@ -227,6 +228,7 @@ class Pipeline(Description):
             "snapshot_id": Param(
                 "", type=["string", "null"], title="Live snapshot", description="Its id: of pause, resume and cancel."
             ),
+            "reason": Param("", type=["string", "null"], title="Reason", description="Of pause_table: why."),
         }
         more = {
             "max_active_runs": 16,  # of several pipelines at a time, or of a stop while another action waits
@@ -245,6 +247,7 @@ class Pipeline(Description):
                 tables="{{ params.tables }}",
                 where="{{ params.where or '' }}",
                 snapshot_id="{{ params.snapshot_id or '' }}",
+                reason="{{ params.reason or '' }}",
             )
             start = TriggerDagRunOperator(task_id="start", trigger_dag_id=starts or self.name, conf=conf or {})
             control >> task.short_circuit(_is_start)() >> start

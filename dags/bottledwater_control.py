@@ -1,5 +1,5 @@
-"""Stop, retire or start a pipeline, read tables again, settle dead letters: trigger it with the form, or by the buttons
-of the page *Bottled Water*.
+"""Stop, retire or start a pipeline, read or pause tables, settle dead letters: trigger it with the form, or by the
+buttons of the page *Bottled Water*.
 
 *stop* lets the pipeline's job end in order, wherever it runs, and keeps its slot; the task that runs it succeeds.
 *retire* does the same for good: the DAG's teardown then drops the slot. After either, ``bottledwater_health`` does not

@@ -33,11 +33,15 @@ ACTIONS = {
     "pause": "let a live snapshot wait",
     "resume": "let a paused one go on",
     "cancel": "end a live snapshot; what it has published stays",
+    "pause_table": "publish nothing more of tables, while the others go on",
+    "resume_table": "go on with tables that were paused or set aside: they are read again",
     "redrive": "publish the dead letters whose cause was mended, while the stream is stopped",
     "dismiss": "give up dead letters, while the stream is stopped",
 }
 #: what a live snapshot is asked to do
 _CHANGES = {"pause": "wait", "resume": "go on", "cancel": "end"}
+#: what is asked of single tables
+_OF_TABLES = frozenset({"pause_table", "resume_table"})
 
 
 class PipelineControlOperator(PipelineMixin, BaseOperator):
@@ -49,14 +53,17 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param action: one of :data:`ACTIONS`. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated: which ``snapshot`` reads again, and whose
-        dead letters ``dismiss`` gives up (empty: all). (templated)
+        dead letters ``dismiss`` gives up (empty: all); those that ``pause_table`` and ``resume_table`` are about.
+        (templated)
     :param where: which rows ``snapshot`` reads: SQL over the tables' own columns; empty for all. (templated)
     :param snapshot_id: of the live snapshot that ``pause``, ``resume`` and ``cancel`` are about. (templated)
+    :param reason: why ``pause_table`` is asked for, for whoever looks at the pipeline. (templated)
     :param timeout: seconds in which a job that is stopped may end by itself; then it is fenced, its slot is released
-        and its processes are killed. (templated)
+        and its processes are killed. Of ``pause_table`` and ``resume_table``, seconds to wait for a job's answer.
+        (templated)
     """
 
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "action", "tables", "where", "snapshot_id", "timeout")
+    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "action", "tables", "where", "snapshot_id", "reason", "timeout")
     template_fields_renderers: ClassVar[dict[str, str]] = {**PIPELINE_RENDERERS, "where": "sql"}
     ui_color = "#f8d7da"
 
@@ -68,6 +75,7 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         tables: Sequence[str] | str | None = None,
         where: str = "",
         snapshot_id: str = "",
+        reason: str = "",
         timeout: float | str = 60.0,
         **kwargs: Any,
     ) -> None:
@@ -77,6 +85,7 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         self.tables = tables
         self.where = where
         self.snapshot_id = snapshot_id
+        self.reason = reason
         self.timeout = timeout
 
     def execute(self, context: Context) -> None:
@@ -98,6 +107,8 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
                 self._snapshot(pipeline)
             elif self.action in _CHANGES:
                 self._change(pipeline)
+            elif self.action in _OF_TABLES:
+                self._ask(pipeline, context)
             else:
                 self._settle(pipeline)
 
@@ -137,6 +148,17 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         else:
             snapshots.change(pipeline, name, self.snapshot_id, paused=self.action == "pause")
         self.log.info("Live snapshot %s is asked to %s.", self.snapshot_id, _CHANGES[self.action])
+
+    def _ask(self, pipeline: Settings, context: Context) -> None:
+        from airflow_bottledwater.provision import pausing
+
+        # a run that a schedule or another DAG has begun has no user
+        run = context.get("dag_run")
+        by = getattr(run, "triggering_user_name", None) or f"DAG {self.dag_id}"
+        paused, why = self.action == "pause_table", self.reason if self.action == "pause_table" else ""
+        asked = pausing.ask(pipeline, listed(self.tables), paused=paused, by=by, why=why)
+        timeout = number("timeout", self.timeout) or 0.0
+        self.log.info("Asked to %s. %s", self.action, pausing.outcome(pipeline, *asked, timeout=timeout))
 
     def _settle(self, pipeline: Settings) -> None:
         from airflow_bottledwater import extras

@@ -11,6 +11,7 @@ from airflow_bottledwater.model.amounts import size
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.plugin import rights
 from airflow_bottledwater.plugin.rights import Rights
+from airflow_bottledwater.state.held import PAUSED, SET_ASIDE
 
 #: the ready DAGs, for pipelines that have none of their own
 _CONTROL, _VERIFY = "bottledwater_control", "bottledwater_verify"
@@ -136,6 +137,22 @@ def _of_rows(shown: Mapping[str, Any]) -> Iterator[Action]:
         "changes. Consumers get each row once more; the stream goes on.",
         tables=True,
     )
+    yield Action(
+        "pause_table",
+        "Pause tables",
+        "Nothing more of these tables is published, until they go on; their topics stay as they are. The other tables "
+        "go on.",
+        danger=True,
+        tables=True,
+    )
+    if held := [each["subject"] for each in shown["problems"] if each["kind"] in (PAUSED, SET_ASIDE)]:
+        yield Action(
+            "resume_table",
+            "Go on with tables",
+            f"{', '.join(held)}: paused, or set aside because of a record. The stream's job publishes their changes "
+            "again and reads all of their rows, and the topics are brought to what the tables hold.",
+            tables=True,
+        )
     letters = f"{shown['dead_letters']:,} dead letters are"
     stopped = "" if _ended(shown) else "The stream runs: stop it first."
     if shown["dead_letters"]:

@@ -36,7 +36,7 @@ from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.provision import live, preflight, redrive
+from airflow_bottledwater.provision import live, pausing, preflight, redrive
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
@@ -799,6 +799,28 @@ def test_control_asks_for_live_snapshots_and_settles_dead_letters(monkeypatch: p
         ("7/shop/orders", "id1", {"paused": True}), ("7/shop/orders", "id1", {"paused": False}),
         ("7/shop/orders", "id1", "cancel"), "redrive", ["a", "b"],
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize(
+    ("action", "user", "asked"),
+    [
+        ("pause_table", "alice", {"paused": True, "by": "alice", "why": "a migration"}),
+        ("resume_table", None, {"paused": False, "by": "DAG control", "why": ""}),
+    ],
+)
+def test_control_asks_about_single_tables(
+    monkeypatch: pytest.MonkeyPatch, action: str, user: str | None, asked: dict[str, Any]
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(pausing, "ask", lambda _, *args, **more: found.append((*args, more)) or ("name", "id1"))
+    monkeypatch.setattr(pausing, "outcome", lambda _, *args, timeout: found.append((args, timeout)) or "It is done.")
+    with DAG("control", schedule=None):
+        task = PipelineControlOperator(
+            task_id="t", pipeline=ORDERS, action=action, tables="a, b", reason="a migration", timeout="5"
+        )
+    task.execute({**CONTEXT, "dag_run": SimpleNamespace(triggering_user_name=user)})
+    assert found == [(["a", "b"], asked), (("name", "id1"), 5.0)]
 
 
 def test_each_task_of_the_group_says_what_it_is_for() -> None:

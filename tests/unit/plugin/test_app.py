@@ -259,7 +259,7 @@ def pressed(
 
 def test_a_button_says_what_it_does_and_triggers_a_dag(pressed: Pressed) -> None:
     found = pressed("USER")
-    assert set(found) == {"", "stop", "retire", "start", "snapshot", "verify"} and not found[""]
+    assert set(found) == {"", "stop", "retire", "start", "snapshot", "pause_table", "verify"} and not found[""]
     stop = found["stop"]
     assert stop["dag_id"] == "bottledwater_control" and "PostgreSQL keeps its WAL (now 2.0 GB)" in stop["says"]
     assert stop["conf"] == {
@@ -275,6 +275,13 @@ def test_what_was_stopped_is_started_as_it_was(pressed: Pressed) -> None:
     assert "stop" not in found and not found["start"]["impossible"] and not found["redrive"]["impossible"]
     assert found["start"]["conf"]["dag_id"] == "orders" and found["start"]["conf"]["conf"] == {"tables": ["orders"]}
     assert pressed("USER", counters={"open_dead_letters": 3})["redrive"]["impossible"]
+
+
+def test_a_table_that_is_held_can_be_let_go_on(pressed: Pressed) -> None:
+    problems = [Problem("paused", "public.a", "It was paused."), Problem("set-aside", "public.b", "It has a change.")]
+    found = pressed("USER", problems=[*problems, Problem("not-followed", "public.c", "It is not.")])["resume_table"]
+    assert found["tables"] and found["conf"]["action"] == "resume_table"
+    assert found["says"].startswith("public.a, public.b: paused, or set aside")
 
 
 def test_who_may_not_trigger_the_dag_sees_why_and_no_conf(pressed: Pressed) -> None:

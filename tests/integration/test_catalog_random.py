@@ -1,8 +1,8 @@
 """Random statements of every kind that change a catalog, under a running stream and writers: each wanted table that can
 be followed has its rows in its topic soon after the last of them, each other one is told with its reason, and no
-statement fails because of the pipeline. With every second seed, tables without a key are followed, too
-(``allow_unkeyed``); those whose names begin with ``log_`` are only added to, so that each of their rows is in its topic
-once.
+statement fails because of the pipeline. Meanwhile, single tables are paused, and go on. With every second seed, tables
+without a key are followed, too (``allow_unkeyed``); those whose names begin with ``log_`` are only added to, so that
+each of their rows is in its topic once.
 
 ``BOTTLEDWATER_SEEDS`` says how many, ``BOTTLEDWATER_SEED`` which is the first.
 """
@@ -16,18 +16,22 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from airflow_bottledwater.errors import PreflightError, Refused
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.provision import pausing
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.control_records import TableRequest, encode, table_requests_prefix
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.tables.plan import ROWS_ELSEWHERE
 from tests.support.compare import compare
@@ -369,6 +373,22 @@ def _wrong_unkeyed(flow: Flow, table: SourceTable, pinned: PinnedTable | None, t
     return [f"{table.qualified} is not {pinned.topic}: {missing=} {besides=}"] if missing or besides else []
 
 
+def _pause_or_resume(flow: Flow, application: Application, dice: random.Random) -> None:
+    """Ask for something about one table; nobody can for one that is not followed, or has no key."""
+    name, paused = dice.choice((*NAMES[:4], "extra.f", "p")), dice.random() < 0.6
+    with suppress(Refused, PreflightError):
+        pausing.ask(flow.pipeline, [name], paused=paused, by=f"seed {dice.random()}")
+        application.done.append(f"{'pause' if paused else 'resume'} {name}")
+
+
+def _goes_on(flow: Flow) -> bool:
+    """Whether no table is paused; otherwise all are let go on, also one that got the topic of a paused one since."""
+    if held := read_state(flow.pipeline, state_topic(flow)).held:
+        request = encode(TableRequest(tuple(held), paused=False, at=time.time()))
+        control_topic.write(flow.pipeline.kafka, {table_requests_prefix(flow.name) + "last": request})
+    return not held
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_happens_to_tables_is_followed_or_told(
@@ -414,11 +434,19 @@ def test_whatever_happens_to_tables_is_followed_or_told(
             with application.writers():
                 for _ in range(dice.randrange(10, 30)):
                     application.change()
+                    if dice.random() < 0.15:
+                        _pause_or_resume(flow, application, dice)
                     time.sleep(dice.choice((0.0, 0.1, 0.5, 2.0)))
                     assert not errors, f"seed {seed}: {errors}, after {application.done}"
                 application.repair()
             try:
-                until(lambda: not _wrong(flow), "everything is followed or told", SOON, pause=0.5, failed=errors)
+                until(
+                    lambda: _goes_on(flow) and not _wrong(flow),
+                    "everything is followed or told",
+                    SOON,
+                    pause=0.5,
+                    failed=errors,
+                )
             except AssertionError:
                 history = "\n".join(application.done)
                 raise AssertionError(f"seed {seed}: {errors} {_wrong(flow)} after\n{history}") from None

@@ -139,6 +139,8 @@ def _registry(pipeline: Settings, found: Findings) -> list[str]:
     problems: list[str] = []
     wanted: list[tuple[str, str]] = []
     for table in found.tables:
+        if table.oid in found.state.held:
+            continue  # it may be set aside for this reason, and the others are to go on
         try:
             wanted += mapping.subjects(topic_of(table, found.state, mapping), table)
         except SchemaRefused as error:

@@ -8,7 +8,7 @@ P: whoever reads the state at P knows what is left out behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,14 @@ from airflow_bottledwater.state.records import Gap
 from airflow_bottledwater.stream.stops import position_of, skips
 
 
-def set_aside(pipeline: Settings, encoded: EncodedBatch, programs: Programs, known: Iterable[int]) -> EncodedBatch:
+def set_aside(pipeline: Settings, encoded: EncodedBatch, programs: Programs, known: Collection[int]) -> EncodedBatch:
     """A batch without what is not published of it: the changes of tables that are held, and those of tables that are to
     be set aside because of a record in it, from its transaction on. The change at ``skip_position`` sets none aside.
 
     :param known: the oids of tables of which nothing is published already.
     """
+    if not encoded.rejections and not known:
+        return encoded
     begins, gaps = dict.fromkeys(known, 0), dict[int, Gap]()
     mapping = TableMapping.of(pipeline)
     for rejection in sorted(encoded.rejections, key=lambda each: each.row):

@@ -122,6 +122,12 @@ def test_a_value_without_a_form_and_a_schema_that_is_refused(make_flow: MakeFlow
     flow.transaction("ALTER TABLE a ALTER v TYPE text", "UPDATE a SET v = 'text' WHERE id = 5", "UPDATE b SET v = 5")
     flow.stream()
     assert "The schema of subject" in _held(flow)["a"] and flow.compare("b").equal
+    # also from the beginning, as a DAG begins
+    flow.create()
+    flow.snapshot()
+    flow.transaction("UPDATE a SET v = 'more' WHERE id = 5", "UPDATE b SET v = 6")
+    flow.stream()
+    assert flow.compare("b").equal and list(_held(flow)) == ["a"]
     SchemaRegistryClient({"url": registry.url}).set_compatibility(f"{flow.topic('a')}-value", level="NONE")
     _resume(flow)
     flow.stream()

@@ -2342,13 +2342,13 @@ MUTANTS = (
         "tests/integration/test_registry.py::test_tables_whose_keys_ids_are_lost_for_good_are_taken_up_with_those_of_today",
     ),
     Mutant(
-        "nothing of a table that is held is published",
+        "changes of a table that is held are left out where they come from",
         "ChangeSource.__init__",
         swap("self._assembler.leave_out(state.accepted | state.held)", "self._assembler.leave_out(state.accepted)"),
-        f"{_PAUSE}::test_what_no_job_hears_waits_for_the_next_one_which_publishes_nothing_before",
+        f"{_PAUSE}::test_a_table_is_paused_and_goes_on_while_the_others_do_not_notice[json]",
     ),
     Mutant(
-        "a table is paused before the stream publishes anything more of it",
+        "the stream begins anew without a table that is paused",
         "_Follower._heed",
         swap("bool(publisher.state.held - held)", "False"),
         f"{_PAUSE}::test_a_table_is_paused_and_goes_on_while_the_others_do_not_notice[json]",

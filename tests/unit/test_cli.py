@@ -84,7 +84,7 @@ def test_an_option_of_a_setting_says_what_the_setting_says() -> None:
     ]  # fmt: skip
     for name in of_settings:
         assert (options[name] or "").startswith(SETTINGS[name].sentence.removesuffix("."))
-    assert options["on_error"] == f"{SETTINGS['on_error'].sentence}  [exit or log; default: exit]"
+    assert options["on_error"] == f"{SETTINGS['on_error'].sentence}  [exit or log or isolate; default: exit]"
     assert options["tables"] == f"{SETTINGS['tables'].sentence}  [comma-separated; default: all]"
     assert all(options.values())
 

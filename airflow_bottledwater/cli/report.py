@@ -19,6 +19,7 @@ from airflow_bottledwater.state.control_records import StatusRecord
 _COUNTERS = {
     "published": "records",
     "events": "events",
+    "messages": "logical messages",
     "superseded": "left out for a newer version of the row",
     "skipped_changes": "left to the snapshot, or of tables that are not followed",
 }

@@ -27,6 +27,7 @@ class TableMapping:
     :param prefix: that of all topics.
     :param rules: the options of single tables, by pattern.
     :param ends: the name, without the prefix, of the topic of transactions' ends; empty for none.
+    :param messages: those of the topics of logical messages, by the messages' prefixes with ``*`` and ``?``.
     :param on_error: what happens at a record that cannot be published, unless a table's options say otherwise.
     :param hash_key: the id of the key of masks that are hashes; empty for none.
     """
@@ -36,6 +37,7 @@ class TableMapping:
     prefix: str = ""
     rules: Mapping[str, Table] = field(default_factory=dict)
     ends: str = ""
+    messages: Mapping[str, str] = field(default_factory=dict)
     on_error: str = "exit"
     hash_key: str = ""
 
@@ -48,6 +50,7 @@ class TableMapping:
             prefix=pipeline.topic_prefix,
             rules=pipeline.table_options,
             ends=pipeline.transaction_topic,
+            messages=pipeline.messages,
             on_error=pipeline.on_error,
             hash_key=hashes.remember(pipeline.hash_key).id if pipeline.hash_key else "",
         )
@@ -65,7 +68,14 @@ class TableMapping:
     @property
     def named_topics(self) -> tuple[str, ...]:
         """The topics that the settings name and that are no table's."""
-        return (self.ends_topic,) if self.ends else ()
+        of_messages = sorted({self._prefixed(name) for name in self.messages.values()})
+        return (*((self.ends_topic,) if self.ends else ()), *of_messages)
+
+    def message_topic(self, prefix: str) -> str:
+        """The topic of the logical messages with a prefix: that of just this prefix, or else of the last pattern that
+        matches it; empty if they are not published."""
+        name = rule_of(self.messages, prefix)
+        return self._prefixed(name) if name else ""
 
     def _prefixed(self, name: str) -> str:
         return f"{self.prefix}.{name}" if self.prefix else name
@@ -159,9 +169,11 @@ class TableMapping:
         return bool(had.include or had.exclude or had.mask) and not (has.include or has.exclude or has.mask)
 
     def policy(self, table: SourceTable) -> str:
-        """What happens at a record of a table that cannot be published: ``exit``, ``log`` or ``isolate``."""
+        """What happens at a record of a table that cannot be published: ``exit``, ``log`` or ``isolate``. What is no
+        table, a logical message, cannot be set aside."""
         asked = self.options(table.schema, table.name).on_error
-        return self.on_error if asked == "pipeline" else asked
+        found = self.on_error if asked == "pipeline" else asked
+        return found if table.oid or found != "isolate" else "exit"
 
     def stops(self, table: SourceTable) -> bool:
         """Whether a record of a table that cannot be published ends what reads the table's rows; otherwise it becomes a
@@ -201,8 +213,8 @@ class TableMapping:
 
 
 def rule_of(rules: Mapping[str, str], column: str) -> str:
-    """What rules by columns' names say of a column: that of its name, or else of the last pattern that matches it;
-    empty for nothing."""
+    """What rules by columns' names (or messages' prefixes) say of one: that of its name, or else of the last pattern
+    that matches it; empty for nothing."""
     found = [said for pattern, said in rules.items() if matches([pattern], column)]
     return rules.get(column) or (found[-1] if found else "")
 

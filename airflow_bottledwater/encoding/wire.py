@@ -100,6 +100,8 @@ FLAG_REREAD = 1  # a TOAST value of the record was read again from the table
 FLAG_XID_SHIFT = 8  # above it: the source transaction's 32-bit id
 #: the values of the header op: a row of the snapshot, and the operations of the stream
 EVENT_SNAPSHOT, EVENT_CREATE, EVENT_UPDATE, EVENT_DELETE = ord("r"), ord("c"), ord("u"), ord("d")
+#: a logical message, of a transaction and of none
+EVENT_MESSAGE, EVENT_MESSAGE_AT_ONCE = ord("m"), ord("n")
 
 # ---------------------------------------------------------------- which headers records get
 HEADERS = 1  # op and pos

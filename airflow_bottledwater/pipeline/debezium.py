@@ -101,8 +101,8 @@ _SAID = {
     "snapshot.include.collection.list": "The snapshot reads all tables of the pipeline.",
     "signal.data.collection": "Live snapshots are asked for through Kafka ('bottledwater snapshot'). The table for "
     "signals is not needed: leave it out of the tables.",
-    "message.prefix.include.list": "Logical messages are not published.",
-    "message.prefix.exclude.list": "Logical messages are not published.",
+    "message.prefix.include.list": "Logical messages are published if kafka.messages names topics for their prefixes.",
+    "message.prefix.exclude.list": "Logical messages are published if kafka.messages names topics for their prefixes.",
     "hstore.handling.mode": "hstore is a map in Avro, and an object in JSON.",
     "interval.handling.mode": "An interval is a record of months, days and microseconds in Avro, and ISO 8601 in JSON.",
     "money.fraction.digits": "money has as many decimal places as the server's lc_monetary gives it.",

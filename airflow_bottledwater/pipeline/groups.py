@@ -21,6 +21,10 @@ DEFAULT_REGISTRY = "http://localhost:8081"
 #: the end of a text; "$" alone would allow a line break before it, and patterns in browsers have no "\\Z"
 _END = r"$(?!\n)"
 
+#: the name of a topic that the settings name, without the prefix
+_TOPIC = "at most 60 letters, digits, dashes, underscores and inner dots"
+_TOPIC_NAME = "[A-Za-z0-9_-]([A-Za-z0-9._-]{0,58}[A-Za-z0-9_-])?"
+
 _CONNECTION = "the id of a connection of Airflow, or nothing"
 
 Seconds = Annotated[float, limited("seconds, from 0.05 to a week", ge=0.05, le=7 * 86_400)]
@@ -175,7 +179,7 @@ class TopicSettings:
     unkeyed_retention_ms: Annotated[
         int,
         about(
-            "The property retention.ms of topics of unkeyed tables and of events.",
+            "The property retention.ms of topics of unkeyed tables, events, ends of transactions and messages.",
             allowed="milliseconds, or -1 for ever",
             ge=-1,
             le=2**63 - 1,
@@ -191,10 +195,17 @@ class TopicSettings:
         str,
         about(
             "The topic, behind topic_prefix, that gets the end of each source transaction; empty: none.",
-            allowed="at most 60 letters, digits, dashes, underscores and inner dots, or nothing",
-            pattern=f"^([A-Za-z0-9_-]([A-Za-z0-9._-]{{0,58}}[A-Za-z0-9_-])?)?{_END}",
+            allowed=f"{_TOPIC}, or nothing",
+            pattern=f"^({_TOPIC_NAME})?{_END}",
         ),
     ] = ""
+    messages: Annotated[
+        dict[str, Annotated[str, limited(_TOPIC, pattern=f"^{_TOPIC_NAME}{_END}")]],
+        about(
+            "The topics, behind topic_prefix, that get logical messages, by the messages' prefixes with * and ?.",
+            allowed=f"prefixes with names of topics: {_TOPIC}",
+        ),
+    ] = field(default_factory=dict)
     xid_header: Annotated[bool, about("Also send the source transaction's 32-bit id, as the header xid.")] = False
     snapshot_headers: Annotated[
         bool, about("Also send headers on rows of the snapshot: op is r, pos is all zeros.")

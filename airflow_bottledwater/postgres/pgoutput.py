@@ -15,7 +15,7 @@ from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.errors import ProtocolError
 
-RELATION, TRUNCATE = wire.MESSAGE_RELATION, wire.MESSAGE_TRUNCATE
+RELATION, TRUNCATE, LOGICAL = wire.MESSAGE_RELATION, wire.MESSAGE_TRUNCATE, wire.MESSAGE_LOGICAL
 INSERT, UPDATE, DELETE = wire.MESSAGE_INSERT, wire.MESSAGE_UPDATE, wire.MESSAGE_DELETE
 
 TRUNCATE_CASCADE, TRUNCATE_RESTART_IDENTITY = 1, 2
@@ -52,6 +52,20 @@ class TruncateMessage:
     oids: tuple[int, ...]
     cascade: bool
     restart_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    """A logical message, written by ``pg_logical_emit_message``.
+
+    :param transactional: whether it belongs to the transaction around it.
+    :param lsn: the end of its record in the WAL.
+    """
+
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
 
 
 def _string(data: bytes, position: int) -> tuple[str, int]:
@@ -99,6 +113,25 @@ def truncate(data: bytes) -> TruncateMessage:
     except (IndexError, struct.error) as error:
         raise ProtocolError(f"A Truncate message is cut short: {error}.") from error
     return TruncateMessage(oids, bool(options & TRUNCATE_CASCADE), bool(options & TRUNCATE_RESTART_IDENTITY))
+
+
+def message(data: bytes) -> LogicalMessage:
+    """Decode a logical message.
+
+    :raises ProtocolError: it is cut short, or is another message.
+    """
+    try:
+        if data[0] != LOGICAL:
+            raise ProtocolError("This is not a logical message.")
+        flags, lsn = struct.unpack_from(">BQ", data, 1)
+        prefix, position = _string(data, 10)
+        (length,) = struct.unpack_from(">I", data, position)
+    except (IndexError, ValueError, struct.error) as error:
+        raise ProtocolError(f"A logical message is cut short: {error}.") from error
+    content = data[position + 4 :]
+    if len(content) != length:
+        raise ProtocolError("The content of a logical message has another length than it says.")
+    return LogicalMessage(bool(flags & 1), lsn, prefix, content)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class ReplicationStream:
 
     :param publications: the names of the publications.
     :param start: the LSN to start from; the server begins at the slot's confirmed position if that is later.
+    :param messages: whether logical messages are to be sent, too.
     :param buffer_bytes: bytes that may wait for the consumer; when there are more, nothing is received.
     :ivar held: bytes that wait for it.
     :ivar burst: whether so much arrives that only the thread receives.
@@ -84,6 +85,7 @@ class ReplicationStream:
         publications: Sequence[str],
         start: int,
         *,
+        messages: bool = False,
         buffer_bytes: int = 64 << 20,
         block_bytes: int = 1 << 20,
     ) -> None:
@@ -114,7 +116,7 @@ class ReplicationStream:
         self._silence_limit, self.burst, self._ebbs = _SILENCE, False, False
         self._replies, self._storm = _Rate(_REPLIES_PER_SECOND), _Rate(_STORM)
         try:
-            self._start(publications, start)
+            self._start(publications, start, messages)
         except BaseException:
             self._connection.close()
             raise
@@ -126,11 +128,14 @@ class ReplicationStream:
         self._thread = threading.Thread(target=self._run, name=f"receive-{slot}", daemon=True)
         self._thread.start()
 
-    def _start(self, publications: Sequence[str], start: int) -> None:
+    def _start(self, publications: Sequence[str], start: int, messages: bool) -> None:
         names = as_option(publications, self._connection)
         start_replication = sql.SQL(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, binary 'true')"
-        ).format(sql.Identifier(self._slot), sql.SQL(format_lsn(start)), _replication_string(names))
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, binary 'true'{})"
+        ).format(
+            sql.Identifier(self._slot), sql.SQL(format_lsn(start)), _replication_string(names),
+            sql.SQL(", messages 'true'" if messages else ""),
+        )  # fmt: skip
         result = command(self._connection, start_replication)
         if result.status == pq.ExecStatus.COPY_BOTH:
             return

@@ -9,6 +9,9 @@ from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres.connect import Connection, connect, pause
 
+#: the prefix of the logical messages that pipelines write themselves; nobody publishes them
+OWN_PREFIX = "bottledwater"
+
 
 def identify(connection: Connection) -> Cluster:
     """The cluster and database of a connection, as IDENTIFY_SYSTEM reports them, but without a replication connection.
@@ -54,7 +57,7 @@ def wait_flushed(connection: Connection, dsn: str, lsn: int, *, timeout: float) 
             with connect(dsn, application="bottledwater flush") as other:
                 # local, so that it does not wait for a synchronous standby
                 other.execute("SET synchronous_commit = local")
-                other.execute("SELECT pg_logical_emit_message(true, 'bottledwater', 'flush')")
+                other.execute("SELECT pg_logical_emit_message(true, %s, 'flush')", (OWN_PREFIX,))
         if time.monotonic() > deadline:
             raise Outage(
                 f"PostgreSQL did not flush its WAL up to {format_lsn(lsn)} within {timeout:.0f} s.",

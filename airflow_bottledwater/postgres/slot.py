@@ -17,6 +17,7 @@ from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.postgres.connect import Connection, check_stopped, connect, outage, pause
 from airflow_bottledwater.postgres.publication import as_option
+from airflow_bottledwater.postgres.server import OWN_PREFIX
 
 PLUGIN = "pgoutput"
 
@@ -317,7 +318,7 @@ def advance(connection: Connection, name: str) -> int:
     with connection.transaction():
         # the commit of this also flushes what was committed asynchronously before
         connection.execute("SET LOCAL synchronous_commit = local")
-        connection.execute("SELECT pg_logical_emit_message(true, 'bottledwater', 'flush')")
+        connection.execute("SELECT pg_logical_emit_message(true, %s, 'flush')", (OWN_PREFIX,))
     try:
         row = connection.execute(
             "SELECT end_lsn::text FROM pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (name,)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater.encoding.layout import Rows
+from airflow_bottledwater.encoding.wire import MESSAGE_LOGICAL
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.version import Version
 
@@ -32,14 +33,22 @@ class Batch:
         return len(self.changes)
 
     def before(self, final_lsn: int) -> Batch:
-        """The transactions of this batch before the one with this final LSN (perhaps none).
-
-        The new end is (that LSN, 0): from this position, everything before the transaction is skipped, but not the
-        transaction itself.
-        """
+        """The transactions of this batch before the one with this final LSN (perhaps none)."""
         count = int(np.searchsorted(self.changes["lsn"], final_lsn, side="left"))
-        end = max(self.start, Position(final_lsn, 0))
+        end = max(self.start, self._place_before(count) if count < len(self) else Position(final_lsn, 0))
         return Batch(self.start, end, self.data, self.changes[:count], self.versions)
+
+    def _place_before(self, count: int) -> Position:
+        """The position before a transaction, by the number of its first change: (its final LSN, 0), from which
+        everything before it is skipped, but not the transaction itself.
+
+        A logical message of no transaction is sent by PostgreSQL only from the beginning of its record on, which is not
+        known: before such a one, it is right behind the beginning of what comes before it.
+        """
+        change = self.changes[count]
+        if change["xid"] or change["kind"] != MESSAGE_LOGICAL:
+            return Position(int(change["lsn"]), 0)
+        return Position(int(self.changes[count - 1]["lsn"]) + 1, 0) if count else self.start
 
     def whole(self, most: int) -> Batch:
         """The leading transactions of this batch that have at most so many changes together, and at least the first."""
@@ -64,7 +73,7 @@ class Batch:
         """The changes of this batch from a position on; None unless the position is one at which :meth:`before` or
         :meth:`leading` has ended a part."""
         begin, end = (int(np.searchsorted(self.changes["lsn"], position.lsn, side=s)) for s in ("left", "right"))
-        count, known = begin, begin < end
+        count, known = begin, begin < len(self) and self._place_before(begin) == position
         if position.ordinal:
             ordinals = self.changes["ordinal"][begin:end]
             count += int(np.searchsorted(ordinals, position.ordinal, side="right"))

@@ -112,6 +112,9 @@ def counted(state: PipelineState, by: str, tables: Iterable[SourceTable]) -> dic
 def column_texts(table: SourceTable, message: bytes) -> dict[str, str | None]:
     """A row's values for a dead letter: numbers, times and the like as PostgreSQL writes them, printable text
     unchanged, and anything else as hex of its binary form."""
+    if message[:1] == bytes([pgoutput.LOGICAL]):
+        logical = pgoutput.message(message)
+        return {"prefix": logical.prefix, "content": _printable(logical.content[:MAX_BYTES])}
     try:
         row = pgoutput.row(message)
     except ProtocolError:

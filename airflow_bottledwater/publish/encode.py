@@ -9,7 +9,7 @@ import numpy as np
 
 from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.program import Programs
-from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.kafka.publisher import Records, tombstones
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.reject import Rejection, too_large
@@ -43,6 +43,7 @@ class EncodedBatch:
     :param held: the tables of which nothing is published, by oid, each from the transaction with this final LSN on;
         they are neither among the records nor among the rejections.
     :param gaps: why tables are set aside from this batch on, by oid.
+    :param messages: the records of all logical messages, including those of rejected ones.
     """
 
     completed: Completed
@@ -50,6 +51,7 @@ class EncodedBatch:
     rejections: list[Rejection] = field(default_factory=list)
     held: Mapping[int, int] = field(default_factory=dict)
     gaps: Mapping[int, Gap] = field(default_factory=dict)
+    messages: Records = field(default_factory=lambda: tombstones(0, []))
 
     @property
     def batch(self) -> Batch:

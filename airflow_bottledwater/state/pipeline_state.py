@@ -244,7 +244,7 @@ class PipelineState:
     def counters(self) -> dict[str, int]:
         """How many records of each kind the stream has published since the slot was created, and how many dead letters
         the stream and the snapshots have written."""
-        streamed = {name: getattr(self.reached, name, 0) for name in ("published", "superseded", "events")}
+        streamed = {name: getattr(self.reached, name, 0) for name in ("published", "superseded", "events", "messages")}
         letters = self.letters.values()
         return {
             **streamed,

@@ -203,6 +203,7 @@ class Reached:
     published: int = 0
     superseded: int = 0
     events: int = 0
+    messages: int = 0
     part: PartOfTransaction | None = None
 
     @property

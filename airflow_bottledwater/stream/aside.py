@@ -9,6 +9,7 @@ P: whoever reads the state at P knows what is left out behind it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,7 @@ def set_aside(pipeline: Settings, encoded: EncodedBatch, programs: Programs, kno
     less = Records(records.table[kept], records.data, records.headers, records.label)
     out = set(rows.tolist())
     rejections = [each for each in encoded.rejections if each.row not in out]
-    return EncodedBatch(encoded.completed, less, rejections, begins, gaps)
+    return replace(encoded, records=less, rejections=rejections, held=begins, gaps=gaps)
 
 
 def left_out(encoded: EncodedBatch, begins: Mapping[int, int]) -> npt.NDArray[np.int64]:

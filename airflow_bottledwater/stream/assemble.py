@@ -86,7 +86,7 @@ LEFT_OUT = -2
 BOUNDARY = int64s("insert_lsn", "xmin", "xmax", "first_running", "end_running", "holds")
 
 #: why the loop stopped
-DONE, RELATION, TRUNCATE, FULL, CUT, ROOM, UNKNOWN, MALFORMED, UNEXPECTED = range(9)
+DONE, RELATION, TRUNCATE, LOGICAL, FULL, CUT, ROOM, UNKNOWN, MALFORMED, UNEXPECTED = range(10)
 
 #: messages of the walsender: XLogData, and Primary keepalive with its length
 #: (https://www.postgresql.org/docs/current/protocol-replication.html)
@@ -338,7 +338,9 @@ def assemble(b, offsets, state, tables, shapes, constants, words, room, boundari
             return RELATION
         elif kind == MESSAGE_TRUNCATE:
             return TRUNCATE
-        elif kind != MESSAGE_TYPE and kind != MESSAGE_ORIGIN and kind != MESSAGE_LOGICAL:
+        elif kind == MESSAGE_LOGICAL:
+            return LOGICAL
+        elif kind != MESSAGE_TYPE and kind != MESSAGE_ORIGIN:
             # these kinds contain no rows; any other kind may
             return UNEXPECTED
     state.next = offsets.size - 1

@@ -1,6 +1,7 @@
 """Assembles transactions from the stream's messages, filters them at the boundary, and cuts them into batches.
 
-The loop over messages is compiled; Python only handles what is rare in a transaction (a Relation message, a TRUNCATE).
+The loop over messages is compiled; Python only handles what is rare in a transaction (a Relation message, a TRUNCATE,
+a logical message).
 The rules are those of :class:`~airflow_bottledwater.model.lsn.Position` and
 :class:`~airflow_bottledwater.model.boundary.Boundary`; tests compare the kernel with them.
 """
@@ -17,6 +18,7 @@ from airflow_bottledwater.encoding import hashes
 from airflow_bottledwater.encoding.kernels import sha256
 from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.encoding.masks import HASH, Mask
+from airflow_bottledwater.encoding.wire import EPOCH_MICROS
 from airflow_bottledwater.errors import BottledWaterError, ProtocolError, Refused
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position
@@ -32,6 +34,7 @@ from airflow_bottledwater.stream.assemble import (
     DONE,
     FULL,
     LEFT_OUT,
+    LOGICAL,
     RELATION,
     ROOM,
     SHAPE,
@@ -82,6 +85,9 @@ class TransactionAssembler:
         aside: Callable[[int, Refused], None] = _stop,
     ) -> None:
         self.position = start
+        self._messages_as: Callable[[str], Version | None] | None = None
+        #: the numbers of the versions of logical messages, by their topics
+        self._of_messages: dict[str, int] = {}
         self._boundaries = dict(boundaries)
         self._resolve, self._again, self._refuse, self._aside = resolve, again, unknown, aside
         self._versions: list[Version] = []
@@ -118,6 +124,13 @@ class TransactionAssembler:
         """Give up the memory that large transactions have taken, if no change waits in it."""
         if not self._state.count:
             self._allocate()
+
+    def take_messages(self, messages_as: Callable[[str], Version | None]) -> None:
+        """Take logical messages, too, which PostgreSQL is asked for; without this, they are passed over.
+
+        :param messages_as: the version as which messages with a prefix are published; None for those that are left out.
+        """
+        self._messages_as = messages_as
 
     def leave_out(self, oids: Iterable[int]) -> None:
         """Leave out the changes of these tables from now on."""
@@ -240,10 +253,13 @@ class TransactionAssembler:
             elif why == RELATION:
                 self._take_relation(self._payload())
                 self._state.next += 1
-            elif why == TRUNCATE:
-                if (before := self._take_truncate(self._payload())) is not None:
+            elif why in (TRUNCATE, LOGICAL):
+                take = self._take_truncate if why == TRUNCATE else self._take_message
+                if (before := take(self._payload())) is not None:
                     return before
-                self._state.next += 1
+                self._state["next"] += 1
+                if not self._state["in_transaction"] and self._state["bytes"] >= self._state["batch_bytes"]:
+                    return self._emit()
             elif why == UNKNOWN and self._state.whole_count:
                 return self._emit()  # what is whole before it can be published
             elif why == UNKNOWN:
@@ -270,8 +286,14 @@ class TransactionAssembler:
 
     def _payload(self) -> bytes:
         assert self._block is not None
-        begin, end = self._block.offsets[self._state.next : self._state.next + 2]
+        begin, end = self._block.offsets[self._state["next"] : self._state["next"] + 2]
         return bytes(self._block.data[begin + XLOG_HEADER : end])
+
+    def _sent(self) -> int:
+        """When PostgreSQL has sent the next message, in milliseconds since 1970."""
+        assert self._block is not None
+        end = self._block.offsets[self._state["next"]] + XLOG_HEADER
+        return (int.from_bytes(bytes(self._block.data[end - 8 : end]), "big", signed=True) + EPOCH_MICROS) // 1000
 
     def _grow(self) -> None:
         if self._state.count == len(self._changes):
@@ -336,14 +358,59 @@ class TransactionAssembler:
             return None
         kept = bytes(data[:1]) + len(oids).to_bytes(4, "big") + bytes(data[5:6])
         kept += b"".join(oid.to_bytes(4, "big") for oid in oids)
-        while state.count == len(self._changes) or state.bytes + len(kept) > len(self._out):
+        self._keep(kept, self._current[oids[0]], Position(final, int(state.ordinal)), xid, int(state.time))
+        return None
+
+    def _now(self) -> dict[str, int]:
+        """The kernel's state: to ask the array for one of its numbers takes as long as to ask it for all."""
+        return dict(zip(STATE.names or (), self._state.item(), strict=True))
+
+    def _keep(self, message: bytes, relation: int, place: Position, xid: int, time: int) -> None:
+        """Add a change that is no row."""
+        state = self._now()
+        while state["count"] == len(self._changes) or state["bytes"] + len(message) > len(self._out):
             self._grow()
-        self._changes[state.count] = (
-            pgoutput.TRUNCATE, state.bytes, len(kept), self._current[oids[0]], final, state.ordinal, xid, state.time, 0
-        )  # fmt: skip
-        self._out[state.bytes : state.bytes + len(kept)] = np.frombuffer(kept, dtype=np.uint8)
-        state.count += 1
-        state.bytes += len(kept)
+        self._changes[state["count"]] = (message[0], state["bytes"], len(message), relation, *place, xid, time, 0)
+        self._out[state["bytes"] : state["bytes"] + len(message)] = np.frombuffer(message, dtype=np.uint8)
+        self._state["count"], self._state["bytes"] = state["count"] + 1, state["bytes"] + len(message)
+
+    def _take_message(self, data: bytes) -> Batch | None:
+        """Add a logical message; returns what has to be published before it instead.
+
+        One of a transaction has its place among the transaction's changes. One of none is at its own place in the WAL,
+        as if it were a transaction: PostgreSQL sends it when it comes to that place, as it sends a transaction when it
+        comes to the commit. What is known of the place is its end (logicalmsg_decode,
+        src/backend/replication/logical/decode.c), at which the next record may begin; so the last byte stands for it.
+
+        :raises ProtocolError: it is inside a transaction and belongs to none, or the other way round.
+        """
+        if self._messages_as is None:
+            return None
+        state, message, size = self._now(), pgoutput.message(data), len(data)
+        if message.transactional != bool(state["in_transaction"]):
+            raise ProtocolError("PostgreSQL sent a logical message at a place that is not its own.")
+        place = Position(state["final_lsn"], state["ordinal"] + 1)
+        if not message.transactional:
+            place = Position(message.lsn - 1, 1)
+        version = None if self.position.passed(*place) else self._messages_as(message.prefix)
+        large = state["bytes"] - state["whole_bytes"] + size > state["largest_transaction"]
+        if version is not None and state["count"] > state["whole_count"] and large:
+            return self._emit() if state["whole_count"] else self._emit_part()
+        if message.transactional:
+            # it is counted whether it is published or not: which are published may change while P is behind it
+            self._state["ordinal"] = place.ordinal
+        if version is None:
+            return None
+        if version.topic not in self._of_messages:
+            self._of_messages[version.topic] = len(self._versions)
+            self._versions.append(version)
+        relation = self._of_messages[version.topic]
+        if message.transactional:
+            self._keep(data, relation, place, state["xid"], state["time"])
+            return None
+        self._keep(data, relation, place, 0, self._sent())
+        self._state["whole_count"], self._state["whole_bytes"] = state["count"] + 1, state["bytes"] + size
+        self._state["whole_lsn"] = max(state["whole_lsn"], message.lsn)
         return None
 
     def _leave_out(self, oid: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,14 +32,12 @@ class SourceTransaction:
     def end(self) -> bytes:
         """The value of the record of its end."""
         of = self.published
-        value = {
-            "transaction": self.name,
-            "xid": of.xid,
-            "time": of.time,
-            "count": sum(of.counts.values()),
-            "topics": of.counts,
-        }
-        return json.dumps(value, separators=(",", ":")).encode()
+        # names of topics have no characters that JSON has to escape
+        topics = ",".join(f'"{name}":{count}' for name, count in of.counts.items())
+        counted = sum(of.counts.values())
+        return (
+            f'{{"transaction":"{self.name}","xid":{of.xid},"time":{of.time},"count":{counted},"topics":{{{topics}}}}}'
+        ).encode()
 
     def with_more(self, more: Mapping[str, int]) -> SourceTransaction:
         """The same with more records."""
@@ -58,15 +55,18 @@ def transactions(
         topic.
     :param names: those of all topics.
     """
+    # what is no transaction's has no xid
+    topics, rows = (each[changes["xid"][rows] > 0] for each in (topics, rows))
     lsns, firsts = np.unique(changes["lsn"], return_index=True)
     of = np.searchsorted(lsns, changes["lsn"][rows])
     found, counted = np.unique(of * len(names) + topics, return_counts=True)
+    of_first = [changes[name][firsts].tolist() for name in ("lsn", "xid", "time")]
     number, counts = -1, dict[str, int]()
     for pair, count in zip(found.tolist(), counted.tolist(), strict=True):
         if pair // len(names) != number:
             number, counts = pair // len(names), {}
-            first = changes[firsts[number]]
-            yield SourceTransaction(int(first["lsn"]), PartOfTransaction(int(first["xid"]), int(first["time"]), counts))
+            lsn, xid, time = (values[number] for values in of_first)
+            yield SourceTransaction(lsn, PartOfTransaction(xid, time, counts))
         counts[names[pair % len(names)]] = count
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -53,6 +53,7 @@ from airflow_bottledwater.stream.aside import left_out, set_aside
 from airflow_bottledwater.stream.behind import passed
 from airflow_bottledwater.stream.ends import ended, transactions
 from airflow_bottledwater.stream.events import published_truncates, truncate_events
+from airflow_bottledwater.stream.messages import message_records
 from airflow_bottledwater.stream.relations import check_definitions
 from airflow_bottledwater.stream.start import Start, fingerprint
 from airflow_bottledwater.stream.stops import position_of, rejection_stop, truncate_stop
@@ -65,7 +66,7 @@ log = logging.getLogger(__name__)
 MakeRecords = Callable[[PipelineState], Mapping[str, StateRecord | None]]
 
 #: the operation of a change in a dead letter
-_OPS = {pgoutput.INSERT: "c", pgoutput.UPDATE: "u", pgoutput.DELETE: "d"}
+_OPS = {pgoutput.INSERT: "c", pgoutput.UPDATE: "u", pgoutput.DELETE: "d", pgoutput.LOGICAL: "m"}
 
 
 class StreamPublisher:
@@ -89,7 +90,7 @@ class StreamPublisher:
         meter: Meter | None = None,
     ) -> None:
         self._pipeline = pipeline
-        self._start, self._fingerprint = start, fingerprint(known, start.cluster)
+        self._start, self._fingerprint = start, fingerprint(pipeline, known, start.cluster)
         memory.keep()
         warm_up()  # compiling takes time, and must not happen while a transaction is open
         mapping = TableMapping.of(pipeline)
@@ -292,6 +293,8 @@ class StreamPublisher:
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
+        session = self._session
+        messages = message_records(completed.batch, session.index, session.partitions, headers)
         for relation, columns in _changed(completed, found.rejections).items():
             check_definitions(self._pipeline, programs.tables[relation], columns)
         rejections = [
@@ -299,9 +302,10 @@ class StreamPublisher:
             *found.rejections,
             *self._known_to_be_refused(completed.batch),
             *_without_schema(completed.batch, found.records),
-            *oversized(self._session, found.records),
+            *oversized(session, found.records),
+            *oversized(session, messages),
         ]
-        return EncodedBatch(completed, found.records, distinct(rejections))
+        return EncodedBatch(completed, found.records, distinct(rejections), messages=messages)
 
     def _known_to_be_refused(self, batch: Batch) -> Iterator[Rejection]:
         for i, change in enumerate(batch.changes if self._refused else ()):
@@ -310,7 +314,7 @@ class StreamPublisher:
 
     def _send(self, encoded: EncodedBatch) -> None:
         """Publish records, events, dead letters and P in one Kafka transaction."""
-        records = without(encoded.records, encoded.rejections)
+        records = [without(each, encoded.rejections) for each in (encoded.records, encoded.messages)]
         dead_letters = [self._dead_letter(encoded, rejection) for rejection in encoded.rejections]
         events = list(truncate_events(encoded.completed.batch, self._session.events, encoded.held))
         before, end = self.counters, encoded.batch.end
@@ -327,22 +331,24 @@ class StreamPublisher:
                 time.time(),
                 self._fingerprint,
                 self._session.job.epoch,
-                published=before["published"] + len(records),
+                published=before["published"] + sum(map(len, records)),
                 superseded=before["superseded"] + len(encoded.completed.superseded),
                 events=before["events"] + len(events),
+                messages=before["messages"] + len(records[1]),
                 part=part,
             ),
         }
         try:
-            self._session.transact([records, *service], progress, divisible=len(encoded.batch) > 1)
+            self._session.transact([*records, *service], progress, divisible=len(encoded.batch) > 1)
         except RecordRefused as error:
             rule_out(self._session, error, service, progress)
-            found = find_refused(self._session, records)
-            for number, why in found.items():
-                change = encoded.completed.batch.changes[records.table[number]["row"]]
-                self._refused[position_of(change)] = why
-            if not found:
-                self._session.smaller_batches(int(records.sizes().sum()))
+            known = len(self._refused)
+            for each in records:
+                for number, why in find_refused(self._session, each).items():
+                    change = encoded.completed.batch.changes[each.table[number]["row"]]
+                    self._refused[position_of(change)] = why
+            if len(self._refused) == known:
+                self._session.smaller_batches(sum(int(each.sizes().sum()) for each in records))
             raise NewProducerNeeded(error.what) from error
         # what was superseded is not among the changes any more
         for oid, gap in encoded.gaps.items():
@@ -352,20 +358,22 @@ class StreamPublisher:
             but += left_out(encoded, encoded.held).tolist()
         counting.count(self._session.meter, changes, versions, but=but)
 
-    def _ended(self, encoded: EncodedBatch, records: Records) -> tuple[list[Records], PartOfTransaction | None]:
+    def _ended(
+        self, encoded: EncodedBatch, records: Sequence[Records]
+    ) -> tuple[list[Records], PartOfTransaction | None]:
         """The records of the ends of a batch's transactions, if they are asked for, and what is published of the one
         that the batch ends inside of.
 
-        :param records: those of the batch's rows that are published.
+        :param records: those of the batch's rows and messages that are published.
         """
         batch, reached = encoded.completed.batch, self._session.state.reached
         if self._ends is None and not batch.end.ordinal:
             return [], None
         truncates = published_truncates(batch, encoded.held)
         letters = np.array([each.row for each in encoded.rejections], dtype=np.int64)
-        rows = np.concatenate([records.table["row"], truncates, letters])
+        rows = np.concatenate([*(each.table["row"] for each in records), truncates, letters])
         topics = np.concatenate([
-            records.table["topic"],
+            *(each.table["topic"] for each in records),
             np.full(len(truncates), self._session.events),
             np.full(len(letters), self._session.dead_letters),
         ])  # fmt: skip
@@ -388,6 +396,7 @@ class StreamPublisher:
             bytes(batch.data[at : at + size]),
             rejection.reason,
             BY_STREAM,
+            whole=int(change["kind"]) != pgoutput.LOGICAL,
             context={"xid": int(change["xid"]), "time": int(change["time"])},
         )
         log.error("Dead letter for %s at %s: %s", version.table.qualified, position, rejection.reason)

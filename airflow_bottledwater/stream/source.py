@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
     BottledWaterError,
     CredentialsRefused,
@@ -35,6 +36,7 @@ from airflow_bottledwater.state.identity import check_slot, via_root
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import assembler
 from airflow_bottledwater.stream.assembler import TransactionAssembler
+from airflow_bottledwater.stream.messages import MessageTopics
 from airflow_bottledwater.stream.relations import Resolver
 from airflow_bottledwater.stream.start import Start
 
@@ -94,6 +96,8 @@ class ChangeSource:
             unknown=resolver.unknown,
             aside=self._set_aside,
         )
+        if pipeline.messages:
+            self._assembler.take_messages(MessageTopics(TableMapping.of(pipeline)))
         self._assembler.leave_out(state.accepted | state.held)
         self._stream: ReplicationStream | None = None
         self._worked, self._connected = False, math.inf
@@ -289,6 +293,7 @@ class ChangeSource:
             self._record.name,
             publication.names(self._pipeline.publication_name),
             self._assembler.position.lsn,
+            messages=bool(self._pipeline.messages),
             buffer_bytes=self._pipeline.buffer_bytes,
         )
         self._worked, self._connected = True, time.monotonic()

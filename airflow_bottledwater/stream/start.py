@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, StateError, StopRequested, TakenOver
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, session
@@ -23,6 +24,9 @@ from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import live_key, stream_id
 from airflow_bottledwater.state.schemas import Settled
+
+#: the end of a fingerprint where PostgreSQL sends logical messages
+_MESSAGES = ":messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +88,15 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
         )
     position = known.position or Position(record.consistent_point)
     check_slot(slot.state(connection, record.name), record, cluster, position, end_of_wal(connection))
-    _check_fingerprint(known, cluster)
+    _check_fingerprint(pipeline, known, cluster)
     if more := coverage.followed(connection, known):
         claimed.write(more)
     check_topics(pipeline, known)
     options.check(connection, pipeline, known)
-    if pipeline.transaction_topic != (known.settings or {}).get("transaction_topic", ""):
+    before = {
+        name: (known.settings or {}).get(name, SETTINGS[name].default) for name in ("transaction_topic", "messages")
+    }
+    if set(TableMapping.of(pipeline).named_topics) - set(TableMapping.of(pipeline.with_(**before)).named_topics):
         make_named(pipeline, cluster)
     saved.remember(pipeline, claimed)
     settled = schemas.settle(pipeline, connection, claimed)
@@ -109,14 +116,24 @@ def _report(pipeline: Settings, cluster: Cluster, claimed: Claim, error: Excepti
     controller.finish("failed", error, permanent=not transient(error))
 
 
-def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:
+def _check_fingerprint(pipeline: Settings, known: PipelineState, cluster: Cluster) -> None:
     """Check that the server would send the same changes again, if P is inside a transaction: only then its ordinal
     means the same.
 
     :raises Refused: it might not.
     """
-    stored, today = known.reached, fingerprint(known, cluster)
-    if stored is not None and stored.ordinal and (stored.fingerprint or today) != today:
+    stored, today = known.reached, fingerprint(pipeline, known, cluster)
+    if stored is None or not stored.ordinal:
+        return
+    before = stored.fingerprint or today
+    if before != today and before.removesuffix(_MESSAGES) == today.removesuffix(_MESSAGES):
+        raise Refused(
+            "The stream stopped inside a large transaction, and since then the setting messages was "
+            f"{'set' if pipeline.messages else 'taken back'}: the transaction's changes would be counted otherwise.",
+            "Set it as it was, and run the stream until it has passed that transaction (a bounded run is enough); then "
+            "change it.",
+        )
+    if before != today:
         raise Refused(
             "The stream stopped inside a large transaction, and since then the tables or the server's version "
             "changed: it cannot be continued there.",
@@ -124,7 +141,8 @@ def _check_fingerprint(known: PipelineState, cluster: Cluster) -> None:
         )
 
 
-def fingerprint(known: PipelineState, cluster: Cluster) -> str:
-    """Identifies what decides which changes a transaction has: PostgreSQL's major version and the tables. If it
-    differs, ordinals inside a transaction have another meaning."""
-    return f"{cluster.version // 10000}:{','.join(map(str, sorted(known.tables)))}"
+def fingerprint(pipeline: Settings, known: PipelineState, cluster: Cluster) -> str:
+    """Identifies what decides which changes a transaction has: PostgreSQL's major version, the tables, and whether
+    logical messages are sent. If it differs, ordinals inside a transaction have another meaning."""
+    tables = ",".join(map(str, sorted(known.tables)))
+    return f"{cluster.version // 10000}:{tables}{_MESSAGES if pipeline.messages else ''}"

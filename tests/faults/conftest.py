@@ -38,6 +38,7 @@ def flow_settings() -> dict[str, Any]:
     return {
         "xid_header": True,
         "transaction_topic": "transactions",
+        "messages": {"*": "messages"},
         "range_bytes": 64 * 1024,
         "batch_bytes": 64 * 1024,
         "max_transaction_bytes": 64 * 1024,

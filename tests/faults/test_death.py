@@ -49,7 +49,7 @@ def _first(points: Iterable[str]) -> list[Any]:
 
 
 def _writers(flow: Flow, seed: int) -> Writers:
-    return Writers(flow.dsn, TABLES, seed, ROWS, HABITS, PAUSE)
+    return Writers(flow.dsn, TABLES, seed, ROWS, HABITS, PAUSE, messages=True)
 
 
 def _start(jobs: Jobs, flow: Flow, kind: str, point: str, dice: random.Random) -> Job:
@@ -82,7 +82,7 @@ def test_a_stream_that_is_killed_at_every_named_point_and_restarted(make_flow: M
     points = list(STREAM_POINTS)
     dice.shuffle(points)
     kills = []
-    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE):
+    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE, messages=True):
         flow.snapshot()
         with LiveReader(flow, TABLES) as reader:
             for number, point in enumerate(points):
@@ -116,7 +116,7 @@ def test_a_live_snapshot_whose_job_is_killed_at_every_named_point(make_flow: Mak
     points = list(LIVE_POINTS)
     dice.shuffle(points)
     asked = []
-    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE):
+    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE, messages=True):
         flow.snapshot()
         for point in points:
             swept = "swept" in point
@@ -206,7 +206,7 @@ def test_a_job_that_is_killed_at_random_moments(make_flow: MakeFlow, jobs: Jobs,
     rows = ROWS if kind == "snapshot" else 1000
     make_tables(flow, TABLES, rows)
     flow.create()
-    with Writers(flow.dsn, TABLES, seed, rows, HABITS, PAUSE):
+    with Writers(flow.dsn, TABLES, seed, rows, HABITS, PAUSE, messages=True):
         if kind == "stream":
             flow.snapshot()
         for _ in range(4):
@@ -247,7 +247,7 @@ def test_a_stream_survives_the_death_of_its_servers(
     faults = [end_the_walsender, crash_postgres, kill_the_broker, end_the_walsender]
     dice.shuffle(faults)
     kills = []
-    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE):
+    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE, messages=True):
         flow.snapshot()
         job = jobs.start(flow, "stream")
         with LiveReader(flow, TABLES) as reader:

@@ -31,7 +31,7 @@ def _in_full(*points: str) -> list[Any]:
 
 
 def _writers(flow: Flow) -> Writers:
-    return Writers(flow.dsn, TABLES, 1, ROWS, HABITS, (0.01, 0.1))
+    return Writers(flow.dsn, TABLES, 1, ROWS, HABITS, (0.01, 0.1), messages=True)
 
 
 def _ready(flow: Flow) -> Flow:

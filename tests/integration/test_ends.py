@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
 import pytest
 
 from airflow_bottledwater.errors import PreflightError, Refused
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision.drop import drop
@@ -18,7 +16,6 @@ from airflow_bottledwater.state.identity import owners
 from tests.support import running
 from tests.support.together import put_together
 from tests.support.topics import Flow, MakeFlow, limit_records, read
-from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -78,12 +75,7 @@ def test_a_transaction_in_several_kafka_transactions_has_one_end(make_flow: Make
         "INSERT INTO a SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g",
         "INSERT INTO b SELECT g, repeat('x', 100) FROM generate_series(1, 3000) g",
     )
-    stopped = threading.Event()
-    thread = threading.Thread(target=lambda: running.run_stream(flow.pipeline, stopped=stopped))
-    thread.start()
-    until(lambda: status.report(flow.pipeline).counters["published"], "a part of the transaction", pause=0.01)
-    stopped.set()
-    thread.join()
+    running.stop_inside(flow.pipeline)
     assert len(flow.read("a")) > 0 and len(flow.read("b")) < 3000
     flow.change(transaction_topic="ends")
     flow.execute("INSERT INTO b VALUES (0)")

@@ -38,7 +38,7 @@ _PAUSE = "tests/integration/test_pause.py"
 _ROWS = "tests/integration/test_rows.py"
 _ISOLATE, _ASIDE = "tests/integration/test_isolate.py", "tests/unit/stream/test_aside.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
-_ENDS = "tests/integration/test_ends.py"
+_ENDS, _MESSAGES = "tests/integration/test_ends.py", "tests/integration/test_messages.py"
 _CHANGES = "tests/integration/test_changes.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -186,6 +186,75 @@ MUTANTS = (
         "assemble._take_row",
         never("table.columns > 0"),
         f"{_ASSEMBLER}::test_columns_that_are_left_out_or_masked_are_so_in_batches",
+    ),
+    Mutant(
+        "a logical message that is sent again is published once",
+        "TransactionAssembler._take_message",
+        swap(
+            "None if self.position.passed(*place) else self._messages_as(message.prefix)",
+            "self._messages_as(message.prefix)",
+        ),
+        f"{_ASSEMBLER}::test_batches_are_contiguous_and_hold_what_the_model_says",
+    ),
+    Mutant(
+        "the position behind a message of no transaction passes it",
+        "TransactionAssembler._take_message",
+        swap("max(state['whole_lsn'], message.lsn)", "state['whole_lsn']"),
+        f"{_ASSEMBLER}::test_a_message_of_no_transaction_is_a_whole_batch",
+    ),
+    Mutant(
+        "a message of a transaction is counted whether it is published or not",
+        "TransactionAssembler._take_message",
+        drop("self._state['ordinal'] = place.ordinal"),
+        f"{_MESSAGES}::test_messages_without_a_topic_are_left_out",
+    ),
+    Mutant(
+        "a message of no transaction waits for none",
+        "TransactionAssembler._take_message",
+        drop("self._state['whole_count'], self._state['whole_bytes'] = state['count'] + 1, state['bytes'] + size"),
+        f"{_ASSEMBLER}::test_a_message_of_no_transaction_is_a_whole_batch",
+    ),
+    Mutant(
+        "a transaction of many messages is divided",
+        "TransactionAssembler._take_message",
+        never("version is not None and state['count'] > state['whole_count'] and large"),
+        f"{_ASSEMBLER}::test_only_a_transaction_over_the_limit_is_cut_inside",
+    ),
+    Mutant(
+        "ordinals mean the same before and after a restart: messages are sent or not",
+        "start.fingerprint",
+        swap("_MESSAGES if pipeline.messages else ''", "''"),
+        f"{_MESSAGES}::test_whether_messages_are_sent_does_not_change_inside_a_transaction",
+    ),
+    Mutant(
+        "the messages of pipelines themselves are nobody's",
+        "MessageTopics.__call__",
+        drop("prefix == OWN_PREFIX"),
+        f"{_MESSAGES}::test_messages_of_a_transaction_are_in_its_place",
+    ),
+    Mutant(
+        "a message of no transaction is no transaction with an end",
+        "ends.transactions",
+        swap("changes['xid'][rows] > 0", "changes['xid'][rows] >= 0"),
+        f"{_MESSAGES}::test_messages_of_no_transaction_are_published_at_once",
+    ),
+    Mutant(
+        "a message that is too large is a record error",
+        "StreamPublisher._encode",
+        drop("*oversized(session, messages)"),
+        f"{_MESSAGES}::test_a_message_that_is_too_large_is_a_record_error",
+    ),
+    Mutant(
+        "a batch is not divided inside of the record of a message",
+        "Batch._place_before",
+        always("change['xid'] or change['kind'] != MESSAGE_LOGICAL"),
+        f"{_MESSAGES}::test_one_message_that_is_too_large_can_be_skipped",
+    ),
+    Mutant(
+        "a message does not pass the transaction whose commit follows it",
+        "TransactionAssembler._take_message",
+        swap("Position(message.lsn - 1, 1)", "Position(message.lsn, 1)"),
+        f"{_MESSAGES}::test_each_version_of_postgresql_sends_the_end_of_a_message",
     ),
     Mutant(
         "a mask leaves the end of a text that it names",
@@ -1378,7 +1447,7 @@ MUTANTS = (
     Mutant(
         "an unknown message is an error",
         "assemble",
-        never("kind != MESSAGE_TYPE and kind != MESSAGE_ORIGIN and (kind != MESSAGE_LOGICAL)"),
+        never("kind != MESSAGE_TYPE and kind != MESSAGE_ORIGIN"),
         "tests/unit/stream/test_assembler.py::test_a_message_of_an_unknown_kind_is_an_error_and_nothing_of_it_is_published[b]",
     ),
     # ------------------------------------------------------------------ the life of a job

@@ -6,14 +6,17 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 from airflow_bottledwater.errors import SchemasLost
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import stoppable
+from airflow_bottledwater.publish.encode import EncodedBatch
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.driver import RunLanes
 from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.stream import engine
+from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import begin
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,19 @@ def run_stream(pipeline: Settings, *, bounded: bool = False, stopped: threading.
             return engine.follow(pipeline, start, bounded=bounded, stopped=stopped)
         except SchemasLost as changed:
             log.info("%s", changed)
+
+
+def stop_inside(pipeline: Settings) -> None:
+    """Stream until a part of a large transaction is published."""
+    stopped, send = threading.Event(), StreamPublisher._send
+
+    def once(publisher: StreamPublisher, encoded: EncodedBatch) -> None:
+        send(publisher, encoded)
+        if encoded.batch.end.ordinal:
+            stopped.set()
+
+    with mock.patch.object(StreamPublisher, "_send", once):
+        run_stream(pipeline, stopped=stopped)
 
 
 def in_threads(pipeline: Settings) -> RunLanes:

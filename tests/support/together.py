@@ -65,14 +65,38 @@ def check_ends(
     """
     left = {flow.topic(table) for table in others}
     committed: dict[int, Counter[str]] = defaultdict(Counter)
+    topics = sorted(set(flow.pipeline.messages.values()))
+    for xid, n in flow.execute("SELECT xid, count(*) FROM checker_messages WHERE transactional GROUP BY xid"):
+        committed[xid].update({flow.topic(name): n for name in topics})
     for change in log:
         topic = flow.topic(_EVENTS if change.op == TRUNCATE else change.table)
         committed[change.xid][topic] += 2 if change.op == MOVE else 1
     missing = 0
-    for each in put_together(flow, tables, sorted(others)):
+    for each in put_together(flow, tables, [*sorted(others), *topics]):
         counts = Counter(each.end["topics"])
         expected = committed[each.end["xid"]]
         assert counts <= expected, f"{each.end}, of {expected}"
-        missing += sum(count for topic, count in (expected - counts).items() if topic not in left)
-    # of a key change, both records are left out; and a transaction of which all is left out has no end
+        # what the snapshot has shown is left out, by table
+        missing += sum(expected[topic] - count for topic, count in counts.items() if topic not in left)
+    # of a key change, both records are left out
     assert missing <= 2 * superseded
+
+
+def check_messages(flow: Flow, oldest_xid: int) -> None:
+    """Compare the topic of logical messages with what was committed: each of a transaction is there once, with its
+    transaction, and no other; each of none is there at most once, and certainly if the transaction that has written it
+    was committed.
+
+    :param oldest_xid: the first transaction that has certainly written behind the slot's consistent point.
+    """
+    log = flow.execute("SELECT n, xid, transactional FROM checker_messages")
+    (topic,) = set(flow.pipeline.messages.values())
+    found = flow.read(topic)
+    assert [message.pos for message in found] == sorted(message.pos for message in found)
+    numbers = [message.value for message in found]
+    assert len(set(numbers)) == len(numbers), "a message comes twice"
+    of_transactions = {(message.value, int(message.xid)) for message in found if message.op == "m"}
+    assert of_transactions <= {(n, xid) for n, xid, own in log if own}
+    assert {(n, xid) for n, xid, own in log if own and xid >= oldest_xid} <= of_transactions
+    assert {n for n, xid, own in log if not own and xid >= oldest_xid} <= {m.value for m in found if m.op == "n"}
+    assert not any(message.xid for message in found if message.op == "n")

@@ -124,6 +124,12 @@ def truncate(oids: Sequence[int], options: int = 0) -> bytes:
     return struct.pack(f">cIb{len(oids)}I", b"T", len(oids), options, *oids)
 
 
+def logical(prefix: str, content: bytes, lsn: int = 0, *, transactional: bool = True) -> bytes:
+    """A logical message."""
+    head = struct.pack(">cbQ", b"M", transactional, lsn)
+    return head + prefix.encode() + b"\0" + struct.pack(">I", len(content)) + content
+
+
 def binary(value: bytes | None) -> Field:
     """A field as ``binary 'true'`` sends it."""
     return Field("n") if value is None else Field("b", value)

@@ -31,7 +31,7 @@ from tests.support.checker import (
     Truncation,
     uncommitted_rule,
 )
-from tests.support.together import check_ends
+from tests.support.together import check_ends, check_messages
 from tests.support.topics import Flow, read, read_all
 
 _SCHEMA = (
@@ -39,6 +39,14 @@ _SCHEMA = (
     "CREATE SEQUENCE checker_version",
     "CREATE TABLE checker_log (n bigint, xid bigint, tbl text, old bigint, new bigint, op text, version bigint, large "
     "bigint)",
+    "CREATE TABLE checker_messages (n bigint, xid bigint, transactional bool)",
+)
+#: a logical message, and its line in a log of its own; one of no transaction is also there if that is rolled back
+_EMIT = (
+    "WITH m AS (SELECT nextval('checker_n') AS n), c AS MATERIALIZED"
+    " (SELECT n, pg_logical_emit_message({transactional}, 'checker', n::text) AS lsn FROM m)"
+    " INSERT INTO checker_messages"
+    " SELECT n, pg_current_xact_id()::text::bigint, {transactional} FROM c WHERE lsn > '0/0'"
 )
 #: the log's line of each row that ``c`` returns: numbered when the row is written, and so while it is locked
 _LOG = (
@@ -155,6 +163,7 @@ class Writers:
 
     :param rows: rows that the tables begin with.
     :param pause: seconds between two transactions, from and to.
+    :param messages: whether they write logical messages, too.
     """
 
     dsn: str
@@ -163,6 +172,7 @@ class Writers:
     rows: int
     habits: Sequence[Habit] = CROWD
     pause: tuple[float, float] = (0.0, 0.01)
+    messages: bool = False
     errors: list[BaseException] = field(default_factory=list)
     _freed: dict[int, list[int]] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -226,6 +236,10 @@ class Writers:
                 self._change(connection, dice, number, habit, fresh)
             if dice.random() < 0.25:
                 self._savepoint(connection, dice, number, habit, fresh)
+            if self.messages:
+                # last, since the checker knows the places of rows in a transaction
+                for transactional in (True, False):
+                    connection.execute(_EMIT.format(transactional=transactional))  # type: ignore[arg-type]
             if gid:
                 connection.execute(f"PREPARE TRANSACTION '{gid}'")  # type: ignore[arg-type]
                 time.sleep(dice.uniform(0.0, 0.3))
@@ -429,6 +443,9 @@ def audit(
     report.findings = [found for found in report.findings if found.table not in others]
     if flow.pipeline.transaction_topic:
         check_ends(flow, tables, published, known.counters["superseded"], others)
+    if flow.pipeline.messages:
+        assert known.slot is not None
+        check_messages(flow, known.slot.oldest_xid)
     _check_uncommitted(records(flow, tables, committed=False), committed)
     return report
 

@@ -54,6 +54,16 @@ class Again:
 
 
 @dataclass(frozen=True)
+class Logical:
+    """A logical message; one of no transaction has its place in the WAL, from ``begin`` to ``end``."""
+
+    message: bytes
+    wanted: bool
+    begin: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True)
 class Keepalive:
     lsn: int
 
@@ -64,10 +74,10 @@ class Transaction:
     end: int
     xid: int
     micros: int
-    items: tuple[Row | Truncate | Again | Keepalive, ...]
+    items: tuple[Row | Truncate | Again | Keepalive | Logical, ...]
 
 
-History = list[Transaction | Keepalive]
+History = list[Transaction | Keepalive | Logical]
 
 
 def relation(oid: int, version: int) -> bytes:
@@ -84,8 +94,10 @@ def served(history: History, start: int) -> Iterator[bytes]:
             yield w.xlog(relation(oid, version))
 
     for item in history:
-        if isinstance(item, Keepalive):
-            if item.lsn >= start:
+        if isinstance(item, Keepalive | Logical):
+            if isinstance(item, Logical) and item.begin >= start:
+                yield w.xlog(item.message)
+            elif isinstance(item, Keepalive) and item.lsn >= start:
                 yield w.keepalive(item.lsn)
             continue
         if item.final < start:
@@ -96,6 +108,8 @@ def served(history: History, start: int) -> Iterator[bytes]:
                 yield w.keepalive(part.lsn, True)
             elif isinstance(part, Again):
                 yield from announce(part.oid, part.version, True)
+            elif isinstance(part, Logical):
+                yield w.xlog(part.message)
             elif isinstance(part, Row):
                 yield from announce(part.oid, part.version)
                 yield w.xlog(part.message)
@@ -107,6 +121,9 @@ def served(history: History, start: int) -> Iterator[bytes]:
         yield w.xlog(w.commit(item.final, item.end))
 
 
+#: when the server has sent each message, in milliseconds
+SENT = 946_684_800_000
+
 #: (kind, bytes, table and version, final LSN, ordinal, xid, milliseconds)
 Change = tuple[int, bytes, tuple[int, int], int, int, int, int]
 
@@ -117,6 +134,10 @@ def expected(history: History, start: Position, boundaries: dict[int, Boundary])
     for transaction in history:
         if isinstance(transaction, Keepalive):
             continue
+        if isinstance(transaction, Logical):
+            if transaction.wanted and transaction.begin >= start.lsn:
+                changes.append((ord("M"), transaction.message, (0, 0), transaction.end - 1, 1, 0, SENT))
+            continue
         ordinal = 0
         millis = (transaction.micros + 946_684_800_000_000) // 1000
         for item in transaction.items:
@@ -126,6 +147,10 @@ def expected(history: History, start: Position, boundaries: dict[int, Boundary])
             if start.passed(transaction.final, ordinal):
                 continue
             xid = transaction.xid & 0xFFFFFFFF
+            if isinstance(item, Logical):
+                if item.wanted:
+                    changes.append((ord("M"), item.message, (0, 0), transaction.final, ordinal, xid, millis))
+                continue
             oids = [item.oid] if isinstance(item, Row) else list(item.oids)
             left = [
                 oid for oid in oids if oid not in boundaries or not boundaries[oid].contains(transaction.final, xid)
@@ -167,6 +192,10 @@ def content(batch: Batch) -> list[Change]:
     return found
 
 
+#: as what messages are published, by their prefixes
+MESSAGES = {"mail": Version(w.table(oid=0), "mails"), "mail 2": Version(w.table(oid=0), "mails")}
+
+
 @dataclass
 class Run:
     batches: list[Batch] = field(default_factory=list)
@@ -197,8 +226,9 @@ def run(
     made = Run()
     assembler = made.assembler = TransactionAssembler(
         start, boundaries, resolver(made.resolved, foreign), batch_bytes=limit, largest_transaction=most,
-        unknown=lambda message: made.left_out.append(message.oid),
+        unknown=lambda message: made.left_out.append(message.oid), 
     )  # fmt: skip
+    assembler.take_messages(MESSAGES.get)
     blocks = itertools.count(1)
     while True:
         messages = list(served(history, assembler.position.lsn))
@@ -225,6 +255,15 @@ def run(
 
 # ------------------------------------------------------------------ generated histories
 @st.composite
+def logicals(draw: st.DrawFn, begin: int) -> Logical:
+    """:param begin: where it begins in the WAL; 0 for one of a transaction."""
+    prefix = draw(st.sampled_from(["mail", "mail 2", "other", ""]))
+    end = begin and begin + draw(st.integers(24, 50))
+    message = w.logical(prefix, bytes(draw(st.integers(0, 40))), end, transactional=not begin)
+    return Logical(message, prefix in MESSAGES, begin, end)
+
+
+@st.composite
 def histories(draw: st.DrawFn) -> History:
     lsn = draw(st.sampled_from([1, 2**32 - 50]))
     xid = draw(st.sampled_from([700, 3 * 2**32 - 3, 2**31 - 2]))
@@ -234,12 +273,15 @@ def histories(draw: st.DrawFn) -> History:
         lsn += draw(st.integers(0, 5))
         if draw(st.booleans()):
             history.append(Keepalive(lsn))
+        if draw(st.integers(0, 2)) == 0:
+            history.append(draw(logicals(lsn)))
+            lsn = history[-1].end  # type: ignore[union-attr]
         begun = lsn + 1
         final = begun + draw(st.integers(0, 20))
-        items: list[Row | Truncate | Again | Keepalive] = []
+        items: list[Row | Truncate | Again | Keepalive | Logical] = []
         for _ in range(draw(st.integers(0, 8))):
             oid = draw(st.sampled_from(OIDS))
-            what = draw(st.sampled_from("IIIUUDTAVK"))
+            what = draw(st.sampled_from("IIIUUDTAVKM"))
             value = bytes(draw(st.integers(0, 40)))
             if what == "V":
                 versions[oid] += 1
@@ -248,6 +290,8 @@ def histories(draw: st.DrawFn) -> History:
             elif what == "K":
                 # inside a transaction it may be anywhere up to the commit record
                 items.append(Keepalive(draw(st.integers(lsn, final))))
+            elif what == "M":
+                items.append(draw(logicals(0)))
             elif what == "T":
                 oids = tuple(draw(st.lists(st.sampled_from(OIDS), min_size=1, max_size=3, unique=True)))
                 items.append(Truncate(oids, tuple(versions[o] for o in oids), draw(st.integers(0, 3))))
@@ -294,6 +338,8 @@ def starts(draw: st.DrawFn, history: History) -> Position:
     for item in history:
         if isinstance(item, Keepalive):
             options.append(Position(item.lsn, 0))
+        elif isinstance(item, Logical):
+            options += [Position(item.begin, 0), Position(item.end, 0)]
         else:
             options += [Position(item.end, 0), *(Position(item.final, n) for n in range(1, len(item.items) + 2))]
     return draw(st.sampled_from(options))
@@ -343,7 +389,7 @@ def test_batches_are_contiguous_and_hold_what_the_model_says(
             assert batch.end.passed(*position)
         reached = batch.end
     assert made.assembler is not None and made.assembler.position == reached
-    last = [t.end if isinstance(t, Transaction) else t.lsn for t in history][-1]
+    last = [t.lsn if isinstance(t, Keepalive) else t.end for t in history][-1]
     assert reached.lsn >= last or start.lsn >= last
 
 
@@ -369,6 +415,7 @@ def test_only_a_transaction_over_the_limit_is_cut_inside(
     for change in expected(history, start, boundaries):
         bytes_of[change[3]] = bytes_of.get(change[3], 0) + len(change[1])
     ends = {t.end for t in history if isinstance(t, Transaction)} | {k.lsn for k in history if isinstance(k, Keepalive)}
+    ends |= {m.end for m in history if isinstance(m, Logical)}
     for batch in run(history, start, boundaries, limit=limit, most=most, sizes=sizes).batches:
         finals = set(batch.changes["lsn"].tolist())
         if batch.end.ordinal:
@@ -688,3 +735,25 @@ def test_a_row_that_is_cut_short_is_not_taken_apart(damage: Callable[[bytes], by
     assembler.add(w.block([w.xlog(each) for each in sent]))
     with pytest.raises(ProtocolError, match="protocol"):
         assembler.cut()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_message_at_a_place_that_is_not_its_own_is_a_protocol_error(inside: bool) -> None:
+    assembler = TransactionAssembler(Position(0, 0), {}, resolver([]), batch_bytes=10**6, largest_transaction=10**6)
+    assembler.take_messages(MESSAGES.get)
+    begun = [w.xlog(w.begin(9, 1))] if inside else []
+    assembler.add(w.block([*begun, w.xlog(w.logical("mail", b"", 8, transactional=not inside))]))
+    with pytest.raises(ProtocolError, match="not its own"):
+        assembler.cut()
+
+
+def test_a_message_of_no_transaction_is_a_whole_batch() -> None:
+    """It is published at once, and the position behind it passes it and nothing else."""
+    assembler = TransactionAssembler(Position(5, 0), {}, resolver([]), batch_bytes=1, largest_transaction=10**6)
+    assembler.take_messages(MESSAGES.get)
+    assembler.add(w.block([w.xlog(w.logical("mail", b"x", lsn, transactional=False)) for lsn in (50, 90, 200)]))
+    batches = [assembler.cut() for _ in range(3)]
+    assert [(batch.start, batch.end) for batch in batches if batch] == [
+        (Position(5, 0), Position(50, 0)), (Position(50, 0), Position(90, 0)), (Position(90, 0), Position(200, 0))
+    ]  # fmt: skip
+    assert assembler.cut() is None and not assembler.unfinished

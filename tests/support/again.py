@@ -12,7 +12,7 @@ from tests.support.checker import TRUNCATE, Change
 from tests.support.topics import Flow, read_all
 from tests.support.upheaval import Upset
 from tests.support.waiting import until
-from tests.support.writers import read_log
+from tests.support.writers import Filters, read_log, sent
 
 #: conditions, and a condition on key and version of rows that fulfil them
 SLICES: dict[str, Callable[[int, int], bool]] = {
@@ -83,10 +83,15 @@ def left_alone(log: Sequence[Change], asked: Asked) -> set[tuple[str, int]]:
     }  # fmt: skip
 
 
-def check_rows(flow: Flow, tables: Sequence[str], asked: Sequence[Asked], done: Sequence[Upset]) -> tuple[int, int]:
+def check_rows(
+    flow: Flow, tables: Sequence[str], asked: Sequence[Asked], done: Sequence[Upset], filters: Filters | None = None
+) -> tuple[int, int]:
     """Rows that were left alone are there, and each has the columns that its table had when it was read. Returns how
-    many were left alone, and how many things were done to whole tables while they were read."""
-    log = read_log(flow)
+    many were left alone, and how many things were done to whole tables while they were read.
+
+    :param filters: see :func:`sent`.
+    """
+    log = sent(read_log(flow), filters or {})
     found = read_all(flow.kafka, [flow.topic(table) for table in tables])
     rows = [(table, m) for table in tables for m in found[flow.topic(table)] if m.snapshot]
     alone = 0

@@ -24,6 +24,7 @@ class Change:
     :param op: :data:`MOVE` is an update of the key; :data:`TRUNCATE` has neither an old nor a new one.
     :param version: identifies the row's new version, in any table; 0 for a delete.
     :param large: identifies the large value that the new version has, which most changes leave as it is; 0 for none.
+    :param entered: whether it is an update that has brought a row into a row filter, and so is sent as an insert.
     """
 
     n: int
@@ -34,6 +35,7 @@ class Change:
     op: str
     version: int
     large: int = 0
+    entered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +423,7 @@ class Checker:
             # come instead
             key = (change.table, change.new if change.new is not None else -1)
             if (
-                change.op in (UPDATE, MOVE)
+                (change.op in (UPDATE, MOVE) or change.entered)
                 and change.n not in tombstones
                 and len(self._report.superseded) < self._may_supersede
                 and max(published.get(key, 0), emptied.get(change.table, 0)) > change.n

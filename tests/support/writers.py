@@ -34,6 +34,9 @@ from tests.support.checker import (
 from tests.support.together import check_ends, check_messages
 from tests.support.topics import Flow, read, read_all
 
+#: whether a key fulfils a table's row filter, by table
+Filters = Mapping[str, Callable[[int], bool]]
+
 _SCHEMA = (
     "CREATE SEQUENCE checker_n",
     "CREATE SEQUENCE checker_version",
@@ -330,7 +333,7 @@ def replayed(log: Sequence[Change], table: str) -> dict[int, int]:
     return rows
 
 
-def sent(log: Iterable[Change], filters: Mapping[str, Callable[[int], bool]]) -> list[Change]:
+def sent(log: Iterable[Change], filters: Filters) -> list[Change]:
     """What PostgreSQL sends of the changes of tables with row filters: an update that brings a row into the filter is
     an insert, and one that takes it out a delete.
 
@@ -344,7 +347,7 @@ def sent(log: Iterable[Change], filters: Mapping[str, Callable[[int], bool]]) ->
         if change.op == TRUNCATE or (old, new) == (change.old, change.new):
             found.append(change)
         elif new is not None:
-            found.append(replace(change, old=None, op=INSERT))
+            found.append(replace(change, old=None, op=INSERT, entered=True))
         elif old is not None:
             found.append(replace(change, new=None, op=DELETE, version=0, large=0))
     return found
@@ -403,7 +406,7 @@ def audit(
     complete: bool = True,
     cut_from: int = 0,
     since: Snapshot | None = None,
-    filters: Mapping[str, Callable[[int], bool]] | None = None,
+    filters: Filters | None = None,
 ) -> Report:
     """Compare topics and log; the writers have stopped, and the pipeline has finished.
 

@@ -218,6 +218,19 @@ def test_a_message_that_is_too_large_is_a_record_error(make_flow: MakeFlow, tran
     assert dismiss(flow.pipeline, ["logical.message"]).dismissed == 1
 
 
+def test_messages_go_on_when_a_table_is_set_aside(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="isolate")
+    flow.create()
+    limit_records(flow, "a", 20_000)
+    large = "INSERT INTO a SELECT 1, string_agg(md5(i::text), '') FROM generate_series(1, 1000) i"
+    flow.transaction("INSERT INTO b VALUES (1)", large, emit("with it"))
+    flow.execute(emit("at once", transactional=False), emit("after"))
+    flow.stream()
+    assert _contents(flow, "mails") == ["with it", "at once", "after"]
+    assert not flow.read("a") and len(flow.read("b")) == 1
+    assert [each.end["count"] for each in put_together(flow, ("a", "b"), ("mails",))] == [2, 1]
+
+
 def test_one_message_that_is_too_large_can_be_skipped(make_flow: MakeFlow) -> None:
     flow = make_flow()
     flow.create()

@@ -138,6 +138,7 @@ def test_the_content_is_published_as_it_is(make_flow: MakeFlow, registry: Schema
     assert [(each.key(), each.value()) for each in _raw(flow, "others")] == [(b"", b"without a prefix")]
 
 
+@pytest.mark.long
 def test_messages_without_a_topic_are_left_out(make_flow: MakeFlow) -> None:
     flow = make_flow(messages={"mail*": "mails"})
     flow.create()
@@ -170,6 +171,7 @@ def test_a_large_transaction_with_messages_is_divided(make_flow: MakeFlow) -> No
     assert [each.end["count"] for each in put_together(flow, ("a", "b"), ("mails",))] == [7000, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", [{}, {"mail": "mails"}])
 def test_whether_messages_are_sent_does_not_change_inside_a_transaction(
     make_flow: MakeFlow, before: dict[str, str]
@@ -231,6 +233,7 @@ def test_messages_go_on_when_a_table_is_set_aside(make_flow: MakeFlow) -> None:
     assert [each.end["count"] for each in put_together(flow, ("a", "b"), ("mails",))] == [2, 1]
 
 
+@pytest.mark.long
 def test_one_message_that_is_too_large_can_be_skipped(make_flow: MakeFlow) -> None:
     flow = make_flow()
     flow.create()
@@ -245,6 +248,7 @@ def test_one_message_that_is_too_large_can_be_skipped(make_flow: MakeFlow) -> No
     assert _contents(flow, "mails") == ["after"] and len(flow.dead_letters()) == 1
 
 
+@pytest.mark.long
 def test_each_version_of_postgresql_sends_the_end_of_a_message(
     each_postgres: PostgresServer, kafka: KafkaBroker, flow_settings: dict[str, Any], flow_statements: tuple[str, ...]
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_large_value_that_is_unchanged_enters_the_filter(make_flow: MakeFlow) 
     verified(flow)
 
 
+@pytest.mark.long
 def test_large_values_of_full_rows_enter_the_filter(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("orders"))
     flow.execute(f"INSERT INTO orders SELECT i, 'US', i || {_LARGE} FROM generate_series(1, 4) i")
@@ -173,6 +174,7 @@ def test_live_snapshots_backfills_and_sweeps_see_the_rows_of_the_filter(make_flo
     verified(flow)
 
 
+@pytest.mark.long
 def test_a_dead_letter_whose_row_has_left_the_filter_is_dropped(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("orders"), on_error="log", topic_config={"max.message.bytes": "20000"})
     flow.execute("INSERT INTO orders SELECT i, 'EU', repeat('x', 30000) FROM generate_series(1, 3) i")
@@ -304,6 +306,7 @@ def test_a_filter_of_others_has_to_be_the_same(make_flow: MakeFlow) -> None:
     flow.create()
 
 
+@pytest.mark.long
 def test_a_role_that_may_not_make_temporary_tables_needs_none(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="items")
     ((database, owner),) = flow.execute("SELECT current_database(), 'owner_' || current_database()")
@@ -372,7 +375,7 @@ def test_a_replica_identity_that_covers_the_filter_no_more_does_not_stop_the_app
     verified(flow)
 
 
-@pytest.mark.parametrize("format", ["json", "avro"])
+@pytest.mark.parametrize("format", ["json", pytest.param("avro", marks=pytest.mark.long)])
 def test_another_filter_is_taken_up_with_all_rows(
     make_flow: MakeFlow, request: pytest.FixtureRequest, format: str
 ) -> None:
@@ -411,6 +414,7 @@ def test_another_filter_is_taken_up_with_all_rows(
         ]
 
 
+@pytest.mark.long
 def test_another_filter_of_a_table_without_a_key_is_refused(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="plain", allow_unkeyed=True, table_options={"plain": {"where": "n > 0"}})
     flow.execute("CREATE TABLE plain (n int)", "INSERT INTO plain VALUES (0), (1), (1)")
@@ -435,6 +439,7 @@ def test_another_filter_that_cannot_be_is_refused_at_the_start(make_flow: MakeFl
         flow.stream()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("often")
 def test_a_filter_that_somebody_takes_out_of_the_publication_comes_back(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("orders"))
@@ -453,6 +458,7 @@ def test_a_filter_that_somebody_takes_out_of_the_publication_comes_back(make_flo
     verified(flow)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("often")
 def test_a_partitioned_table_has_the_filter_of_its_root(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="parted", table_options={"parted": {"where": "id % 2 = 0"}})
@@ -483,6 +489,7 @@ def test_a_partitioned_table_has_the_filter_of_its_root(make_flow: MakeFlow) -> 
     verified(flow)
 
 
+@pytest.mark.long
 def test_a_new_name_does_not_bring_the_rows_that_the_old_one_hides(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("orders"))
     flow.create()
@@ -494,6 +501,7 @@ def test_a_new_name_does_not_bring_the_rows_that_the_old_one_hides(make_flow: Ma
     assert not [message for message in flow.read("orders") if message.key["id"] == 1]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("often")
 def test_a_partition_whose_replica_identity_does_not_cover_the_filter_does_not_stop_the_application(
     make_flow: MakeFlow,
@@ -523,6 +531,7 @@ def test_a_partition_whose_replica_identity_does_not_cover_the_filter_does_not_s
     verified(flow)
 
 
+@pytest.mark.long
 def test_a_snapshot_reads_by_the_filter_with_which_its_slot_was_made(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("orders"))
     flow.execute("INSERT INTO orders SELECT i, (ARRAY['EU', 'US'])[i % 2 + 1] FROM generate_series(1, 9) i")
@@ -534,6 +543,7 @@ def test_a_snapshot_reads_by_the_filter_with_which_its_slot_was_made(make_flow: 
     assert sorted(topic(flow, "orders")) == [2, 3, 5, 7, 9]
 
 
+@pytest.mark.long
 def test_only_rows_of_the_filter_are_too_large(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("orders"))
     flow.execute(
@@ -553,6 +563,7 @@ def test_a_server_without_row_filters_is_told(make_flow: MakeFlow, monkeypatch: 
         flow.create()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("often")
 def test_the_filter_of_others_changes_with_the_option(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("orders"), create_publication=False)
@@ -581,6 +592,7 @@ def test_the_filter_of_others_changes_with_the_option(make_flow: MakeFlow) -> No
     assert sorted(topic(flow, "orders")) == [1, 3, 5, 7, 9]
 
 
+@pytest.mark.long
 def test_a_table_with_another_filter_is_not_verified_before_it_is_read(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("orders"))
     flow.execute("INSERT INTO orders SELECT i, (ARRAY['EU', 'US'])[i % 2 + 1] FROM generate_series(1, 9) i")
@@ -592,6 +604,7 @@ def test_a_table_with_another_filter_is_not_verified_before_it_is_read(make_flow
         driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
 
 
+@pytest.mark.long
 def test_a_column_of_the_filter_that_gets_another_name_goes_on_filtering(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("orders"))
     flow.execute("INSERT INTO orders SELECT i, (ARRAY['EU', 'US'])[i % 2 + 1] FROM generate_series(1, 9) i")

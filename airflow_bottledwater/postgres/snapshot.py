@@ -231,12 +231,13 @@ def begin_reading(connection: Connection, oid: int, mapping: TableMapping, *, lo
     :class:`SnapshotExporter`.
 
     :param lock_timeout: seconds to wait for the lock; others wait behind it meanwhile.
-    :raises Outage: the lock was not granted in time, or the table, or a partition of it, was renamed or dropped.
+    :raises Outage: the lock was not granted in time, or the table, or a partition of it, was renamed or dropped
+        meanwhile.
+    :raises Refused: the table does not exist any more.
     """
     named = catalog.names(connection, [oid]).get(oid)
     if named is None:
-        # what reads it is about to be told so: the stream compares its tables with the catalog
-        raise Outage(f"The table with oid {oid} was dropped: the live snapshot goes on as soon as this is noticed.")
+        raise Refused("The table does not exist any more.", "Ask for a live snapshot of the others.")
     everything = {oid: named, **partitions.names(connection, [oid])}
     try:
         _begin(connection, everything, lock_timeout)

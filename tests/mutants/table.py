@@ -2190,12 +2190,6 @@ MUTANTS = (
         f"{_LIVE}::test_a_commit_that_was_published_before_others_can_see_it_is_not_undone",
     ),
     Mutant(
-        "a live snapshot whose table was dropped waits for what becomes of it",
-        "begin_reading",
-        never("named is None"),
-        "tests/integration/test_new_key.py::test_a_live_snapshot_of_a_dropped_table_goes_on_with_its_successor",
-    ),
-    Mutant(
         "a table is locked before rows that are read again are looked at",
         "begin_reading",
         swap(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from airflow.sdk import BaseOperator, BaseOperatorLink
+from airflow.sdk import BaseOperatorLink
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
@@ -81,8 +81,8 @@ class PipelineMixin:
         return self._hook
 
 
-class BeforeJobsOperator(PipelineMixin, BaseOperator):
-    """An operator that runs before snapshot and stream, and checks whether Spark can run them.
+class BeforeJobsMixin(PipelineMixin):
+    """What the operators take that run before snapshot and stream, and check whether Spark can run them.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor`` and ``deferrable``,

@@ -14,7 +14,7 @@ from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
-    BeforeJobsOperator,
+    BeforeJobsMixin,
     PipelineMixin,
     failing,
 )
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_bottledwater.pipeline.settings import Settings
 
 
-class CreateReplicationSlotOperator(BeforeJobsOperator):
+class CreateReplicationSlotOperator(BeforeJobsMixin, BaseOperator):
     """Create publications, slot, topics and schemas, and record them. Idempotent: meant as a setup task."""
 
     ui_color = "#d4edda"

@@ -248,9 +248,11 @@ class ControlTopic:
             deadline = time.monotonic() + _READING
             with self.arrived:
                 while self.at < end:
-                    if self._error is not None:
+                    late = self._closed or time.monotonic() > deadline
+                    # another error than an outage may be gone with the next attempt to read
+                    if self._error is not None and (late or isinstance(self._error, BottledWaterError)):
                         raise self._error
-                    if self._closed or time.monotonic() > deadline:
+                    if late:
                         raise Outage(f"The topic '_bottledwater' was read to offset {self.at} of {end} only.")
                     self.arrived.wait(1.0)
         except BaseException:

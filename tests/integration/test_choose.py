@@ -363,6 +363,7 @@ def test_a_column_that_gets_the_name_of_another_one_sets_its_table_aside(make_fl
     )
     with flow.streaming() as errors:
         until(lambda: "published as 'mail'" in str(_problems(flow)), "the table is red", failed=errors)
+        until(lambda: flow.read("sales.orders"), "the row from before is published", failed=errors)
     assert [each.value for each in flow.read("sales.orders")] == [{"id": 1, "mail": "e", "total": 1}]
     flow.change(table_options={"sales.*": {"rename": {"email": "address"}}})
     with flow.streaming() as errors:

@@ -63,6 +63,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "operators": _modules(
             "backfill",
+            "before_jobs",
             "control",
             "health",
             "preflight",

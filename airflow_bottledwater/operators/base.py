@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow.sdk import BaseOperatorLink
 from airflow.sdk.exceptions import AirflowFailException
@@ -18,7 +18,6 @@ from airflow_bottledwater.operators.assets import alias_of
 from airflow_bottledwater.pipeline import argument
 from airflow_bottledwater.pipeline.argument import PipelineArgument, as_values
 from airflow_bottledwater.pipeline.description import Description
-from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 
 log = logging.getLogger(__name__)
@@ -79,42 +78,6 @@ class PipelineMixin:
                 settings = {**PipelineHook(*connections, settings).saved_settings(), **settings}
             self._hook = PipelineHook(*connections, {**settings, **self.own_settings()})
         return self._hook
-
-
-class BeforeJobsMixin(PipelineMixin):
-    """What the operators take that run before snapshot and stream, and check whether Spark can run them.
-
-    :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
-    :param snapshot: arguments of the snapshot's operator that say where its job runs: ``executor`` and ``deferrable``,
-        as far as they are given. If neither these nor the stream's are given, it is not checked whether Spark can run
-        the jobs. (templated)
-    :param stream: the same of the stream's operator. (templated)
-    """
-
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "snapshot", "stream")
-    template_fields_renderers: ClassVar[dict[str, str]] = dict(PIPELINE_RENDERERS)
-
-    def __init__(
-        self,
-        *,
-        pipeline: PipelineArgument,
-        snapshot: Mapping[str, Any] | None = None,
-        stream: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self._set_pipeline(pipeline)
-        self.snapshot, self.stream = snapshot, stream
-
-    def jobs(self, pipeline: Settings) -> dict[str, Mapping[str, Any]]:
-        """What is known of the jobs; see :func:`airflow_bottledwater.hooks.spark_target.problems`. Empty if it is
-        not to be checked whether Spark can run them."""
-        if self.snapshot is None and self.stream is None:
-            return {}
-        spark = self.described().spark
-        where = {"deploy_mode": spark.deploy_mode or None, "settings_file": spark.settings_file or None}
-        tasks = {"snapshot": {**where, **(self.snapshot or {})}, "stream": {**where, **(self.stream or {})}}
-        return {name: task for name, task in tasks.items() if name != "snapshot" or not pipeline.skip_snapshot}
 
 
 def is_first_try(ti: Any, retries: int) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused
 from airflow_bottledwater.hooks import spark_job, spark_target
-from airflow_bottledwater.operators.base import BeforeJobsMixin, failing
+from airflow_bottledwater.operators.base import failing
+from airflow_bottledwater.operators.before_jobs import BeforeJobsOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from airflow_bottledwater.pipeline.settings import Settings
 
 
-class ReplicationPreflightOperator(BeforeJobsMixin, BaseOperator):
+class ReplicationPreflightOperator(BeforeJobsOperator):
     """Check source, broker, schema registry and Spark; change nothing, and name every problem at once."""
 
     ui_color = "#e8f4fd"

@@ -14,10 +14,10 @@ from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
-    BeforeJobsMixin,
     PipelineMixin,
     failing,
 )
+from airflow_bottledwater.operators.before_jobs import BeforeJobsOperator
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_bottledwater.pipeline.settings import Settings
 
 
-class CreateReplicationSlotOperator(BeforeJobsMixin, BaseOperator):
+class CreateReplicationSlotOperator(BeforeJobsOperator):
     """Create publications, slot, topics and schemas, and record them. Idempotent: meant as a setup task."""
 
     ui_color = "#d4edda"

@@ -109,6 +109,7 @@ def whole(ranges: Sequence[ChangeRange]) -> None:
         assert of_range["public.orders"] == of_range["public.items"]
 
 
+@pytest.mark.long
 def test_each_record_is_in_one_range_and_each_transaction_whole(flow: Flow) -> None:
     told: list[ChangeRange] = []
     with flow.streaming() as errors, Shop(flow) as shop:

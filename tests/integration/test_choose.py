@@ -104,7 +104,7 @@ def everything(flow: Flow) -> bytes:
     return found
 
 
-@pytest.mark.parametrize("format", ["json", "avro"])
+@pytest.mark.parametrize("format", ["json", pytest.param("avro", marks=pytest.mark.long)])
 def test_what_is_left_out_is_nowhere(
     make_flow: MakeFlow, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, format: str
 ) -> None:
@@ -143,7 +143,7 @@ def test_what_is_left_out_is_nowhere(
     assert SECRET not in logged(caplog)
 
 
-@pytest.mark.parametrize("format", ["json", "avro"])
+@pytest.mark.parametrize("format", [pytest.param("json", marks=pytest.mark.long), "avro"])
 def test_masked_values_are_nowhere(
     make_flow: MakeFlow, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, format: str
 ) -> None:
@@ -184,7 +184,7 @@ def test_masked_values_are_nowhere(
     assert SECRET not in logged(caplog)
 
 
-@pytest.mark.parametrize("format", ["json", "avro"])
+@pytest.mark.parametrize("format", ["json", pytest.param("avro", marks=pytest.mark.long)])
 def test_hashes_are_the_same_in_all_tables_and_the_values_are_nowhere(
     make_flow: MakeFlow, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, format: str
 ) -> None:
@@ -306,7 +306,7 @@ def test_dates_and_times_have_the_forms_of_their_columns(make_flow: MakeFlow, re
         preflight.run(flow.pipeline)
 
 
-@pytest.mark.parametrize("format", ["json", "avro"])
+@pytest.mark.parametrize("format", ["json", pytest.param("avro", marks=pytest.mark.long)])
 def test_columns_have_the_names_of_their_options(
     make_flow: MakeFlow, request: pytest.FixtureRequest, format: str
 ) -> None:
@@ -498,6 +498,7 @@ def test_columns_that_come_and_go(make_flow: MakeFlow) -> None:
     assert SECRET.encode() not in everything(flow)
 
 
+@pytest.mark.long
 def test_a_new_name_does_not_show_what_is_left_out_by_the_old_one(make_flow: MakeFlow) -> None:
     options = {"people": {"exclude": ["email", "scan*", "note"]}}
     flow = make_flow(tables="*", table_options=options, allow_unkeyed=True)

@@ -337,6 +337,7 @@ def twice(tmp_path: Path) -> Iterator[tuple[PostgresServer, Callable[[str], None
         server.stop()
 
 
+@pytest.mark.long
 def test_a_server_that_was_set_back_behind_the_position_is_refused(
     kafka: KafkaBroker, twice: tuple[PostgresServer, Callable[[str], None]]
 ) -> None:

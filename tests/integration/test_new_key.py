@@ -46,7 +46,7 @@ def _make(make_flow: MakeFlow, registry: SchemaRegistry | None = None, **setting
     return flow
 
 
-@pytest.mark.parametrize("format", ["json", "avro"])
+@pytest.mark.parametrize("format", [pytest.param("json", marks=pytest.mark.long), "avro"])
 def test_a_table_with_another_key_is_read_again(make_flow: MakeFlow, registry: SchemaRegistry, format: str) -> None:
     flow = _make(make_flow, registry if format == "avro" else None)
     flow.execute("UPDATE t SET text = 'before' WHERE id = 20", "INSERT INTO u VALUES (2, 'before')")
@@ -148,7 +148,7 @@ def test_a_key_that_changes_inside_a_transaction_that_is_published_in_part(make_
     assert len(flow.read("u")) == 1 + 400
 
 
-@pytest.mark.parametrize("how", ["another key", "a successor"])
+@pytest.mark.parametrize("how", [pytest.param("another key", marks=pytest.mark.long), "a successor"])
 def test_dead_letters_of_before_are_not_published(make_flow: MakeFlow, how: str) -> None:
     """Nothing would ever remove a record of the earlier key; and a tombstone of the table before would remove its
     successor's row."""

@@ -124,6 +124,7 @@ def test_a_limit_that_is_lowered_while_the_stream_runs_blames_only_what_exceeds_
     assert [letter.value["columns"]["name"][:3] for letter in flow.dead_letters()] == ["xxx"]
 
 
+@pytest.mark.long
 def test_what_only_the_broker_knows_to_be_too_large_is_found_among_good_records(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def _quota(broker: KafkaBroker, *change: str) -> None:
     run([*command, *where], "changing the quota", cwd=broker.folder)
 
 
+@pytest.mark.long
 def test_a_quota_of_the_broker_slows_a_stream_down_and_it_says_so(make_flow: MakeFlow, slow: ProxiedBroker) -> None:
     flow = make_flow(broker=slow, skip_snapshot=True)
     flow.create()

@@ -332,6 +332,7 @@ class _Writers:
             assert found == [*range(-500, 0), *range(1, count + 1)], table
 
 
+@pytest.mark.long
 def test_new_tables_without_a_key_have_each_row_once(make_flow: MakeFlow) -> None:
     flow = _make(make_flow, "first", tables="*", allow_unkeyed=True)
     writers, names = _Writers(flow), [f"log_{n}" for n in range(4)]

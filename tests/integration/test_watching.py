@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job
@@ -14,6 +16,7 @@ from tests.support.topics import Flow
 from tests.support.waiting import until
 
 
+@pytest.mark.long
 def test_a_stream_that_reports_nothing_more_is_noticed_and_one_that_reports_is_not(
     database: str, kafka: KafkaBroker
 ) -> None:

@@ -111,6 +111,10 @@ def tombstones(topic: int, keys: Sequence[tuple[int, bytes]]) -> Records:
     return Records(table, np.frombuffer(bytearray(b"".join(key for _, key in keys) or b"\0"), dtype=np.uint8), 0)
 
 
+#: a batch without any
+NO_RECORDS = tombstones(0, [])
+
+
 def keyed(topic: int, records: Sequence[tuple[bytes, bytes, int]]) -> Records:
     """Records without headers for the first partition of a topic, each with its key, its value and its timestamp.
 

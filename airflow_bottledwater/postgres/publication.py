@@ -341,9 +341,9 @@ def uncovered(connection: Connection, published: Published, tables: Sequence[Sou
 
     :param tables: those that updates and deletes can be published of.
     """
-    if not (published.updates or published.deletes):
-        return {}
     of = {table.oid: table for table in tables if published.filters(table.oid)}
+    if not of or not (published.updates or published.deletes):
+        return {}
     below = partitions.below(connection, [table.oid for table in of.values() if table.partitioned])
     found = {}
     for oid, table in of.items():

@@ -9,7 +9,7 @@ import numpy as np
 
 from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.program import Programs
-from airflow_bottledwater.kafka.publisher import Records, tombstones
+from airflow_bottledwater.kafka.publisher import NO_RECORDS, Records
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.reject import Rejection, too_large
@@ -51,7 +51,7 @@ class EncodedBatch:
     rejections: list[Rejection] = field(default_factory=list)
     held: Mapping[int, int] = field(default_factory=dict)
     gaps: Mapping[int, Gap] = field(default_factory=dict)
-    messages: Records = field(default_factory=lambda: tombstones(0, []))
+    messages: Records = NO_RECORDS
 
     @property
     def batch(self) -> Batch:

@@ -17,7 +17,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import Refused, StaleBatch
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
-from airflow_bottledwater.kafka.publisher import Records, keyed, single
+from airflow_bottledwater.kafka.publisher import NO_RECORDS, Records, keyed, single
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.metrics import batch as counting
 from airflow_bottledwater.metrics.meter import Meter
@@ -293,8 +293,9 @@ class StreamPublisher:
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
-        session = self._session
-        messages = message_records(completed.batch, session.index, session.partitions, headers)
+        session, messages = self._session, NO_RECORDS
+        if self._pipeline.messages:  # otherwise there are none
+            messages = message_records(completed.batch, session.index, session.partitions, headers)
         for relation, columns in _changed(completed, found.rejections).items():
             check_definitions(self._pipeline, programs.tables[relation], columns)
         rejections = [

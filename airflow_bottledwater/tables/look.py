@@ -98,8 +98,9 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
         kept = compared.renamed(connection, pipeline, known, wanted)
         names = publication.names(pipeline.publication_name)
         first = publication.read(connection, names[0])
-        mine = first is not None and pipeline.create_publication and not first.whole
-        members = frozenset(first.tables) if mine and first is not None else frozenset[int]()
+        members = frozenset[int]()
+        if first is not None and pipeline.create_publication and not first.whole:
+            members = frozenset(first.tables)
         loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
         followed = [table for table in loaded if table.oid in known.tables]
         changed = compared.unsent(connection, known)

@@ -21,6 +21,7 @@ from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
 from airflow_bottledwater.cli.tables import pause_table, resume_table
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.local.commands import COMMANDS
+from airflow_bottledwater.pipeline.rules import listed
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
 
@@ -221,8 +222,7 @@ def accept_new_keys(of_tables: str, **values: Any) -> None:
     gives them another form. The next job publishes all rows under their new keys, and removes the old ones."""
     from airflow_bottledwater.provision.accept import accept
 
-    patterns = [each.strip() for each in of_tables.split(",") if each.strip()]
-    accepted = accept(pipeline_of(values, later=True), patterns)
+    accepted = accept(pipeline_of(values, later=True), listed(of_tables))
     click.echo(f"Accepted for {', '.join(accepted)}: the next job reads their rows again.", err=True)
 
 
@@ -234,8 +234,7 @@ def dismiss(of_tables: str, **values: Any) -> None:
     reported."""
     from airflow_bottledwater.provision import redrive
 
-    patterns = [each.strip() for each in of_tables.split(",") if each.strip()]
-    click.echo(f"{redrive.dismiss(pipeline_of(values), patterns).dismissed} dismissed.", err=True)
+    click.echo(f"{redrive.dismiss(pipeline_of(values), listed(of_tables)).dismissed} dismissed.", err=True)
 
 
 cli.add_command(snapshot)

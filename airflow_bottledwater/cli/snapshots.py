@@ -17,6 +17,7 @@ from rich.table import Column, Table
 
 from airflow_bottledwater.cli.options import options, pipeline_of
 from airflow_bottledwater.errors import JobFailed
+from airflow_bottledwater.pipeline.rules import listed
 from airflow_bottledwater.pipeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ def snapshot(
     from airflow_bottledwater.provision import live
     from airflow_bottledwater.state.control_records import SnapshotRequest
 
-    named = tuple(part.strip() for part in tables.split(",") if part.strip())
-    request = SnapshotRequest(named, where, sweep, by_key, rows_per_second, bytes_per_second)
+    request = SnapshotRequest(tuple(listed(tables)), where, sweep, by_key, rows_per_second, bytes_per_second)
     check_named(request)
     pipeline = pipeline_of(values, later=True)
     name, request_id = live.ask(pipeline, request)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from airflow_bottledwater.cli.options import options, pipeline_of
+from airflow_bottledwater.pipeline.rules import listed
 
 _TABLES = click.option(
     "--tables", "of_tables", required=True, help="Tables, as [schema.]table with * and ?, comma-separated."
@@ -39,8 +40,7 @@ def _ask(of_tables: str, values: dict[str, Any], timeout: float, *, paused: bool
     from airflow_bottledwater.provision import pausing
 
     pipeline = pipeline_of(values, later=True)
-    patterns = [each.strip() for each in of_tables.split(",") if each.strip()]
-    asked = pausing.ask(pipeline, patterns, paused=paused, by=_user(), why=why)
+    asked = pausing.ask(pipeline, listed(of_tables), paused=paused, by=_user(), why=why)
     what = "Asked to pause the tables." if paused else "Asked to go on with the tables."
     click.echo(f"{what} {pausing.outcome(pipeline, *asked, timeout=timeout)}", err=True)
 

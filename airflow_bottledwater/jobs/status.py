@@ -8,16 +8,14 @@ from typing import Any
 import msgspec
 
 from airflow_bottledwater.model.lsn import format_lsn
-from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.state import control_topic, store
-from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
-from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
@@ -42,14 +40,7 @@ def known(pipeline: Settings) -> PipelineState:
     :raises StateError: the state is another cluster's.
     """
     with session(pipeline.postgres, "Identifying the cluster") as connection:
-        return _known(pipeline, identify(connection))
-
-
-def _known(pipeline: Settings, cluster: Cluster) -> PipelineState:
-    topic = store.state_topic_name(cluster.database, pipeline.slot)
-    found = read_state(pipeline, topic)
-    check_cluster(found, cluster, topic)
-    return found
+        return read_own(pipeline, identify(connection))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +106,7 @@ def report(pipeline: Settings) -> PipelineReport:
     with session(pipeline.postgres, "Reading the slot") as connection:
         cluster = identify(connection)
         found = slot.state(connection, pipeline.slot)
-    state = _known(pipeline, cluster)
+    state = read_own(pipeline, cluster)
     return PipelineReport(
         name=pipeline.slot,
         database=cluster.database,

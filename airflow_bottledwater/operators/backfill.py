@@ -23,13 +23,13 @@ from airflow_bottledwater.operators.base import (
     failing,
     is_first_try,
     known_event,
-    listed,
     number,
 )
 from airflow_bottledwater.operators.lineage import LineageMixin
 from airflow_bottledwater.operators.watching import BlockingWatch
 from airflow_bottledwater.pipeline import patterns
 from airflow_bottledwater.pipeline.argument import PipelineArgument
+from airflow_bottledwater.pipeline.rules import listed
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.backfill import BackfillTrigger
 

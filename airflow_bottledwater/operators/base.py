@@ -93,14 +93,6 @@ def is_first_try(ti: Any, retries: int) -> bool:
     return bool(ti.try_number == ti.max_tries - retries + 1)
 
 
-def listed(value: Sequence[str] | str | None) -> list[str]:
-    """A list of texts, which may be given as one text with commas."""
-    if value is None:
-        return []
-    parts = value.split(",") if isinstance(value, str) else value
-    return [str(part).strip() for part in parts if str(part).strip()]
-
-
 def number(name: str, value: float | str | None) -> float | None:
     """A numeric parameter, which may be text if it comes from a template; None if it is not set.
 

@@ -13,10 +13,10 @@ from airflow_bottledwater.operators.base import (
     PIPELINE_RENDERERS,
     PipelineMixin,
     failing,
-    listed,
     number,
 )
 from airflow_bottledwater.pipeline.argument import PipelineArgument
+from airflow_bottledwater.pipeline.rules import listed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

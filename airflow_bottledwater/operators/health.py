@@ -9,7 +9,8 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.hooks.connections import connection
-from airflow_bottledwater.operators.base import failing, listed, number
+from airflow_bottledwater.operators.base import failing, number
+from airflow_bottledwater.pipeline.rules import listed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

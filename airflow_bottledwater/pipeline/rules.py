@@ -6,7 +6,7 @@ A setting's rule is its annotation, which msgspec checks: ``Annotated[type, abou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -73,6 +73,15 @@ def said(hint: Any) -> dict[str, Any]:
     return found
 
 
+def listed(value: Sequence[Any] | str | None) -> list[str]:
+    """A list of texts, which may be given as one text with commas."""
+    if value is None:
+        return []
+    parts = value.split(",") if isinstance(value, str) else value
+    # a template makes a number of a table called 2024
+    return [text for part in parts if (text := str(part).strip())]
+
+
 def convert(hint: Any, value: Any) -> Any:
     """A value, converted to the type of an annotation: numbers and switches may be texts, lists one text with commas,
     and properties without a value (null in a connection's extra) are left out.
@@ -81,10 +90,8 @@ def convert(hint: Any, value: Any) -> Any:
     """
     kind = type_of(hint)
     if kind is tuple:
-        parts = value.split(",") if isinstance(value, str) else value
-        if isinstance(parts, list | tuple):
-            # a template makes a number of a table called 2024
-            value = [text for part in parts if (text := str(part).strip())]
+        if isinstance(value, str | list | tuple):
+            value = listed(value)
     elif kind is dict and isinstance(value, Mapping):
         value = {str(name): str(each) for name, each in value.items() if each is not None}
     return msgspec.convert(value, hint, strict=False)

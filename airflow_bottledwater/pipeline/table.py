@@ -62,9 +62,7 @@ class Table(Section):
         tuple[str, ...], about("The columns that are left out, with * and ?, also if include names them.")
     ] = ()
     mask: Annotated[
-        dict[
-            str, Annotated[str, limited(_MASKS, pattern=r"^(null|hash|constant:[^\0]*|(first|last):[0-9]{1,9})$(?!\n)")]
-        ],
+        dict[str, Annotated[str, limited(_MASKS, pattern=_MASK)]],
         about("What is published instead of columns' values, by the columns' names with * and ?.", allowed=_MASKS),
     ] = field(default_factory=dict)
     rename: Annotated[

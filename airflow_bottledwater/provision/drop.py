@@ -18,10 +18,9 @@ from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic, store
-from airflow_bottledwater.state.claim import Claim, read_state
+from airflow_bottledwater.state.claim import Claim, read_own, read_state
 from airflow_bottledwater.state.control_records import REPORTED, owner_key, status_key, verified_key
 from airflow_bottledwater.state.control_topic import ControlTopic
-from airflow_bottledwater.state.identity import check_cluster
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS
 
@@ -105,9 +104,7 @@ def drop(pipeline: Settings, *, when: str = "retired") -> str:
     with session(pipeline.postgres, f"Dropping slot {pipeline.slot!r}") as connection:
         cluster = identify(connection)
         present = slot.state(connection, pipeline.slot)
-        topic = store.state_topic_name(cluster.database, pipeline.slot)
-        known = read_state(pipeline, topic)
-        check_cluster(known, cluster, topic)
+        known = read_own(pipeline, cluster)
         status = read_status(pipeline, cluster.pipeline(pipeline.slot))
         if when == "never" or (when == "retired" and (status is None or not status.retired)):
             if present is None:

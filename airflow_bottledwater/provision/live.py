@@ -10,12 +10,12 @@ from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.live.wanted import check_named, wanted
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import store
-from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.claim import read_own, read_state
 from airflow_bottledwater.state.control_records import TAKEN_NOW, SnapshotRequest
-from airflow_bottledwater.state.identity import check_cluster
+from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
 def name_of(pipeline: Settings) -> str:
@@ -31,6 +31,22 @@ def _cluster(pipeline: Settings) -> Cluster:
         return identify(connection)
 
 
+def streamed(pipeline: Settings, connection: Connection, what: str) -> tuple[Cluster, PipelineState]:
+    """The cluster and the saved state of a pipeline that has a stream.
+
+    :param what: the stream is to do, for the message.
+    :raises StateError: there is no such pipeline, or its first snapshot is not complete.
+    """
+    cluster = identify(connection)
+    known = read_own(pipeline, cluster)
+    if known.slot is None or not known.complete:
+        raise StateError(
+            f"The snapshot of slot {pipeline.slot!r} is not complete: there is no stream yet that could {what}.",
+            "Run the pipeline first: the command, or the tasks create_slot, snapshot and stream.",
+        )
+    return cluster, known
+
+
 def check(pipeline: Settings, request: SnapshotRequest) -> str:
     """Check that a live snapshot can be taken; returns the pipeline's name.
 
@@ -41,16 +57,7 @@ def check(pipeline: Settings, request: SnapshotRequest) -> str:
     """
     check_named(request)
     with session(pipeline.postgres, "Checking a live snapshot", application="bottledwater live snapshot") as connection:
-        cluster = identify(connection)
-        topic = store.state_topic_name(cluster.database, pipeline.slot)
-        known = read_state(pipeline, topic)
-        check_cluster(known, cluster, topic)
-        if known.slot is None or not known.complete:
-            raise StateError(
-                f"The snapshot of slot {pipeline.slot!r} is not complete: there is no stream yet that could read rows "
-                "again.",
-                "Run the pipeline first: the command, or the tasks create_slot, snapshot and stream.",
-            )
+        cluster, known = streamed(pipeline, connection, "read rows again")
         wanted(pipeline, connection, request, known)
         return cluster.pipeline(pipeline.slot)
 

@@ -7,18 +7,16 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from airflow_bottledwater.errors import Refused, SettingError, StateError
+from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, session
-from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision import live
-from airflow_bottledwater.state import control_topic, store
-from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import TableRequest, encode, table_requests_prefix
 from airflow_bottledwater.state.control_topic import ControlTopic
-from airflow_bottledwater.state.identity import check_cluster, refuse_shared, resolve
+from airflow_bottledwater.state.identity import refuse_shared, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
@@ -37,16 +35,7 @@ def ask(pipeline: Settings, tables: Sequence[str], *, paused: bool, by: str = ""
     if not tables:
         raise SettingError("tables", "", "at least one table ('*' means all)")
     with session(pipeline.postgres, "Asking about tables", application="bottledwater tables") as connection:
-        cluster = identify(connection)
-        topic = store.state_topic_name(cluster.database, pipeline.slot)
-        known = read_state(pipeline, topic)
-        check_cluster(known, cluster, topic)
-        if known.slot is None or not known.complete:
-            raise StateError(
-                f"The snapshot of slot {pipeline.slot!r} is not complete: there is no stream yet that could pause a "
-                "table.",
-                "Run the pipeline first: the command, or the tasks create_slot, snapshot and stream.",
-            )
+        cluster, known = live.streamed(pipeline, connection, "pause a table")
         oids = _meant(pipeline, connection, known, tables, paused)
     name = cluster.pipeline(pipeline.slot)
     request, request_id = TableRequest(tuple(oids), paused, by, why, time.time()), uuid.uuid4().hex[:12]

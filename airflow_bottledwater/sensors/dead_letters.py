@@ -13,10 +13,10 @@ from airflow_bottledwater.operators.base import (
     PIPELINE_RENDERERS,
     PipelineMixin,
     known_event,
-    listed,
     number,
 )
 from airflow_bottledwater.pipeline.argument import PipelineArgument
+from airflow_bottledwater.pipeline.rules import listed
 from airflow_bottledwater.sensors.looking import LookingSensor
 from airflow_bottledwater.triggers.dead_letters import DeadLettersTrigger, LettersWatch
 

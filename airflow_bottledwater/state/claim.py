@@ -69,6 +69,18 @@ def read_state(
     return PipelineState(store.read_records(pipeline.kafka, topic, timeout=timeout, admin=admin, must_exist=must_exist))
 
 
+def read_own(pipeline: Settings, cluster: Cluster) -> PipelineState:
+    """The saved state of a pipeline of this cluster.
+
+    :raises StateError: the state is another cluster's, or see :func:`read_state`.
+    :raises Outage: see :func:`read_state`.
+    """
+    topic = store.state_topic_name(cluster.database, pipeline.slot)
+    found = read_state(pipeline, topic)
+    check_cluster(found, cluster, topic)
+    return found
+
+
 def read_behind(
     pipeline: Settings, topic: str, backoff: Backoff, release: Callable[[], None], admin: Topics | None = None
 ) -> PipelineState:

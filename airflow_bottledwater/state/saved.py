@@ -12,10 +12,8 @@ from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state.claim import Claim, read_state
-from airflow_bottledwater.state.identity import check_cluster
+from airflow_bottledwater.state.claim import Claim, read_own
 from airflow_bottledwater.state.records import SAVED_SETTINGS, SavedSettings
-from airflow_bottledwater.state.store import state_topic_name
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +64,4 @@ def completed(pipeline: Settings, given: Collection[str]) -> Settings:
 def _saved(pipeline: Settings) -> dict[str, Any] | None:
     with session(pipeline.postgres, "Reading the pipeline's settings") as connection:
         cluster = identify(connection)
-    topic = state_topic_name(cluster.database, pipeline.slot)
-    known = read_state(pipeline, topic)
-    check_cluster(known, cluster, topic)
-    return known.settings
+    return read_own(pipeline, cluster).settings

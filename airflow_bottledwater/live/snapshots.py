@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import ROTATION
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, rotated
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused, rotated
 from airflow_bottledwater.jobs.snapshots import SnapshotRequests
 from airflow_bottledwater.live.changed_keys import MOST
 from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.live.snapshot import Broken, Failed, LiveSnapshot
-from airflow_bottledwater.live.wanted import wanted
+from airflow_bottledwater.live.wanted import named, wanted
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
@@ -41,10 +41,15 @@ class LiveSnapshots:
 
     :param name: the pipeline's name, see :meth:`~airflow_bottledwater.model.slot.Cluster.pipeline`.
     :param session: the stream's own.
+    :ivar unsettled: whether something may be about to be done about one of some tables, given by their oids, that is
+        not known to a look which began before a time of :func:`time.monotonic`: a refusal is not final until then.
     """
 
     def __init__(self, pipeline: Settings, name: str, session: PublishSession) -> None:
         self._pipeline, self._session = pipeline, session
+        self.unsettled: Callable[[Collection[int], float], bool] = lambda _oids, _since: False
+        #: when each request was refused first
+        self._refused_at: dict[str, float] = {}
         self._requests = SnapshotRequests(pipeline, name)
         self._reports = Reports(pipeline, name)
         #: those that are read now, by their requests' ids
@@ -150,8 +155,15 @@ class LiveSnapshots:
             with connected(
                 self._pipeline.postgres, "Beginning a live snapshot", application="bottledwater live snapshot"
             ) as connection:
-                progress = LiveProgress(wanted(self._pipeline, connection, request, self._session.state))
+                try:
+                    progress = LiveProgress(wanted(self._pipeline, connection, request, self._session.state))
+                except Refused as refused:
+                    oids = named(self._pipeline, connection, request, self._session.state)
+                    if self._may_change(request_id, oids):
+                        raise Outage(f"{refused.what} Whether this is about to change is being looked at.") from refused
+                    raise
             self._refused = 0.0
+            self._refused_at.pop(request_id, None)
         except BottledWaterError as error:
             if isinstance(error, CredentialsRefused):
                 self._refused = self._refused or time.monotonic()
@@ -208,11 +220,21 @@ class LiveSnapshots:
         try:
             ready = serving.advance(progress)
         except Failed as failure:
-            self._fail(request_id, failure)
+            if isinstance(failure.error, Refused) and self._may_change(request_id, progress.tables):
+                tables = self._session.state.tables
+                self._reports.tell(request_id, "waiting", progress, tables=tables, waits_for=str(failure.error))
+            else:
+                self._fail(request_id, failure)
             return False
+        self._refused_at.pop(request_id, None)
         tables = self._session.state.tables
         self._reports.tell(request_id, serving.state, progress, serving.reading, tables, boundary=serving.boundary)
         return ready
+
+    def _may_change(self, request_id: str, oids: Collection[int]) -> bool:
+        """Whether what refuses a request may be about to change: its table was dropped, say, and the stream is about to
+        follow the one that bears the name now."""
+        return self.unsettled(oids, self._refused_at.setdefault(request_id, time.monotonic()))
 
     def _fail(self, request_id: str, failure: Failed) -> None:
         log.error("The live snapshot failed: %s", failure.error)
@@ -225,6 +247,7 @@ class LiveSnapshots:
         serving = self._serving.get(request_id)
         boundary = serving.boundary if serving is not None else ""
         self._forget([request_id])
+        self._refused_at.pop(request_id, None)
         ended = replace(progress or LiveProgress(()), ended=how, error=error)
         if ended != progress:
             self._write({live_key(request_id): ended})

@@ -18,6 +18,13 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 _INT8 = 20
 
 
+def named(
+    pipeline: Settings, connection: Connection, request: SnapshotRequest, known: PipelineState
+) -> tuple[int, ...]:
+    """The oids of those tables of a request that there are, whether they can be read or not."""
+    return tuple(resolve(connection, pipeline, known, request.tables, strict=False))
+
+
 def wanted(
     pipeline: Settings, connection: Connection, request: SnapshotRequest, known: PipelineState
 ) -> tuple[int, ...]:

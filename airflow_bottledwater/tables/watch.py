@@ -4,9 +4,10 @@ the stream carries it out between two batches."""
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -63,6 +64,8 @@ class TableWatch:
         self._prepared: PreparedSteps | None = None
         # how often something was carried out; what is prepared for a state of before does not count
         self._generation, self._lock, self._looking = 0, threading.Lock(), threading.Lock()
+        #: when the last look began, and the tables about which it has found something to be done
+        self._looked = (-math.inf, frozenset[int]())
         self._error: Exception | None = None
         self._new: list[str] = []
         #: new tables whose rows could not be published
@@ -125,6 +128,18 @@ class TableWatch:
             self._prepared = None  # whoever has it closes it
             return prepared
 
+    def unsettled(self, oids: Iterable[int], since: float) -> bool:
+        """Whether something is to be done about one of some tables, or may be: that is known as soon as a look has
+        ended which began after ``since``. If there is none, the next one begins at once.
+
+        :param since: on the clock of :func:`time.monotonic`.
+        """
+        began, due = self._looked
+        if began < since:
+            self._again = 0.0
+            return True
+        return not due.isdisjoint(oids)
+
     def waits(self) -> int:
         """Where the stream has to be before what is prepared can be carried out; 0 if nothing is."""
         return self._prepared.lsn if self._prepared is not None else 0
@@ -185,7 +200,7 @@ class TableWatch:
 
     def _look(self, connection: Connection) -> None:
         with self._lock:
-            known, generation = self._known, self._generation
+            known, generation, began = self._known, self._generation, time.monotonic()
         known.apply(coverage.followed(connection, known))
         seen = look(connection, self._pipeline, known)
         try:
@@ -205,6 +220,7 @@ class TableWatch:
             if generation == self._generation and not self._ended.is_set():
                 self._give_up()
                 self._prepared = prepared
+                self._looked = began, frozenset(step.oid for step in steps if step.do is not Do.NOTHING)
             elif prepared is not None:
                 prepared.close()
 

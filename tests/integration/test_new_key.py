@@ -16,11 +16,13 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.errors import PreflightError, RecordError, Refused, StateError
 from airflow_bottledwater.jobs import snapshots
+from airflow_bottledwater.live import reading
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import live, redrive
 from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.tables import watch
 from tests.support.tables import dies_before_it_reads
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records
 from tests.support.waiting import until
@@ -208,18 +210,41 @@ def test_a_successor_gets_the_topic(make_flow: MakeFlow) -> None:
     assert flow.compare("t").equal
 
 
-@pytest.mark.long
-def test_a_live_snapshot_of_a_dropped_table_goes_on_with_its_successor(make_flow: MakeFlow) -> None:
+@pytest.mark.parametrize("first", ["the snapshot", pytest.param("the stream", marks=pytest.mark.long)])
+def test_a_live_snapshot_of_a_dropped_table_goes_on_with_its_successor(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Whoever finds first that the table was dropped: what reads its rows, or the stream's look at the catalog."""
     flow = _make(make_flow)
-    flow.execute("INSERT INTO t SELECT g, g, 'many' FROM generate_series(10000, 60000) g")
-    asked = flow.ask("u", "t", rows_per_second=10000)
+    reads, may_read, may_look, refused, passed_on = (threading.Event() for _ in range(5))
+    begin, look, unsettled, carried_out = (
+        reading.begin_reading,
+        watch.look,
+        watch.TableWatch.unsettled,
+        watch.TableWatch.carried_out,
+    )
+    monkeypatch.setattr(
+        reading, "begin_reading", lambda *of, **how: (reads.set(), may_read.wait(60), begin(*of, **how))[2]
+    )
+    monkeypatch.setattr(watch.TableWatch, "unsettled", lambda *of: (refused.set(), unsettled(*of))[1])
+    monkeypatch.setattr(watch.TableWatch, "carried_out", lambda *of: (passed_on.set(), carried_out(*of))[1])
     with flow.streaming() as errors:
-        until(lambda: asked in read_state(flow.pipeline, state_topic(flow)).lives, "it begins", failed=errors)
-        time.sleep(1)
-    assert not flow.reported(asked).ended
-    flow.execute("DROP TABLE t", "CREATE TABLE t (id text PRIMARY KEY)", "INSERT INTO t VALUES ('a')")
-    flow.stream()
+        flow.streams()
+        asked = flow.ask("t")
+        until(reads.is_set, "it is about to read", failed=errors)
+        if first == "the snapshot":
+            monkeypatch.setattr(watch, "look", lambda *of: (may_look.wait(60), look(*of))[1])
+        flow.transaction("DROP TABLE t", "CREATE TABLE t (id text PRIMARY KEY)", "INSERT INTO t VALUES ('a')")
+        if first == "the snapshot":
+            may_read.set()
+            until(refused.is_set, "it finds no table", failed=errors)
+            may_look.set()
+        until(passed_on.is_set, "the topic is the successor's", failed=errors)
+        assert refused.is_set() == (first == "the snapshot")
+        may_read.set()
+        until(lambda: flow.reported(asked).ended, "it ends", failed=errors)
     assert flow.reported(asked).state == "finished"
+    flow.stream()
     assert flow.compare("t").equal
 
 

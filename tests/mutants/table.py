@@ -2190,6 +2190,24 @@ MUTANTS = (
         f"{_LIVE}::test_a_commit_that_was_published_before_others_can_see_it_is_not_undone",
     ),
     Mutant(
+        "a live snapshot that is refused waits for what becomes of its table",
+        "LiveSnapshots._is_ready",
+        never("isinstance(failure.error, Refused) and self._may_change(...)"),
+        "tests/integration/test_new_key.py::test_a_live_snapshot_of_a_dropped_table_goes_on_with_its_successor",
+    ),
+    Mutant(
+        "a look of before says nothing of a table that was dropped since",
+        "TableWatch.unsettled",
+        never("began < since"),
+        "tests/unit/tables/test_watch.py::test_what_is_to_become_of_a_table_is_told_by_a_look_of_afterwards",
+    ),
+    Mutant(
+        "a live snapshot of a table that has no successor fails",
+        "TableWatch.unsettled",
+        swap("not due.isdisjoint(oids)", "True"),
+        "tests/unit/tables/test_watch.py::test_what_is_to_become_of_a_table_is_told_by_a_look_of_afterwards",
+    ),
+    Mutant(
         "a table is locked before rows that are read again are looked at",
         "begin_reading",
         swap(

@@ -40,3 +40,13 @@ def test_with_stop_new_tables_end_the_stream() -> None:
     made._new = ["public.t"]
     with pytest.raises(Refused, match="new_tables is stop"):
         made.due(Position(1))
+
+
+def test_what_is_to_become_of_a_table_is_told_by_a_look_of_afterwards() -> None:
+    made = watch()
+    assert made.unsettled([1], 5.0) and made._again == 0.0
+    made._looked = 10.0, frozenset({1, 2})
+    assert made.unsettled([1], 5.0) and made.unsettled([3, 2], 5.0)
+    assert not made.unsettled([3], 5.0)
+    made._again = 99.0
+    assert made.unsettled([3], 10.5) and made._again == 0.0

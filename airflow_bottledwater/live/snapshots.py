@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import ROTATION
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused, rotated
+from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, RecordError, Refused, rotated
 from airflow_bottledwater.jobs.snapshots import SnapshotRequests
 from airflow_bottledwater.live.changed_keys import MOST
 from airflow_bottledwater.live.report import Reports
@@ -23,10 +24,15 @@ from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres.connect import session as connected
 from airflow_bottledwater.publish.encode import EncodedBatch
 from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.state import held
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from airflow_bottledwater.state.records import LiveProgress, StateRecord, live_key
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Gap, LiveProgress, StateRecord, live_key
 
 log = logging.getLogger(__name__)
+
+#: makes the records with which tables are held, from the state and why each is
+Hold = Callable[[PipelineState, Mapping[int, Gap]], dict[str, StateRecord | None]]
 
 #: live snapshots that are read at a time, each with a session of its own: small tables take most of their time waiting
 _SIDE_BY_SIDE = 4
@@ -43,11 +49,13 @@ class LiveSnapshots:
     :param session: the stream's own.
     :ivar unsettled: whether something may be about to be done about one of some tables, given by their oids, that is
         not known to a look which began before a time of :func:`time.monotonic`: a refusal is not final until then.
+    :ivar hold: the records with which tables are set aside, see :func:`airflow_bottledwater.tables.writer.hold`.
     """
 
     def __init__(self, pipeline: Settings, name: str, session: PublishSession) -> None:
         self._pipeline, self._session = pipeline, session
         self.unsettled: Callable[[Collection[int], float], bool] = lambda _oids, _since: False
+        self.hold: Hold = lambda _known, _gaps: {}
         #: when each request was refused first
         self._refused_at: dict[str, float] = {}
         self._requests = SnapshotRequests(pipeline, name)
@@ -201,7 +209,7 @@ class LiveSnapshots:
             self._serving[request_id].forget()
             return
         except Failed as failure:
-            self._fail(request_id, failure)
+            self._fail(request_id, served[request_id], failure)
             return
         self._shared = False
         self._not_before = time.monotonic() + (time.monotonic() - began) * (1 / self._pipeline.live_share - 1)
@@ -224,7 +232,7 @@ class LiveSnapshots:
                 tables = self._session.state.tables
                 self._reports.tell(request_id, "waiting", progress, tables=tables, waits_for=str(failure.error))
             else:
-                self._fail(request_id, failure)
+                self._fail(request_id, progress, failure)
             return False
         self._refused_at.pop(request_id, None)
         tables = self._session.state.tables
@@ -236,9 +244,25 @@ class LiveSnapshots:
         follow the one that bears the name now."""
         return self.unsettled(oids, self._refused_at.setdefault(request_id, time.monotonic()))
 
-    def _fail(self, request_id: str, failure: Failed) -> None:
-        log.error("The live snapshot failed: %s", failure.error)
-        self._end(request_id, self._session.state.live(request_id), "failed", str(failure.error))
+    def _fail(self, request_id: str, progress: LiveProgress, failure: Failed) -> None:
+        """End it; if a row of a table cannot be published that is set aside then (``on_error = isolate``), together
+        with that."""
+        pinned = self._session.state.tables[progress.tables[progress.done]]
+        isolated = TableMapping.of(self._pipeline).policy(pinned.table) == "isolate"
+        if not isolated or not isinstance(failure.error, RecordError):
+            log.error("The live snapshot failed: %s", failure.error)
+            self._end(request_id, progress, "failed", str(failure.error))
+            return
+        position = self._session.state.position
+        if position is not None and position.ordinal:
+            return  # a table is set aside between two transactions: it fails again
+        log.error("%s is set aside, and all others go on: %s", pinned.table.qualified, failure.error)
+        gap = held.set_aside("a row", failure.error.what)
+        records = self.hold(self._session.state, {pinned.table.oid: gap})
+        if not progress.required:
+            records[live_key(request_id)] = replace(progress, ended="failed", error=str(failure.error))
+        self._forget([request_id])
+        self._write(records)
 
     # ------------------------------------------------------------------ its end
     def _end(self, request_id: str, progress: LiveProgress | None, how: str, error: str = "") -> None:

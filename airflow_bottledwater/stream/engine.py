@@ -195,7 +195,7 @@ class _Follower:
                 StreamPublisher(self._pipeline, self._start, self._known, self._backoff, self._meter)
             ) as publisher:
                 self._publisher = publisher
-                publisher.live.unsettled = self._watch.unsettled
+                publisher.live.unsettled, publisher.live.hold = self._watch.unsettled, writer.hold
                 publisher.reached()
                 if publisher.state.tables != self._known.tables:
                     # an attempt of before has given tables other topics since the state was read

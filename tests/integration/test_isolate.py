@@ -97,10 +97,11 @@ def test_a_table_is_set_aside_from_the_transaction_on_and_the_others_have_it_who
     # whoever lets it go on too early sees why it does not
     with flow.streaming() as errors:
         _resume(flow)
-        until(lambda: "could not be read" in str(problems(flow).get("public.a")), "it is told", failed=errors)
+        until(lambda: "has a row that" in str(problems(flow).get("public.a")), "it is told", failed=errors)
         flow.execute("UPDATE b SET v = 'y'")
         until(lambda: flow.compare("b").equal, "the other goes on", failed=errors)
         limit_records(flow, "a", 100_000)
+        _resume(flow)
         until(lambda: flow.compare("a").equal, "all of its rows are read", pause=0.3, failed=errors)
         until(lambda: not problems(flow), "nothing is wrong any more", failed=errors)
         flow.execute("UPDATE a SET v = 'z' WHERE id = 1")
@@ -235,6 +236,24 @@ def test_a_snapshot_sets_a_table_aside_and_finishes_the_others(
     _resume(flow)
     flow.stream()
     assert flow.compare("a").equal and flow.compare("b").equal and not _held(flow)
+
+
+def test_a_live_snapshot_sets_a_table_aside(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow)
+    flow.execute(f"INSERT INTO a VALUES (100, {BAD['json'][1]})")
+    _streamed(flow)
+    asked = flow.ask("b", "a")
+    flow.execute("UPDATE b SET v = 'behind' WHERE id = 8")
+    flow.stream()
+    assert flow.reported(asked).state == "failed" and "id = 100" in flow.reported(asked).error
+    assert "has a row that cannot be published" in _held(flow)["a"] and "id = 100" in _held(flow)["a"]
+    flow.execute("UPDATE a SET v = 'left out' WHERE id = 1", "UPDATE b SET v = 'not' WHERE id = 1")
+    flow.stream()
+    assert _ids(flow, "a") == [] and flow.compare("b").equal
+    limit_records(flow, "a", 100_000)
+    _resume(flow)
+    flow.stream()
+    assert flow.compare("a").equal and not _held(flow)
 
 
 @pytest.mark.long

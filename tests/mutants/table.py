@@ -2582,6 +2582,18 @@ MUTANTS = (
         f"{_ISOLATE}::test_a_snapshot_that_is_resumed_leaves_out_what_is_set_aside",
     ),
     Mutant(
+        "a row of a live snapshot that cannot be published sets its table aside if that is its policy",
+        "LiveSnapshots._fail",
+        swap("TableMapping.of(...).policy(...) == 'isolate'", "False"),
+        f"{_ISOLATE}::test_a_live_snapshot_sets_a_table_aside",
+    ),
+    Mutant(
+        "a live snapshot whose table is set aside says that it has failed",
+        "LiveSnapshots._fail",
+        never("not progress.required"),
+        f"{_ISOLATE}::test_a_live_snapshot_sets_a_table_aside",
+    ),
+    Mutant(
         "a dead letter of an earlier key is not published",
         "_Letters._redrive",
         never("self._replaced(dead_letter)"),

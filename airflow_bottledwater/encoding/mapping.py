@@ -185,8 +185,9 @@ class TableMapping:
         return "log" in (self.on_error, *(rule.on_error for rule in self.rules.values()))
 
     def all_columns(self) -> TableMapping:
-        """The same without options of single tables: as the tables are, to compare the options with them."""
-        return replace(self, rules={})
+        """The same without options of single tables but their keys: as the tables are, to compare the options with
+        them."""
+        return replace(self, rules={pattern: Table(key=rule.key) for pattern, rule in self.rules.items() if rule.key})
 
     def topic(self, table: SourceTable) -> str:
         """The topic of a table by its name of today. A table that was renamed keeps the one that it has, see

@@ -3,6 +3,8 @@ needs no numba."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psycopg
 from psycopg import sql
 
@@ -16,6 +18,17 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 
 #: int8 (src/include/catalog/pg_type.dat)
 _INT8 = 20
+#: the first column of a key whose index does not sort it by PostgreSQL's own operators; {} is what makes an index that
+#: of the key
+_FOREIGN = """
+SELECT a.attname, format_type(a.atttypid, a.atttypmod)
+FROM pg_index x
+CROSS JOIN LATERAL unnest(x.indkey::int2[], x.indclass::oid[]) WITH ORDINALITY AS k(attnum, opclass, n)
+JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
+JOIN pg_opclass c ON c.oid = k.opclass
+WHERE x.indrelid = %s AND {} AND k.n <= x.indnkeyatts
+AND c.opcnamespace <> 'pg_catalog'::regnamespace ORDER BY k.n LIMIT 1
+"""
 
 
 def named(
@@ -57,7 +70,7 @@ def wanted(
                 "Stop the stream, drop the slot and start again with a snapshot, or give the table a primary key.",
             )
         if request.by_key:
-            check_order(connection, oid, name)
+            check_order(connection, oid, name, tables[oid].table.key)
         if request.where:
             _check_condition(connection, oid, names[oid], request.where)
     if request.sweep:
@@ -74,23 +87,15 @@ def check_named(request: SnapshotRequest) -> None:
         raise SettingError("tables", "", "at least one table that is to be read again ('*' means all)")
 
 
-def check_order(connection: Connection, oid: int, name: str) -> None:
+def check_order(connection: Connection, oid: int, name: str, key: Sequence[str]) -> None:
     """
-    :param name: the table's, for the message.
+    :param name: the table's, for the message; ``key`` are the columns of its key.
     :raises Refused: a column of the table's key is sorted by operators of an extension or a user (citext, ltree), which
         our sessions do not find: they trust PostgreSQL's own only.
     """
     foreign = connection.execute(
-        """
-        SELECT a.attname, format_type(a.atttypid, a.atttypmod)
-        FROM pg_index x
-        CROSS JOIN LATERAL unnest(x.indkey::int2[], x.indclass::oid[]) WITH ORDINALITY AS k(attnum, opclass, n)
-        JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
-        JOIN pg_opclass c ON c.oid = k.opclass
-        WHERE x.indrelid = %s AND (x.indisprimary OR x.indisreplident) AND k.n <= x.indnkeyatts
-        AND c.opcnamespace <> 'pg_catalog'::regnamespace ORDER BY k.n LIMIT 1
-        """,
-        (oid,),
+        _FOREIGN.format(catalog.OF_KEY),  # type: ignore[arg-type]
+        (oid, sorted(key)),
     ).fetchone()
     if foreign is not None:
         raise Refused(

@@ -96,7 +96,8 @@ _SAID = {
     "include.unknown.datatypes": "A type that is not known is published as PostgreSQL's text.",
     "binary.handling.mode": "bytea is bytes in Avro, and hexadecimal text in JSON.",
     "slot.drop.on.stop": "The slot stays; 'bottledwater drop-slot', or the task drop_slot, drops it.",
-    "message.key.columns": "The key of a record is the table's primary key, or that of its replica identity.",
+    "message.key.columns": "The key of a record is the table's primary key, or that of its replica identity; the "
+    "option key of a table names another one, which a unique index must have.",
     "snapshot.select.statement.overrides": "The snapshot reads whole tables. A live snapshot takes a condition.",
     "snapshot.include.collection.list": "The snapshot reads all tables of the pipeline.",
     "signal.data.collection": "Live snapshots are asked for through Kafka ('bottledwater snapshot'). The table for "

@@ -54,6 +54,10 @@ class Table(Section):
             pattern=r"^[^\0]*$(?!\n)",
         ),
     ] = ""
+    key: Annotated[
+        tuple[str, ...],
+        about("The columns of the key, in their order, which a unique index has; empty: those of the primary key."),
+    ] = ()
     topic_config: Annotated[
         dict[str, str], about("Properties of the topic, if it is created, beside and before the pipeline's.")
     ] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.patterns import describes, is_meant, is_named
 from airflow_bottledwater.postgres import partitions
@@ -72,14 +73,21 @@ JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE p.inside AND t.typsend = 0 ORDER BY 1, 2
 """
 
-#: candidates for the key; a deferrable index cannot be the key, since two rows may have the same values for a moment
+#: candidates for the key: unique indexes over columns, of all rows. A deferrable index cannot be the key, since two
+#: rows may have the same values for a moment
 _INDEXES = """
 SELECT i.indrelid, i.indisreplident, i.indisprimary, i.indimmediate, i.indisvalid,
        ARRAY(SELECT a.attname FROM unnest(i.indkey) WITH ORDINALITY k(attnum, place)
              JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
              WHERE place <= i.indnkeyatts ORDER BY place)
-FROM pg_index i WHERE i.indrelid = ANY (%(oids)s::oid[]) AND (i.indisprimary OR i.indisreplident)
+FROM pg_index i WHERE i.indrelid = ANY (%(oids)s::oid[]) AND (i.indisprimary OR i.indisreplident
+    OR i.indisunique AND NOT i.indisexclusion AND i.indpred IS NULL AND i.indexprs IS NULL)
 """
+
+#: of an index x of a table, whether it is one that has just the columns of a key: the parameter is their names, sorted
+OF_KEY = """x.indisvalid AND x.indisunique AND x.indpred IS NULL AND %s::text[] = ARRAY(
+    SELECT of.attname::text FROM pg_attribute of WHERE of.attrelid = x.indrelid
+    AND of.attnum = ANY ((x.indkey::int2[])[0:x.indnkeyatts - 1]) ORDER BY of.attname::text COLLATE "C")"""
 
 _UNPUBLISHABLE = (
     "it is REPLICA IDENTITY FULL and has a generated column, and PostgreSQL 18 refuses UPDATE and DELETE on such a "
@@ -248,15 +256,10 @@ def load(
     """
     mapping = mapping or TableMapping()
     wanted, forms = {"oids": list(oids)}, mapping.forms
-    columns: dict[int, list[Column]] = {}
-    rows = connection.execute(_COLUMNS, wanted).fetchall()
-    types = describe(connection, [Declared(*row[2:6]) for row in rows], forms=forms)
-    for (oid, name, *_, comment, not_null), kind in zip(rows, types, strict=True):
-        required = not_null and forms.not_null == "required"
-        columns.setdefault(oid, []).append(Column(name, kind, comment, required))
-    indexes: dict[int, list[tuple[bool, bool, bool, bool, list[str]]]] = {}
+    columns, nullable = _columns(connection, wanted, forms)
+    indexes: dict[int, list[_Index]] = {}
     for oid, *index in connection.execute(_INDEXES, wanted):
-        indexes.setdefault(oid, []).append(tuple(index))  # type: ignore[arg-type]
+        indexes.setdefault(oid, []).append(_Index(*index))
     pages = measured(connection, oids) if sizes else {}
     loaded = []
     for row in connection.execute(
@@ -265,8 +268,13 @@ def load(
         oid, schema, name, identity, kind, persistence, security, filenode, comment, estimate, generated = row
         sent = columns.get(oid, [])
         left_out = mapping.left_out(schema, name, [column.name for column in sent])
-        where = mapping.options(schema, name).where
+        options = mapping.options(schema, name)
+        where = options.where
         key, problem = _key(identity, indexes.get(oid, []), sent)
+        if options.key:
+            key = options.key
+            if problem := _unfit_key(key, identity, indexes.get(oid, []), sent, nullable.get(oid, set())):
+                key = ()
         if hidden := [sent[place].name for place in left_out if sent[place].name in key]:
             key, problem = (), f"its options leave out column {hidden[0]!r} of its key (table_options)"
         # pub_contains_invalid_column in src/backend/commands/publicationcmds.c, since PostgreSQL 18
@@ -297,25 +305,81 @@ def load(
     return loaded
 
 
+def _columns(
+    connection: Connection, wanted: Mapping[str, list[int]], forms: TypeOptions
+) -> tuple[dict[int, list[Column]], dict[int, set[str]]]:
+    """The columns that PostgreSQL sends, and the names of those that may be NULL, by the table's oid."""
+    columns: dict[int, list[Column]] = {}
+    nullable: dict[int, set[str]] = {}
+    rows = connection.execute(_COLUMNS, wanted).fetchall()
+    types = describe(connection, [Declared(*row[2:6]) for row in rows], forms=forms)
+    for (oid, name, *_, comment, not_null), kind in zip(rows, types, strict=True):
+        required = not_null and forms.not_null == "required"
+        columns.setdefault(oid, []).append(Column(name, kind, comment, required))
+        if not not_null:
+            nullable.setdefault(oid, set()).add(name)
+    return columns, nullable
+
+
 def measured(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
     """The sizes of tables in blocks, by oid; it waits for sessions that have one of them locked."""
     return dict(connection.execute(_SIZES, (list(oids),)).fetchall())
 
 
-def _key(
-    identity: str, indexes: list[tuple[bool, bool, bool, bool, list[str]]], columns: list[Column]
-) -> tuple[tuple[str, ...], str]:
+class _Index(NamedTuple):
+    """A unique index that may be the key.
+
+    :param replica: whether it is that of the replica identity; ``primary`` and ``valid`` likewise.
+    :param immediate: whether it is not deferrable.
+    """
+
+    replica: bool
+    primary: bool
+    immediate: bool
+    valid: bool
+    columns: list[str]
+
+
+def _key(identity: str, indexes: Sequence[_Index], columns: Sequence[Column]) -> tuple[tuple[str, ...], str]:
     """The key columns, and if there are none, the reason."""
     if identity == "n":
         return (), "its replica identity is NOTHING"
-    for replica, primary, immediate, valid, names in indexes:
-        if (replica if identity == "i" else primary) and valid:
-            if not immediate:
+    for index in indexes:
+        if (index.replica if identity == "i" else index.primary) and index.valid:
+            if not index.immediate:
                 return (), "its key is DEFERRABLE, so two rows could have the same key for a moment"
-            if not set(names) <= {c.name for c in columns}:
+            if not set(index.columns) <= {c.name for c in columns}:
                 return (), "its key has a generated column, which is not published"
-            return tuple(names), ""
+            return tuple(index.columns), ""
     return (), "it has no primary key" if identity != "i" else "its replica identity index is gone"
+
+
+def _unfit_key(
+    key: Sequence[str], identity: str, indexes: Sequence[_Index], columns: Sequence[Column], nullable: Collection[str]
+) -> str:
+    """Why columns that the options name cannot be the key; empty if they can.
+
+    :param columns: those that PostgreSQL sends; ``nullable`` are the names of those that may be NULL.
+    """
+    named = ", ".join(key)
+    if missing := [name for name in key if name not in {column.name for column in columns}]:
+        return f"the key ({named}) of its options has a column {missing[0]!r} that it does not have, or is generated"
+    if null := [name for name in key if name in nullable]:
+        return f"column {null[0]!r} of the key of its options may be NULL (use ALTER COLUMN … SET NOT NULL)"
+    found = [index for index in indexes if index.valid and index.immediate and sorted(index.columns) == sorted(key)]
+    if not found:
+        return (
+            f"it has no unique index over just the columns of the key ({named}) of its options, neither DEFERRABLE nor "
+            "with a condition (use CREATE UNIQUE INDEX)"
+        )
+    if identity == "f" or any(index.replica if identity == "i" else index.primary for index in found):
+        return ""
+    # what is updated or deleted would be told by other columns
+    return (
+        f"its replica identity is not the key ({named}) of its options, so that PostgreSQL would not send it of a row "
+        "whose key is changed or that is deleted (use ALTER TABLE … REPLICA IDENTITY USING INDEX … with the index of "
+        "these columns, or FULL)"
+    )
 
 
 def names(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[str, str]]:

@@ -190,7 +190,8 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
     problems += _check_partitions(connection, found)
     read = [*found.tables, *found.parts]
     for table in found.tables:
-        if not table.keyed and not pipeline.allow_unkeyed:
+        # of a key that the options name, they say what is wrong
+        if not (table.keyed or pipeline.allow_unkeyed or mapping.options(table.schema, table.name).key):
             problems.append(
                 f"Table {table.qualified} cannot be keyed: {table.key_problem}. Give it a primary key, leave it out, "
                 "or set allow_unkeyed (its messages then have no key, deletes are not sent, and updates only with "

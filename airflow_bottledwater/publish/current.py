@@ -231,7 +231,7 @@ class _Source:
         self._text, self._arrays = wire_types(connection, table)
         masks = enumerate(Mask.of(column) for column in table.columns)
         self._hashes = {c: mask for c, mask in masks if mask.kind == HASH}
-        self._query = RowQuery(table, name, self._key, equality(connection, table.oid), self._text)
+        self._query = RowQuery(table, name, self._key, equality(connection, table.oid, table.key), self._text)
 
     def rows(
         self, keys: Sequence[Key], columns: Sequence[int], as_text: Collection[str], most: int = _ALL

@@ -11,6 +11,7 @@ from psycopg import pq, sql
 from airflow_bottledwater.encoding import masks
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.postgres import row_filter
+from airflow_bottledwater.postgres.catalog import OF_KEY
 from airflow_bottledwater.postgres.connect import Connection
 
 #: text, varchar, char and bytea, whose size PostgreSQL tells without reading a value that is stored out of line
@@ -137,20 +138,22 @@ def wire_types(connection: Connection, table: SourceTable) -> tuple[set[str], di
     return text_columns, {oid: array for oid, _, array in rows if array}
 
 
-def equality(connection: Connection, oid: int) -> dict[str, tuple[str, str]]:
+#: the operators of equality of the indexes of a key; {} is what makes an index that of the key
+_EQUALITY = """
+SELECT a.attname, n.nspname, o.oprname
+FROM pg_index x, unnest(x.indkey::int2[], x.indclass::oid[]) k(attnum, opclass)
+JOIN pg_opclass c ON c.oid = k.opclass
+JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3 AND m.amoplefttype = c.opcintype
+    AND m.amoprighttype = c.opcintype
+JOIN pg_am i ON i.oid = m.amopmethod AND i.amname = 'btree'
+JOIN pg_operator o ON o.oid = m.amopopr
+JOIN pg_namespace n ON n.oid = o.oprnamespace
+JOIN pg_attribute a ON a.attnum = k.attnum
+WHERE x.indrelid = %s AND a.attrelid = x.indrelid AND {} ORDER BY x.indisprimary, x.indisreplident
+"""
+
+
+def equality(connection: Connection, oid: int, key: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Key column → the schema and the name of the equality operator of the key's index."""
-    rows = connection.execute(
-        """SELECT a.attname, n.nspname, o.oprname
-           FROM pg_index x, unnest(x.indkey::int2[], x.indclass::oid[]) k(attnum, opclass)
-           JOIN pg_opclass c ON c.oid = k.opclass
-           JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3 AND m.amoplefttype = c.opcintype
-               AND m.amoprighttype = c.opcintype
-           JOIN pg_am i ON i.oid = m.amopmethod AND i.amname = 'btree'
-           JOIN pg_operator o ON o.oid = m.amopopr
-           JOIN pg_namespace n ON n.oid = o.oprnamespace
-           JOIN pg_attribute a ON a.attnum = k.attnum
-           WHERE x.indrelid = %s AND a.attrelid = x.indrelid AND x.indisvalid AND (x.indisprimary OR x.indisreplident)
-           ORDER BY x.indisreplident""",
-        (oid,),
-    ).fetchall()
+    rows = connection.execute(_EQUALITY.format(OF_KEY), (oid, sorted(key))).fetchall()  # type: ignore[arg-type]
     return {column: (schema, operator) for column, schema, operator in rows}

@@ -30,6 +30,11 @@ def problems(connection: Connection, pipeline: Settings, oids: Collection[int], 
     found = _without_match(mapping, whole) if rules else []
     for table in whole:
         columns = [column.name for column in table.columns]
+        if mapping.options(table.schema, table.name).key and not table.keyed:
+            found.append(
+                f"Table {table.qualified} cannot have the key that table_options give it: {table.key_problem}. Mend "
+                "that, or take key out."
+            )
         left_out = {columns[place] for place in mapping.left_out(table.schema, table.name, columns)}
         found += [
             f"Column {name!r} is in the key of {table.qualified}, and table_options leave it out: a key is published "
@@ -133,8 +138,24 @@ def check(connection: Connection, pipeline: Settings, known: PipelineState) -> N
     if known.settings is None or known.settings.get("table_options", {}) == asked:
         return
     wanted = resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False)
-    if wrong := row_filters.refused(pipeline, known) + problems(connection, pipeline, {*wanted, *known.tables}):
+    if (
+        wrong := row_filters.refused(pipeline, known)
+        + _unkeyed(pipeline, known)
+        + problems(connection, pipeline, {*wanted, *known.tables})
+    ):
         raise PreflightError(wrong)
+
+
+def _unkeyed(pipeline: Settings, known: PipelineState) -> list[str]:
+    """What is said of followed tables that are to get a key, and whose topics have records without one."""
+    mapping = TableMapping.of(pipeline)
+    return [
+        f"Table {pinned.table.qualified} was taken in without a key, and table_options give it one now: the records of "
+        "its topic could not be told from its rows. Take key out; or drop the slot (bottledwater drop-slot --when "
+        "always) and start again with a snapshot under another topic_prefix."
+        for pinned in known.tables.values()
+        if not pinned.table.keyed and mapping.options(pinned.table.schema, pinned.table.name).key
+    ]
 
 
 def check_hash_key(pipeline: Settings, known: PipelineState) -> None:

@@ -34,7 +34,7 @@ _MARKS = (
     "SELECT sum((a.xmin::text::bigint * 1000003 + attnum) % 2147483647)::text FROM pg_attribute a"
     " JOIN pg_class c ON c.oid = attrelid WHERE c.relkind = 'c'",
     "SELECT sum((x.xmin::text::bigint * 1000003 + indexrelid::bigint) % 2147483647)::text FROM pg_index x"
-    " JOIN pg_class c ON c.oid = indrelid WHERE (indisprimary OR indisreplident) AND c.relpersistence <> 't'",
+    " JOIN pg_class c ON c.oid = indrelid WHERE indisunique AND c.relpersistence <> 't'",
 )
 #: from PostgreSQL 15 on
 _MARK_OF_SCHEMAS = _SUM.format("oid", "pg_publication_namespace")

@@ -210,7 +210,7 @@ class _Planner:
         if pinned.table.keyed and not table.keyed:
             lost = Unfit(
                 f"has no key any more ({table.key_problem}), so that its topic gets none of its changes",
-                "Give it a primary key again: then its rows are read, and the topic is brought to what it holds.",
+                "Give it its key again: then its rows are read, and the topic is brought to what it holds.",
             )
             yield self._nothing(step, lost)
         elif unfit := self._hindered(oid):

@@ -9,7 +9,9 @@ import psycopg
 import pytest
 
 from airflow_bottledwater.encoding import layout, wire
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.publish.current import CurrentRows, KeyBatch
@@ -38,11 +40,14 @@ KEYS = {
     "composite": ("id pair", "ROW(i, 'x')::pair", "CREATE TYPE pair AS (a int, b text)"),
     "citext": ("id citext", "'Key ' || i", "CREATE EXTENSION citext SCHEMA public"),
     "ltree": ("id ltree", "('a.b' || i)::ltree", "CREATE EXTENSION ltree SCHEMA public"),
+    "of the options": ("id citext NOT NULL", "'Key ' || i", "CREATE EXTENSION citext SCHEMA public"),
     "in another schema": ("id s.citext", "'Key ' || i", "CREATE SCHEMA s; CREATE EXTENSION citext SCHEMA s"),
 }  # fmt: skip
 
 
-def prepare(server: PostgresServer, columns: str, key: str, expression: str, first: str) -> str:
+def prepare(
+    server: PostgresServer, columns: str, key: str, expression: str, first: str, constraint: str = "PRIMARY KEY"
+) -> str:
     dsn = server.createdb(f"test_{uuid.uuid4().hex[:12]}")
     with psycopg.connect(dsn, autocommit=True) as connection:
         try:
@@ -51,7 +56,8 @@ def prepare(server: PostgresServer, columns: str, key: str, expression: str, fir
         except psycopg.errors.FeatureNotSupported as error:
             pytest.skip(str(error))
         for statement in (
-            f"CREATE TABLE t ({columns}, v int, w text, PRIMARY KEY ({key}))",
+            f"CREATE TABLE t ({columns}, v int, w text, {constraint} ({key}))",
+            "ALTER TABLE t REPLICA IDENTITY FULL",
             f"INSERT INTO t SELECT {expression}, i, CASE WHEN i % 2 = 0 THEN 'w' || i END FROM generate_series(1, "
             "3000) i",
             "VACUUM ANALYZE t",
@@ -75,11 +81,11 @@ def keys_of(dsn: str, names: str, where: str) -> KeyBatch:
         return KeyBatch(np.frombuffer(data, dtype=np.uint8), fields)
 
 
-def fetched(dsn: str, keys: KeyBatch) -> list[tuple[int | None, bytes | None]]:
+def fetched(dsn: str, keys: KeyBatch, mapping: TableMapping | None = None) -> list[tuple[int | None, bytes | None]]:
     """v and w of each key; v is None where there is no row."""
     with connect(dsn) as connection:
         (row,) = connection.execute("SELECT 'public.t'::regclass::oid::int").fetchall()
-        (table,) = catalog.load(connection, list(row))
+        (table,) = catalog.load(connection, list(row), mapping)
         columns = [i for i, c in enumerate(table.columns) if c.name in ("v", "w")]
         found = CurrentRows(dsn, lambda: connection, lambda what: pytest.fail(str(what))).fetch(
             table, keys, columns, xids=()
@@ -108,7 +114,9 @@ def fetched(dsn: str, keys: KeyBatch) -> list[tuple[int | None, bytes | None]]:
 @pytest.mark.parametrize("kind", KEYS)
 def test_a_row_is_found_by_its_key_through_the_index(each_postgres: PostgresServer, kind: str) -> None:
     column, expression, first = KEYS[kind]
-    dsn = prepare(each_postgres, column, "id", expression, first)
+    chosen = kind == "of the options"
+    dsn = prepare(each_postgres, column, "id", expression, first, "UNIQUE" if chosen else "PRIMARY KEY")
+    mapping = TableMapping(rules={"t": Table(key=("id",))} if chosen else {})
     keys = keys_of(dsn, "id", "v IN (7, 8, 2999)")
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("DELETE FROM t WHERE v = 2999")
@@ -117,7 +125,7 @@ def test_a_row_is_found_by_its_key_through_the_index(each_postgres: PostgresServ
         others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         until(lambda: not connection.execute(others).fetchall(), "the end of other sessions")
         connection.execute("SELECT pg_stat_reset()")
-    assert fetched(dsn, keys) == [(7, None), (8, b"w8"), (None, None)]
+    assert fetched(dsn, keys, mapping) == [(7, None), (8, b"w8"), (None, None)]
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SELECT pg_stat_force_next_flush()")
         (scans,) = connection.execute("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 't'").fetchall()

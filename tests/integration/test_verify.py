@@ -25,7 +25,7 @@ from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.verify import driver, latest, moment
-from tests.support.options import drawn
+from tests.support.options import drawn, keyed
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 from tests.support.writers import ASYNCHRONOUS, PREPARING, SHORT, Habit, Writers, make_tables
@@ -497,10 +497,12 @@ def test_under_writers_nothing_is_found_but_the_damage(
         tables="a,b",
         partitions=dice.choice((1, 3)),
         lanes=dice.choice((1, 2)),
-        table_options=drawn(dice, ("a", "b"), ("name", "n", "large")),
+        table_options=(options := drawn(dice, ("a", "b"), ("name", "n", "large"))),
         hash_key="0123456789abcdef",
     )
     make_tables(flow, ("a", "b"), ROWS)
+    for statement in keyed(options):
+        flow.execute(statement)
     flow.create()
     flow.snapshot()
     with running(flow), Writers(flow.dsn, ("a", "b"), seed, ROWS, habits=WRITERS, pause=(0.0, 0.02)):

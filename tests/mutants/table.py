@@ -34,6 +34,7 @@ _REGISTRY = "tests/integration/test_registry.py"
 _PREFLIGHT = "tests/integration/test_preflight.py"
 _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
+_KEYS = "tests/integration/test_keys.py"
 _PAUSE = "tests/integration/test_pause.py"
 _ROWS = "tests/integration/test_rows.py"
 _ISOLATE, _ASIDE = "tests/integration/test_isolate.py", "tests/unit/stream/test_aside.py"
@@ -273,6 +274,48 @@ MUTANTS = (
         "RowQuery._made",
         swap("masks.selected(column, sql.Identifier('t', column.name))", "sql.Identifier('t', column.name)"),
         f"{_CHOOSE}::test_masked_values_are_nowhere",
+    ),
+    Mutant(
+        "a table has the key of its options",
+        "catalog.load",
+        drop("key = options.key"),
+        f"{_KEYS}::test_tables_have_the_keys_of_their_options[json]",
+    ),
+    Mutant(
+        "no column of a key of the options may be NULL",
+        "catalog._unfit_key",
+        never("(null := ...)"),
+        f"{_KEYS}::test_a_key_that_cannot_be_is_found_before_anything_is_made",
+    ),
+    Mutant(
+        "a key of the options is that of a unique index over just its columns",
+        "catalog._unfit_key",
+        never("not found"),
+        f"{_KEYS}::test_a_key_that_cannot_be_is_found_before_anything_is_made",
+    ),
+    Mutant(
+        "an index with a condition or an expression is no key",
+        "catalog._INDEXES",
+        text(" AND i.indpred IS NULL AND i.indexprs IS NULL", ""),
+        f"{_KEYS}::test_a_key_that_cannot_be_is_found_before_anything_is_made",
+    ),
+    Mutant(
+        "a key of the options is what old rows have",
+        "catalog._unfit_key",
+        always("identity == 'f' or any(...)"),
+        f"{_KEYS}::test_a_key_that_cannot_be_is_found_before_anything_is_made",
+    ),
+    Mutant(
+        "a table that was taken in without a key gets none by its options",
+        "options.check",
+        swap("row_filters.refused(...) + _unkeyed(...)", "row_filters.refused(...)"),
+        f"{_KEYS}::test_a_table_that_was_taken_in_without_a_key_gets_none",
+    ),
+    Mutant(
+        "rows are looked up by the index of their key",
+        "catalog.OF_KEY",
+        text("x.indisvalid", "x.indisprimary"),
+        "tests/integration/test_current_rows.py::test_a_row_is_found_by_its_key_through_the_index",
     ),
     Mutant(
         "a mask that a type does not allow shows nothing",

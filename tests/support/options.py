@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+
+def keyed(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The statements without which tables cannot have the keys that are drawn."""
+    return [
+        statement
+        for table, rule in options.items()
+        if "key" in rule
+        for statement in (
+            f"CREATE UNIQUE INDEX ON {table} (id, version)",
+            f"ALTER TABLE {table} REPLICA IDENTITY FULL",
+        )
+    ]
 
 
 def drawn(dice: random.Random, tables: Iterable[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -36,6 +49,8 @@ def drawn(dice: random.Random, tables: Iterable[str], columns: Sequence[str]) ->
             rule["topic"] = dice.choice(("{table}-{schema}", f"topic.of.{table}"))
         if dice.random() < 0.3:
             rule["partitions"] = dice.choice((1, 4))
+        if dice.random() < 0.4:
+            rule["key"] = dice.choice((["version", "id"], ["id", "version"]))
         if rule:
             found[table] = rule
     if dice.random() < 0.3:

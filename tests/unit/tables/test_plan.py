@@ -132,7 +132,7 @@ def test_what_a_topic_lacks_is_read_again(gap: str) -> None:
 def test_a_table_without_a_key_any_more_gets_nothing_until_it_has_one() -> None:
     (step,) = plan(PIPELINE, known(A), seen(keyless(1, "a"), rows={1: set()}))
     assert (step.do, step.problem.kind, step.problem.subject) == (Do.NOTHING, "not-complete", "public.a")
-    assert "no primary key" in step.problem.reason and "Give it a primary key again" in step.problem.remedy
+    assert "no primary key" in step.problem.reason and "Give it its key again" in step.problem.remedy
     assert steps(known(A), seen(A, rows={1: set()})) == {1: (Do.READ, "a")}
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from airflow_bottledwater.encoding.layout import Rows
 from airflow_bottledwater.metrics.meter import Meter
-from airflow_bottledwater.metrics.registry import DELAY_SECONDS, ROWS, SECONDS
+from airflow_bottledwater.metrics.registry import CHANGED, DELAY_SECONDS, ROWS, SECONDS
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 
@@ -27,14 +27,17 @@ def count(meter: Meter, changes: Rows, versions: Sequence[Version], *, but: Sequ
         return
     now = time.time()
     # a kind is a letter, so that both numbers fit into one
-    of = changes["relation"] * 256 + changes["kind"]
-    counts = np.bincount(of)
-    if but:
-        counts -= np.bincount(of[list(but)], minlength=len(counts))
+    published = np.delete(changes, list(but)) if but else changes
+    counts = np.bincount(published["relation"] * 256 + published["kind"])
     for number in np.flatnonzero(counts).tolist():
         relation, kind = divmod(number, 256)
         if kind in _OPERATIONS:
             meter.add(ROWS, int(counts[number]), versions[relation].table.qualified, _OPERATIONS[kind])
+    last = np.zeros(len(versions), dtype=np.int64)
+    # of several changes of a relation, the last one counts
+    last[published["relation"]] = published["time"]
+    for relation in np.flatnonzero(last).tolist():
+        meter.set(CHANGED, int(last[relation]) / 1000, versions[relation].table.qualified)
     lsn: npt.NDArray[np.int64] = changes["lsn"]
     firsts = np.concatenate([[True], lsn[1:] != lsn[:-1]])
     committed = changes["time"][firsts] / 1000

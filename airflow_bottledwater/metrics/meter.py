@@ -36,6 +36,14 @@ class Meter:
             of = self._counted.setdefault(metric.name, {})
             of[labels] = of.get(labels, 0) + amount
 
+    def set(self, metric: Metric, value: float, *labels: str) -> None:
+        """Note the present value.
+
+        :param labels: the values of the metric's labels.
+        """
+        with self._lock:
+            self._counted.setdefault(metric.name, {})[labels] = value
+
     def observe(self, metric: Metric, seconds: float) -> None:
         """Count one duration."""
         counts = [0] * (len(SECONDS) + 1)

@@ -52,6 +52,10 @@ ROWS = _metric(
     "counter", "rows", "Row changes that the stream has published.", "table", "operation",
     like="Debezium `TotalNumberOf{Create,Update,Delete}EventsSeen`, `debezium_event_count_total`",
 )  # fmt: skip
+CHANGED = _metric(
+    "gauge", "last_change_timestamp_seconds",
+    "When the last change of the table that this job has published was committed, in seconds since 1970.", "table",
+)  # fmt: skip
 BYTES = _metric("counter", "published_bytes", "Bytes of the records in committed Kafka transactions.")
 TRANSACTIONS = _metric(
     "counter", "transactions", "Source transactions that were received.",

@@ -18,7 +18,7 @@ from airflow_bottledwater.kafka.clients import made, producer_config
 from airflow_bottledwater.kafka.topics import NewTopic, Topics, small_segments
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.meter import Meter
-from airflow_bottledwater.metrics.registry import Metric
+from airflow_bottledwater.metrics.registry import METRICS, Metric
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Labelled, Sample
 from airflow_bottledwater.metrics.source import Age, Look, SourceLook
 from airflow_bottledwater.model.lsn import Position
@@ -133,7 +133,7 @@ class Sampler:
         """
         status = self._status()
         counted, distributions = self._meter.counted()
-        values = {name: _largest(of) for name, of in counted.items()}
+        values = {name: _largest(of, METRICS[name]) for name, of in counted.items()}
         for metric, value, labels in (*of_status(status), *of_process(), *self._of_source(look, status)):
             values.setdefault(metric.name, []).append(Labelled(value, labels))
         for kind, count in Counter(problem.kind for problem in status.problems).items():
@@ -201,11 +201,13 @@ class Sampler:
         )
 
 
-def _largest(of: list[Labelled]) -> list[Labelled]:
-    """The values of the tables that have most, and the sum of the others; all of metrics without labels."""
+def _largest(of: list[Labelled], metric: Metric) -> list[Labelled]:
+    """The values of the tables that have most, and of a counter the sum of the others; all without labels."""
     if len(of) <= _TABLES:
         return of
     of = sorted(of, key=lambda each: each.value, reverse=True)
+    if metric.kind == "gauge":
+        return of[:_TABLES]
     rest = sum(each.value for each in of[_TABLES:])
     return [*of[:_TABLES], Labelled(rest, (OTHERS, *of[0].labels[1:]))]
 

@@ -15,7 +15,8 @@ from fastapi.staticfiles import StaticFiles
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.plugin import actions, kafkas, overview, rights
-from airflow_bottledwater.plugin.detail import detail
+from airflow_bottledwater.plugin.detail import detail, settings_of
+from airflow_bottledwater.plugin.letters import newest
 from airflow_bottledwater.plugin.past import PERIODS, past
 from airflow_bottledwater.plugin.rights import Rights
 from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
@@ -30,6 +31,7 @@ def make() -> FastAPI:
     app.add_api_route("/api/pipelines", pipelines)
     app.add_api_route("/api/pipelines/{kafka}/{name:path}", pipeline)
     app.add_api_route("/api/history/{kafka}/{name:path}", history)
+    app.add_api_route("/api/dead_letters/{kafka}/{name:path}", dead_letters)
     mimetypes.add_type("application/javascript", ".cjs")
     app.mount("/static", StaticFiles(directory=BUILT))
     return app
@@ -93,6 +95,18 @@ def history(user: GetUserDep, kafka: str, name: str, period: int = Query(900)) -
         raise HTTPException(422, f"There are plots of {', '.join(map(str, PERIODS))} seconds.")
     try:
         return past(watch.kafka, name, period).look()
+    except BottledWaterError as error:
+        raise HTTPException(503, str(error)) from None
+
+
+def dead_letters(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
+    """The newest dead letters of one pipeline; ``keys`` says whether the user may see of which rows they are."""
+    allowed, (watch, seen) = Rights(user), _seen(kafka)
+    owner = seen.statuses[_allowed(allowed, kafka, name, seen)].job.owner
+    keys = allowed.may_see_rows(kafka, None if owner is None else owner.dag_id)
+    try:
+        prefix = str(settings_of(watch, name, seen).get("topic_prefix", ""))
+        return {**newest(watch.kafka, name, prefix, keys=keys), "keys": keys}
     except BottledWaterError as error:
         raise HTTPException(503, str(error)) from None
 

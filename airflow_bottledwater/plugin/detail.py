@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.errors import BottledWaterError, StateError
 from airflow_bottledwater.jobs import status as reports
 from airflow_bottledwater.metrics import registry
+from airflow_bottledwater.metrics.points import place
 from airflow_bottledwater.metrics.rates import rate
 from airflow_bottledwater.plugin.overview import present, row
 from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
@@ -67,6 +68,17 @@ def detail(watch: KafkaWatch, name: str, seen: KafkaLook) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def settings_of(watch: KafkaWatch, name: str, seen: KafkaLook) -> Mapping[str, Any]:
+    """The settings of a pipeline that its saved state has; no secrets.
+
+    :raises StateError: the saved state is not known.
+    """
+    known, unknown = _state(watch.kafka, name, place(name)["database"], seen.statuses[name].slot)
+    if known is None:
+        raise StateError(unknown, "It is read again with the next look.")
+    return known.settings or {}
+
+
 def _state(kafka: Mapping[str, str], name: str, database: str, slot: str) -> tuple[PipelineState | None, str]:
     """The pipeline's saved state, some seconds old at most, and why it is not known."""
     key = (str(sorted(kafka.items())), name)
@@ -102,6 +114,8 @@ def _tables(known: PipelineState | None, name: str, seen: KafkaLook) -> list[dic
         of = found.setdefault(table_name, {})
         of.setdefault("rows", {})[operation] = each.value
         of["rate"] = of.get("rate", 0.0) + rate(samples, registry.ROWS, table_name, operation)
+    for each in last.values.get(registry.CHANGED.name, ()) if last is not None else ():
+        found.setdefault(each.labels[0], {})["changed"] = each.value
     letters = known.open_letters if known is not None else {}
     for table_name, counts in letters.items():
         found.setdefault(table_name, {})["dead_letters"] = sum(counts.values())

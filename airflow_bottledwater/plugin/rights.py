@@ -48,6 +48,17 @@ class Rights:
             )
         return self._connections[conn_id]
 
+    def may_see_rows(self, conn_id: str, dag_id: str | None) -> bool:
+        """Whether the user may see of which rows dead letters are: whoever may trigger the pipeline's DAG, and so have
+        them published; without such a DAG, whoever may see the pipeline.
+
+        :param conn_id: of the connection to its Kafka.
+        :param dag_id: of the DAG; None if no task has submitted the job.
+        """
+        if dag_id is not None and dag_id in self._known:
+            return self.may_trigger(dag_id)
+        return self.may_see(conn_id, dag_id)
+
     @functools.cached_property
     def _known(self) -> set[str]:
         """The ids of all DAGs that this Airflow has."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from airflow_bottledwater.plugin.detail import detail
+from airflow_bottledwater.plugin.letters import newest
 from airflow_bottledwater.plugin.overview import rows
 from airflow_bottledwater.plugin.past import past
 from airflow_bottledwater.plugin.watch import KafkaWatch
+from airflow_bottledwater.provision import redrive
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 
@@ -32,7 +36,7 @@ def test_a_running_pipeline_has_its_state_its_tables_and_its_history(shown: Flow
 
         def counted() -> bool:
             found = detail(watch, shown.name, watch.look())["tables"]
-            return [each.get("rows") for each in found] == [{"insert": 50, "delete": 1}]
+            return [each.get("rows") for each in found] == [{"insert": 50, "delete": 1}] and "changed" in found[0]
 
         until(counted, "the table's rows are counted")
         found = detail(watch, shown.name, watch.look())
@@ -44,6 +48,27 @@ def test_a_running_pipeline_has_its_state_its_tables_and_its_history(shown: Flow
     # how many a second these 50 rows were depends on how many samples their ten seconds have
     assert sum(each or 0 for each in seen["series"]["inserts"]) > 1 and len(seen["at"]) == 91
     assert any(seen["series"]["delay_p95"]) and all(len(each) == 91 for each in seen["series"].values())
+
+
+def test_the_newest_dead_letters_have_their_rows_and_reasons(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, t text)")
+    flow.create()
+    flow.execute("INSERT INTO a SELECT i, repeat('x', 30000) FROM generate_series(0, 59) i")
+    flow.stream()
+    kafka, prefix = flow.pipeline.kafka, flow.pipeline.topic_prefix
+    found = newest(kafka, flow.name, prefix, keys=True)
+    assert not found["complete"] and [each["key"] for each in found["letters"]] == [
+        {"id": str(59 - i)} for i in range(50)
+    ]
+    first = found["letters"][0]
+    assert (first["table"], first["op"], first["by"]) == ("public.a", "c", "stream")
+    assert "20,000" in first["reason"] and first["position"] and time.time() - 600 < first["at"] < time.time() + 60
+    assert {each["key"] is None for each in newest(kafka, flow.name, prefix, keys=False)["letters"]} == {True}
+    assert newest(kafka, "another", prefix, keys=True) == {"letters": [], "complete": True}
+    # those that are settled are not open any more
+    assert redrive.dismiss(flow.pipeline, ["a"]).dismissed == 60
+    assert newest(kafka, flow.name, prefix, keys=True) == {"letters": [], "complete": True}
 
 
 def mine(watch: KafkaWatch, flow: Flow) -> list[dict]:  # type: ignore[type-arg]

@@ -3671,6 +3671,24 @@ MUTANTS = (
         "tests/unit/plugin/test_app.py::test_who_may_not_read_the_dag_does_not_see_its_pipeline",
     ),
     Mutant(
+        "of which rows dead letters are is shown to who may have them published",
+        "Rights.may_see_rows",
+        swap("self.may_trigger(dag_id)", "True"),
+        "tests/unit/plugin/test_app.py::test_who_may_not_trigger_the_dag_does_not_see_of_which_rows_dead_letters_are",
+    ),
+    Mutant(
+        "the dead letters of other pipelines are not shown",
+        "letters._shown",
+        never("letter.pipeline != name"),
+        "tests/integration/test_page.py::test_the_newest_dead_letters_have_their_rows_and_reasons",
+    ),
+    Mutant(
+        "of a table's changes, the last one says when it was changed",
+        "batch.count",
+        swap("int(last[relation]) / 1000", "int(last.max()) / 1000"),
+        "tests/unit/metrics/test_meter.py::test_a_batch_is_counted_by_table_and_operation",
+    ),
+    Mutant(
         "a pipeline of a DAG is not shown to who may only read the connection",
         "Rights.may_see",
         never("dag_id is not None and dag_id in self._known"),

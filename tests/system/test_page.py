@@ -1,5 +1,5 @@
-"""The page in a browser, in a real Airflow with a pipeline under load: list, plots, a button, light and dark, and what
-it says when Kafka is away."""
+"""The page in a browser, in a real Airflow with a pipeline under load: list, plots, dead letters, buttons, light and
+dark, and what it says when tables are paused, the slot is lost, and Kafka is away."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.system.test_dag import DAG, System, until
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
     pytest.mark.skipif(
         not (FOLDER / "node_modules").is_dir(), reason="make page has not installed the browser's client"
@@ -57,7 +58,8 @@ def browse(system: System, step: str) -> None:
 
 def test_the_page_shows_a_pipeline_and_stops_it(system: System) -> None:
     browse(system, "empty")
-    run = system.client.trigger(DAG, {"slot": "orders", "tables": ["orders", "customers"], "metrics_interval": 1})
+    asked = {"slot": "orders", "tables": ["orders", "customers"], "metrics_interval": 1, "on_error": "log"}
+    run = system.client.trigger(DAG, asked)
     until("it streams", lambda: system.streams(run, "orders") or system.ended(run), 300)
     ended = threading.Event()
 
@@ -75,10 +77,28 @@ def test_the_page_shows_a_pipeline_and_stops_it(system: System) -> None:
     writer.start()
     try:
         browse(system, "running")
+        system.execute("INSERT INTO orders VALUES (-1, 0, repeat('x', 2000000))")
+        browse(system, "letters")
+        browse(system, "pause")
         browse(system, "stop")
         until("its task has ended", lambda: system.task(run, "stream")["state"] == "success")
     finally:
         ended.set()
         writer.join()
+    lose_the_slot(system)
+    browse(system, "lost")
     system.data.kafka.stop()
     browse(system, "away")
+
+
+def lose_the_slot(system: System) -> None:
+    """Let PostgreSQL remove WAL that the slot needs."""
+    system.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'", "SELECT pg_reload_conf()")
+
+    def lost() -> bool:
+        system.execute("INSERT INTO orders SELECT max(id) + 1 FROM orders", "SELECT pg_switch_wal()", "CHECKPOINT")
+        with system.connect() as connection:
+            found = connection.execute("SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'orders'")
+            return found.fetchall() == [("lost",)]
+
+    until("the slot is lost", lost, 120)

@@ -50,6 +50,9 @@ def test_a_batch_is_counted_by_table_and_operation(monkeypatch: pytest.MonkeyPat
     assert {each.labels: each.value for each in values["rows"]} == {
         ("public.a", "insert"): 1, ("public.b", "update"): 1, ("public.a", "delete"): 1
     }  # fmt: skip
+    assert {each.labels: each.value for each in values["last_change_timestamp_seconds"]} == {
+        ("public.a",): 103.0, ("public.b",): 101.5
+    }  # fmt: skip
     # three transactions, committed 1, 0.5 and (by clocks that cannot be told apart) -1 seconds before 102
     delays = distributions[DELAY_SECONDS.name]
     assert delays.sum == 1.5 and sum(delays.counts) == 3
@@ -75,7 +78,8 @@ def test_durations_are_counted_in_buckets() -> None:
 
 def test_a_sample_has_the_largest_tables_and_the_sum_of_the_others() -> None:
     of = [Labelled(i, (f"t{i}", "insert")) for i in range(203)]
-    found = _largest(of)
+    assert len(_largest(of, registry.CHANGED)) == 200
+    found = _largest(of, registry.ROWS)
     assert len(found) == 201 and found[0].labels == ("t202", "insert")
     assert found[-1].labels[0] == OTHERS and sum(each.value for each in found) == sum(range(203))
 

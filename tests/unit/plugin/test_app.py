@@ -18,7 +18,7 @@ from airflow_bottledwater.metrics.sample import Distribution, Labelled, Sample
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
-from airflow_bottledwater.plugin import PREFIX, BottledWaterPlugin, detail, kafkas, rights
+from airflow_bottledwater.plugin import PREFIX, BottledWaterPlugin, app, detail, kafkas, rights
 from airflow_bottledwater.plugin.app import make
 from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
 from airflow_bottledwater.state.control_records import StatusRecord, VerifiedRecord, encode, verified_key
@@ -113,7 +113,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_who_has_no_token_gets_nothing(client: Client, seen: Callable[..., None]) -> None:
     seen(status())
-    for path in ("pipelines", f"pipelines/kafka_default/{NAME}", f"history/kafka_default/{NAME}"):
+    of = (f"{what}/kafka_default/{NAME}" for what in ("pipelines", "history", "dead_letters"))
+    for path in ("pipelines", *of):
         assert client("").get(f"/api/{path}").status_code == 401, path
 
 
@@ -126,6 +127,22 @@ def test_a_viewer_sees_the_pipelines_of_dags(client: Client, seen: Callable[...,
     assert client("VIEWER").get("/api/pipelines/kafka_default/7/shop/bare").status_code == 403
     assert client("VIEWER").get("/api/history/kafka_default/7/shop/other").status_code == 403
     assert len(client("OP").get("/api/pipelines").json()["pipelines"]) == 3
+
+
+def test_who_may_not_trigger_the_dag_does_not_see_of_which_rows_dead_letters_are(
+    client: Client, seen: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(status(), status("bare", dag_id=""))
+    asked: list[bool] = []
+    monkeypatch.setattr(app, "settings_of", lambda *_: {"topic_prefix": "p"})
+    monkeypatch.setattr(app, "newest", lambda *_, keys: asked.append(keys) or {"letters": [], "complete": True})
+    path = "/api/dead_letters/kafka_default/"
+    assert client("VIEWER").get(path + NAME).json() == {"letters": [], "complete": True, "keys": False}
+    assert client("USER").get(path + NAME).json()["keys"] is True
+    # without a DAG, whoever may read the connection may read the topic, too
+    assert client("OP").get(path + "7/shop/bare").json()["keys"] is True
+    assert client("VIEWER").get(path + "7/shop/bare").status_code == 403
+    assert asked == [False, True, True]
 
 
 def test_who_may_not_read_the_dag_does_not_see_its_pipeline(

@@ -3,7 +3,7 @@ import { useState, type ReactNode } from "react";
 import { Link as RouterLink } from "react-router-dom";
 
 import { Actions } from "./Actions";
-import { detail, history, type Detail as Found, type Live, type TableRow } from "./api";
+import { deadLetters, detail, history, type DeadLetter, type Detail as Found, type Live, type TableRow } from "./api";
 import { ago, count, duration, NONE, size } from "./format";
 import { behind, kept, State } from "./List";
 import { Note } from "./Note";
@@ -140,7 +140,7 @@ const Tables = ({ of }: { readonly of: Found }) => (
       <Table.Root aria-label="Tables" size="sm">
         <Table.Header>
           <Table.Row>
-            {["Table", "Topic", "Snapshot", "Inserts", "Updates", "Deletes", "Rows/s"].map((column, index) => (
+            {["Table", "Topic", "Snapshot", "Inserts", "Updates", "Deletes", "Rows/s", "Last change"].map((column, index) => (
               <Table.ColumnHeader key={column} textAlign={index > 2 ? "end" : "start"}>{column}</Table.ColumnHeader>
             ))}
           </Table.Row>
@@ -163,6 +163,7 @@ const Tables = ({ of }: { readonly of: Found }) => (
                 <Table.Cell key={operation} textAlign="end">{count(table.rows?.[operation] ?? 0)}</Table.Cell>
               ))}
               <Table.Cell textAlign="end">{count(table.rate ?? 0)}</Table.Cell>
+              <Table.Cell textAlign="end" whiteSpace="nowrap">{table.changed === undefined ? NONE : ago(table.changed)}</Table.Cell>
             </Table.Row>
           ))}
         </Table.Body>
@@ -171,6 +172,50 @@ const Tables = ({ of }: { readonly of: Found }) => (
     <Text color="fg.muted" fontSize="xs" mt={1}>Changes are counted from the start of the present job.</Text>
   </Section>
 );
+
+const OPERATIONS: Record<string, string> = { c: "insert", u: "update", d: "delete", r: "row of a snapshot", m: "logical message" };
+
+const rowOf = (letter: DeadLetter, keys: boolean): string => {
+  if (!keys) return "hidden: you may not trigger the DAG of this pipeline";
+  return letter.key === null ? "no key" : Object.entries(letter.key).map(([name, value]) => `${name} = ${value ?? "NULL"}`).join(", ");
+};
+
+const DeadLetters = ({ of }: { readonly of: Found }) => {
+  const { data, failure } = useAnswer(`letters of ${of.kafka} ${of.name}`, () => deadLetters(of), () => 15_000);
+  return (
+    <Section title="Dead letters">
+      {failure !== undefined && <Note status="error" title={failure.message} />}
+      {data === undefined ? (
+        failure === undefined && <Skeleton h="60px" />
+      ) : (
+        <Box overflowX="auto">
+          <Table.Root aria-label="Dead letters" size="sm">
+            <Table.Header>
+              <Table.Row>
+                {["Table", "Row", "Why it could not be published", "Change", "Position", "Written"].map((column) => (
+                  <Table.ColumnHeader key={column}>{column}</Table.ColumnHeader>
+                ))}
+              </Table.Row>
+            </Table.Header>
+            <Table.Body>
+              {data.letters.map((letter) => (
+                <Table.Row key={`${letter.table} ${letter.position} ${letter.at} ${JSON.stringify(letter.key)}`} verticalAlign="top">
+                  <Table.Cell>{letter.table}</Table.Cell>
+                  <Table.Cell maxW="260px" minW="110px" overflowWrap="anywhere">{rowOf(letter, data.keys)}</Table.Cell>
+                  <Table.Cell maxW="420px" overflowWrap="anywhere">{letter.reason}</Table.Cell>
+                  <Table.Cell>{OPERATIONS[letter.op] ?? letter.op}</Table.Cell>
+                  <Table.Cell><Code size="sm">{letter.position || NONE}</Code></Table.Cell>
+                  <Table.Cell whiteSpace="nowrap">{ago(letter.at)}</Table.Cell>
+                </Table.Row>
+              ))}
+            </Table.Body>
+          </Table.Root>
+          {!data.complete && <Text color="fg.muted" fontSize="xs" mt={1}>These are the newest; the others are in the topic of dead letters.</Text>}
+        </Box>
+      )}
+    </Section>
+  );
+};
 
 const Facts = ({ of }: { readonly of: Found }) => {
   const facts: [string, ReactNode][] = [
@@ -240,6 +285,7 @@ export const Detail = ({ of }: { readonly of: { kafka: string; name: string } })
       {data.live.length > 0 && <Section title="Live snapshots">{data.live.map((live) => <LiveSnapshot key={live.id} live={live} />)}</Section>}
       <Plots of={data} />
       <Tables of={data} />
+      {data.dead_letters > 0 && <DeadLetters of={data} />}
       <Facts of={data} />
     </Box>
   );

@@ -41,6 +41,8 @@ export type TableRow = {
   complete?: boolean;
   rows?: Record<string, number>;
   rate?: number;
+  // when its last change was committed, in seconds since 1970
+  changed?: number;
   dead_letters?: number;
   problems?: { kind: string; reason: string; remedy: string }[];
 };
@@ -100,6 +102,24 @@ export type History = {
   series: Record<string, (number | null)[]>;
 };
 
+export type DeadLetter = {
+  table: string;
+  op: string;
+  position: string;
+  by: string;
+  reason: string;
+  key: Record<string, string | null> | null;
+  at: number;
+};
+
+export type DeadLetters = {
+  letters: DeadLetter[];
+  // whether there are no others
+  complete: boolean;
+  // whether the user may see of which rows they are
+  keys: boolean;
+};
+
 /** Why an answer did not come, for people. */
 export class Failure extends Error {
   constructor(
@@ -144,6 +164,9 @@ export const detail = (row: { kafka: string; name: string }): Promise<Detail> =>
 
 export const history = (row: { kafka: string; name: string }, period: number): Promise<History> =>
   ask(`bottledwater/api/history/${of(row)}?period=${period}`);
+
+export const deadLetters = (row: { kafka: string; name: string }): Promise<DeadLetters> =>
+  ask(`bottledwater/api/dead_letters/${of(row)}`);
 
 /** Do something: Airflow triggers a DAG, if the user may, and writes it into its audit log. */
 export const act = (action: Action, more: Record<string, unknown>): Promise<{ dag_run_id: string }> =>

@@ -62,6 +62,45 @@ const steps = {
       await page.getByRole("heading", { exact: true, name: "orders" }).waitFor();
     }
   },
+  letters: async () => {
+    const page = await open("light");
+    await page.goto(`${url}/plugin/bottledwater`);
+    await page.getByText("1 of 1 need you.").waitFor();
+    await one(page);
+    const letters = page.getByRole("table", { name: "Dead letters" });
+    await letters.getByRole("cell", { exact: true, name: "id = -1" }).waitFor();
+    await letters.getByText("max.message.bytes").waitFor();
+    await fits(page);
+    await letters.screenshot({ path: `${process.env.IMAGES}/dead-letters.png` });
+  },
+  pause: async () => {
+    const page = await open("light");
+    await one(page);
+    for (const [name, then] of [["Pause tables", "paused"], ["Go on with tables", ""]]) {
+      await page.getByRole("button", { exact: true, name }).click();
+      const dialog = page.getByRole("alertdialog");
+      await dialog.getByRole("textbox").fill("customers");
+      await dialog.getByRole("button", { exact: true, name }).click();
+      await dialog.getByText("Asked for.").waitFor();
+      await dialog.getByRole("button", { exact: true, name: "Close" }).last().click();
+      // what is paused is said beside its table, until it goes on
+      const told = page.getByRole("row", { name: /public\.customers/ }).getByText(/was paused/);
+      await told.waitFor({ state: then ? "visible" : "detached" });
+    }
+  },
+  lost: async () => {
+    const page = await open("light");
+    await one(page);
+    await page.getByRole("button", { exact: true, name: "Start again" }).click();
+    const dialog = page.getByRole("alertdialog");
+    await dialog.getByRole("button", { exact: true, name: "Start again" }).click();
+    await dialog.getByText("Asked for.").waitFor();
+    await dialog.getByRole("button", { exact: true, name: "Close" }).last().click();
+    await page.getByText(/slot .* lost/i).first().waitFor();
+    await page.goto(`${url}/plugin/bottledwater`);
+    await page.getByText("1 of 1 need you.").waitFor();
+    await page.screenshot({ path: `${process.env.IMAGES}/lost.png` });
+  },
   stop: async () => {
     const page = await open("light");
     await one(page);
@@ -89,6 +128,9 @@ try {
   await steps[process.argv[2]]();
 } catch (error) {
   failed.push(String(error));
+  // what was seen instead
+  for (const page of browser.contexts().flatMap((context) => context.pages()))
+    await page.screenshot({ path: `${process.env.IMAGES}/failed-${process.argv[2]}.png` });
 }
 await browser.close();
 for (const line of failed) console.log(line);

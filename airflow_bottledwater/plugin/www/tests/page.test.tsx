@@ -79,17 +79,46 @@ it("asks for the pipelines of a DAG on its tab", async () => {
   expect(asked[0]?.[0]).toContain("dag_id=orders");
 });
 
+const detail = (more: Record<string, unknown> = {}) => ({
+  ...row("good"), job: { id: "j", host: "h", pid: 1, epoch: 1, started: 0, repeats: 0 }, error: "", permanent: false,
+  position: "", counters: {}, problems: [], verification: null, live: [], tables: [], open_letters: {}, settings: {},
+  connections: {}, actions: [], no_actions: "", unknown: "", away: "", ...more,
+});
+
+it("shows why records could not be published, and of which rows they are to who may", async () => {
+  const letter = { table: "public.a", op: "u", position: "0/1", by: "stream", reason: "It is too large.", at: 0 };
+  answers["api/pipelines"] = detail({ dead_letters: 2 });
+  answers["api/history"] = { at: [], step: 10, complete: true, series: {} };
+  answers["api/dead_letters"] = {
+    letters: [{ ...letter, key: { id: "7", part: null } }, { ...letter, at: 1, key: null }], complete: false, keys: true,
+  };
+  shown("/plugin/bottledwater?kafka=kafka_default&name=7/shop/good");
+  expect(await screen.findByText("id = 7, part = NULL")).toBeTruthy();
+  expect(screen.getAllByText("It is too large.")).toHaveLength(2);
+  expect(screen.getByText("no key")).toBeTruthy();
+  expect(screen.getByText("These are the newest; the others are in the topic of dead letters.")).toBeTruthy();
+  cleanup();
+  answers["api/dead_letters"] = { letters: [{ ...letter, key: null }], complete: true, keys: false };
+  shown("/plugin/bottledwater?kafka=kafka_default&name=7/shop/good");
+  expect(await screen.findByText(/^hidden/)).toBeTruthy();
+});
+
+it("asks for no dead letters where there are none", async () => {
+  answers["api/pipelines"] = detail({ tables: [{ table: "public.a", changed: Date.now() / 1000 - 300 }] });
+  answers["api/history"] = { at: [], step: 10, complete: true, series: {} };
+  shown("/plugin/bottledwater?kafka=kafka_default&name=7/shop/good");
+  expect(await screen.findByText("5 min ago")).toBeTruthy();
+  expect(asked.some(([url]) => url.includes("dead_letters"))).toBe(false);
+});
+
 it("says what a button will do before it triggers the DAG", async () => {
   const action = {
     id: "stop", label: "Stop", dag_id: "orders_control", conf: { action: "stop", slot: "good" }, says: "The slot is kept.",
     impossible: "", danger: true, tables: false,
   };
-  answers["api/pipelines"] = {
-    ...row("good"), job: { id: "j", host: "h", pid: 1, epoch: 1, started: 0, repeats: 0 }, error: "", permanent: false,
-    position: "", counters: {}, problems: [], verification: null, live: [], tables: [], open_letters: {}, settings: {},
-    connections: {}, actions: [action, { ...action, id: "start", label: "Start again", impossible: "It runs." }],
-    no_actions: "", unknown: "", away: "",
-  };
+  answers["api/pipelines"] = detail({
+    actions: [action, { ...action, id: "start", label: "Start again", impossible: "It runs." }],
+  });
   answers["api/history"] = { at: [], step: 10, complete: true, series: {} };
   answers["api/v2/dags/orders_control/dagRuns"] = { dag_run_id: "run 1" };
   shown("/plugin/bottledwater?kafka=kafka_default&name=7/shop/good");

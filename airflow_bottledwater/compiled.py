@@ -28,7 +28,15 @@ def _fingerprint() -> str:
     constants of other files, but numba's own cache only checks the file that a function is in; and each installation
     fills a cache of its own, one process at a time."""
     package = Path(__file__).parent
-    shared = ("compiled", "encoding/wire", "encoding/layout", "kafka/hashes", "kafka/librdkafka", "verify/fields")
+    shared = (
+        "compiled",
+        "encoding/wire",
+        "encoding/layout",
+        "encoding/outbox",
+        "kafka/hashes",
+        "kafka/librdkafka",
+        "verify/fields",
+    )
     digest = hashlib.sha256(str(package).encode())
     for source in (*(package / f"{name}.py" for name in shared), *sorted((package / "encoding/kernels").glob("*.py"))):
         digest.update(source.read_bytes())

@@ -49,6 +49,7 @@ RELATION = int64s(
     "sends_updates",
     "converts",  # whether one of its columns is converted
     "filtered",  # whether an insert may have been an update, for a row filter, and lack values
+    "outbox",  # whether its rows are records of other topics (kernels.outbox)
 )
 
 #: a field of the row that is encoded: its format (wire.FIELD_…), and where its bytes are
@@ -58,10 +59,11 @@ FIELD = int64s("kind", "position", "length")
 #: transaction
 CHANGE = int64s("kind", "offset", "length", "relation", "lsn", "ordinal", "xid", "time", "flags")
 
-#: a record: where its key and value are (a length of -1 means that it has none), and the number of its row or change
+#: a record: where its key and value are (a length of -1 means that it has none), the number of its row or change, and
+#: where headers of its own are (a length of 0 means that it has none), as kernels.outbox writes them
 RECORD = int64s(
     "key", "key_length", "value", "value_length", "topic", "partition", "row", "event", "time", "lsn", "ordinal",
-    "flags"
+    "flags", "headers", "headers_length"
 )  # fmt: skip
 
 #: a row or change that cannot be encoded

@@ -159,12 +159,13 @@ class TableMapping:
 
     def exposes(self, before: SourceTable, schema: str, name: str) -> bool:
         """Whether a table that has got another name would be published without the rules for its columns, or without
-        its row filter: it has some by the name that it had, and none by the one that it has.
+        its row filter: it has some by the name that it had, and none by the one that it has. Or as an outbox that was
+        none, or the other way round.
 
         :param before: the table with the name that it had; it has ``schema`` and ``name`` now.
         """
         had, has = self.options(before.schema, before.name), self.options(schema, name)
-        if had.where and not has.where:
+        if (had.where and not has.where) or bool(had.outbox) != bool(has.outbox):
             return True
         return bool(had.include or had.exclude or had.mask) and not (has.include or has.exclude or has.mask)
 
@@ -190,12 +191,17 @@ class TableMapping:
         return replace(self, rules={pattern: Table(key=rule.key) for pattern, rule in self.rules.items() if rule.key})
 
     def topic(self, table: SourceTable) -> str:
-        """The topic of a table by its name of today. A table that was renamed keeps the one that it has, see
-        :func:`airflow_bottledwater.state.identity.topic_of`."""
+        """The topic of a table by its name of today; of an outbox, see :meth:`route`. A table that was renamed keeps
+        the one that it has, see :func:`airflow_bottledwater.state.identity.topic_of`."""
+        if table.outbox:
+            return self.route(table)
         if not (asked := self.options(table.schema, table.name).topic):
             return names.topic(table.schema, table.name, self.prefix)
-        named = asked.format(schema=names.mangle(table.schema, dots=True), table=names.mangle(table.name))
-        return self._prefixed(named)
+        return self._prefixed(_named(asked, table))
+
+    def route(self, table: SourceTable) -> str:
+        """The topics of an outbox's records, with the ``{column}`` whose values choose them, if there is one."""
+        return self._prefixed(_named(self.options(table.schema, table.name).outbox, table))
 
     def by_topic(self, tables: Iterable[SourceTable]) -> dict[str, SourceTable]:
         """These tables by their topics, see :meth:`topic`."""
@@ -206,11 +212,20 @@ class TableMapping:
         return names.record(topic, self.prefix)
 
     def subjects(self, topic: str, table: SourceTable) -> list[tuple[str, str]]:
-        """The registry's subjects of a table's topic, each with its schema; none if the format needs no registry.
+        """The registry's subjects of a table's topic, each with its schema; none if the format needs no registry, or
+        the table is an outbox, whose records are bytes.
 
         :raises SchemaRefused: see :func:`airflow_bottledwater.encoding.avro.value_schema`.
         """
-        return list(avro.subjects(topic, table, self.record(topic))) if self.format.uses_registry else []
+        if table.outbox or not self.format.uses_registry:
+            return []
+        return list(avro.subjects(topic, table, self.record(topic)))
+
+
+def _named(topic: str, table: SourceTable) -> str:
+    """A topic of an option, with the table's names in their places."""
+    of_schema, of_table = names.mangle(table.schema, dots=True), names.mangle(table.name)
+    return topic.replace("{schema}", of_schema).replace("{table}", of_table)
 
 
 def rule_of(rules: Mapping[str, str], column: str) -> str:

@@ -21,8 +21,8 @@ class Target:
     :param key_schema: the registry's id of the key's schema, 0 without a registry; ``value_schema`` likewise.
     """
 
-    topic: int
-    partitions: int
+    topic: int = 0
+    partitions: int = 1
     key_schema: int = 0
     value_schema: int = 0
 
@@ -91,6 +91,7 @@ class _Builder:
                 "sends_updates": int(table.identity == "f"),
                 "converts": int(any(converted)),
                 "filtered": int(table.filtered),
+                "outbox": int(table.outbox),
             }
         )
         self.keys += [positions[name] for name in table.key]

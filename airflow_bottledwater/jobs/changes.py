@@ -42,7 +42,8 @@ def topics_of(pipeline: Settings, name: str, tables: Sequence[str], topics: Topi
     meant = {
         pinned.table.qualified: pinned.topic
         for pinned in state.tables.values()
-        if any(describes(pattern, pinned.table.schema, pinned.table.name) for pattern in tables)
+        if not pinned.table.outbox
+        and any(describes(pattern, pinned.table.schema, pinned.table.name) for pattern in tables)
     }
     described = topics.describe(sorted(set(meant.values())))
     return {table: described[topic] for table, topic in sorted(meant.items()) if topic in described}

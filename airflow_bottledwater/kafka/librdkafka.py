@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater.compiled import compiled, external, inlined, types
+from airflow_bottledwater.encoding.kernels.reading import i32
 from airflow_bottledwater.encoding.layout import Rows, int64s
 from airflow_bottledwater.encoding.wire import FLAG_REREAD, FLAG_XID_SHIFT, HEADER_XID
+from airflow_bottledwater.pipeline.table import MOST_HEADERS
 
 _library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
 _pointer, _int, _text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
@@ -108,8 +110,8 @@ _ARGUMENT = np.dtype(
         "itemsize": 72,
     }
 )
-#: the arguments of one record: topic, flags, number, partition, time, key, value and six headers
-_ARGUMENTS = 13
+#: the arguments of one record: topic, flags, number, partition, time, key, value, six headers, and those of an outbox
+_ARGUMENTS = 13 + MOST_HEADERS
 #: records that are handed over by one call, each as an rd_kafka_message_t
 _BATCH = 512
 #: bytes for the texts of a position, an op, a time (of up to 19 digits, up to this place) and a transaction id (of up
@@ -312,9 +314,25 @@ def _add_headers(record, headers, label, timed, arguments, n, texts):
 
 
 @compiled
-def _single(handles, record, i, base, headers, label, now, latest):
+def _add_own_headers(record, data, arguments, n):
+    """Add the headers that a record has of its own (kernels.outbox) to the arguments; returns how many there are
+    then."""
+    p = record.headers
+    while p < record.headers + record.headers_length and n < arguments.size:
+        name = data.ctypes.data + p + 4
+        p += 4 + i32(data, p)
+        length = np.int64(i32(data, p))
+        # of NULL, there is no address
+        _argument(arguments[n], _VT_HEADER, name, data.ctypes.data + p + 4 if length >= 0 else 0, max(length, 0))
+        n += 1
+        p += 4 + max(length, 0)
+    return n
+
+
+@compiled
+def _single(handles, record, i, data, headers, label, now, latest):
     """Hand over one record with its headers and time; returns an error code."""
-    arguments = handles.arguments
+    arguments, base = handles.arguments, data.ctypes.data
     timed = handles.timed[record.topic]
     time = record.time if timed and 0 < record.time <= latest else now
     _argument(arguments[0], _VT_RKT, handles.topics[record.topic], 0, 0)
@@ -330,6 +348,8 @@ def _single(handles, record, i, base, headers, label, now, latest):
         _argument(arguments[n], _VT_VALUE, base + record.value, record.value_length, 0)
         n += 1
     n = _add_headers(record, headers, label, timed, arguments, n, handles.texts)
+    if record.headers_length > 0:
+        n = _add_own_headers(record, data, arguments, n)
     error = _produceva(handles.producer, arguments.ctypes.data, n)
     if error == 0:
         return np.int64(0)
@@ -356,7 +376,7 @@ def produce(handles, records, start, data, headers, label, now, latest):
         if headers == 0 and label.size == 0 and records[i].time == 0:
             i, code = _plain(handles, records, i, base)
         else:
-            code = _single(handles, records[i], i, base, headers, label, now, latest)
+            code = _single(handles, records[i], i, data, headers, label, now, latest)
             i += 1 if code == 0 else 0
         if code != 0:
             return i, code

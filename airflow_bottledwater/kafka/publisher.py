@@ -76,9 +76,9 @@ class Records:
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Upper bounds of the records' sizes on the wire, in bytes, before compression."""
-        keys, values = self.table["key_length"], self.table["value_length"]
-        found: npt.NDArray[np.int64] = np.maximum(keys, 0) + np.maximum(values, 0) + RECORD_OVERHEAD + len(self.label)
-        return found
+        keys, values, own = (self.table[f"{part}_length"] for part in ("key", "value", "headers"))
+        found: npt.NDArray[np.int64] = np.maximum(keys, 0) + np.maximum(values, 0) + own
+        return found + RECORD_OVERHEAD + len(self.label)
 
 
 def single(topic: int, partition: int, key: bytes | None, value: bytes | None, timestamp: int = 0) -> Records:

@@ -115,6 +115,8 @@ class SourceTable:
     :param where: the row filter: a condition that the published rows fulfil; empty for all rows.
     :param filtered: whether it has or has had a row filter, so that an insert may be an update that has brought a row
         into the filter, and lack the large values that the update left unchanged.
+    :param outbox: whether its rows are published as the records that they describe. It has no key then, since its rows
+        are no rows to a consumer, and no topic of its own.
     """
 
     oid: int
@@ -134,6 +136,7 @@ class SourceTable:
     unpublishable: bool = field(default=False, compare=False)
     where: str = ""
     filtered: bool = field(default=False, compare=False)
+    outbox: bool = False
 
     @property
     def qualified(self) -> str:
@@ -159,5 +162,5 @@ class SourceTable:
 
     @property
     def identifiable(self) -> bool:
-        """Whether its updates and deletes can be published: it has a key, or sends the full old row."""
-        return self.keyed or (self.identity == "f" and not self.unpublishable)
+        """Whether PostgreSQL can send its updates and deletes: it has a key, or sends the full old row."""
+        return self.keyed or (self.outbox and not self.key_problem) or (self.identity == "f" and not self.unpublishable)

@@ -17,6 +17,9 @@ _MASK = r"^(null|hash|constant:[^\0]*|(first|last):[0-9]{1,9})$(?!\n)"
 _NAMES = "columns with other names, of 1 to 255 characters"
 _CONDITION = "one SQL expression, such as region = 'EU' AND id > 0, without comments, semicolons and dollar signs"
 _MASKS = "columns with null, constant:TEXT, first:N, last:N or hash"
+_A_COLUMN, _ROUTE = "the name of a column", "a name as topic has it, with one {column}, or nothing"
+#: those that a record may have, which is what librdkafka's arguments have room for
+_HEADERS, MOST_HEADERS = "columns with names of headers, of 1 to 255 characters, at most 32", 32
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -89,6 +92,26 @@ class Table(Section):
         about("What happens at a record of the table that cannot be published: as the pipeline's on_error, or not."),
     ] = "pipeline"
 
+    outbox: Annotated[
+        str,
+        about(
+            "Makes the table an outbox: the topics that its rows choose by a {column}, behind topic_prefix.",
+            allowed=_ROUTE,
+            changes="never",
+            pattern=r"^([A-Za-z0-9._-]|\{schema\}|\{table\})*(\{[^{}\0\n]+\}([A-Za-z0-9._-]|\{schema\}|\{table\})*)?$(?!\n)",
+        ),
+    ] = ""
+    outbox_key: Annotated[
+        str, about("Of an outbox: the column with the records' keys.", allowed=_A_COLUMN, pattern=r"^[^\0\n]+$(?!\n)")
+    ] = "aggregateid"
+    outbox_payload: Annotated[
+        str, about("Of an outbox: the column with the records' values.", allowed=_A_COLUMN, pattern=r"^[^\0\n]+$(?!\n)")
+    ] = "payload"
+    outbox_headers: Annotated[
+        dict[str, Annotated[str, limited(_HEADERS, min_length=1, max_length=255, pattern=r"^[^\0\n]*$(?!\n)")]],
+        about("Of an outbox: columns that become headers, with the headers' names.", allowed=_HEADERS),
+    ] = field(default_factory=lambda: {"id": "id", "type": "eventType"})
+
     def __post_init__(self) -> None:
         if isinstance(self.mask, Mapping):
             # in YAML, null is no text; without this it would say nothing
@@ -98,6 +121,8 @@ class Table(Section):
         object.__setattr__(self, "where", self.where.strip())
         if not templated(self.where) and not is_one_expression(self.where):
             raise SettingError("where", self.where, _CONDITION)
+        if len(self.outbox_headers) > MOST_HEADERS:
+            raise SettingError("outbox_headers", self.outbox_headers, _HEADERS)
 
     @classmethod
     def of_table(cls, rules: Mapping[str, Self], schema: str, name: str) -> Self:

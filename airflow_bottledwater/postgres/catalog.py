@@ -287,7 +287,7 @@ def load(
                 schema,
                 name,
                 identity,
-                key,
+                () if options.outbox else key,
                 mapping.published(schema, name, (each for place, each in enumerate(sent) if place not in left_out)),
                 filenode,
                 comment,
@@ -300,6 +300,7 @@ def load(
                 unpublishable,
                 where,
                 bool(where),
+                bool(options.outbox),
             )
         )
     return loaded

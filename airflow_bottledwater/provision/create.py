@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, StateError
+from airflow_bottledwater.kafka.clients import GRANT
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
@@ -248,10 +249,10 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
             oldest_xid = slot.fresh_xid(connection)
         pinned = pin(pipeline, claim.cluster, TableMapping.of(pipeline).by_topic(added), oldest_xid)
         values: dict[str, StateRecord | None] = {table_key(p.table.oid): p for p in pinned}
-        if pipeline.skip_snapshot:
-            completed = sorted({*claim.state.completed, *(t.oid for t in added)})
-            values[COMPLETE] = Complete(tuple(completed), True, time.time())
-            values |= partition_records(connection, added)
+        if without := [table for table in added if pipeline.skip_snapshot or table.outbox]:
+            completed = sorted({*claim.state.completed, *(t.oid for t in without)})
+            values[COMPLETE] = Complete(tuple(completed), pipeline.skip_snapshot, time.time())
+            values |= partition_records(connection, without)
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
         covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
         if claim.state.coverage is not None:
@@ -332,7 +333,8 @@ def pin(
     :raises Refused: a topic belongs to another pipeline, or does not exist.
     """
     make_named(pipeline, cluster)
-    topics = Topics(pipeline.kafka)
+    topics, outboxes = Topics(pipeline.kafka), [table for table in by_topic.values() if table.outbox]
+    by_topic = {name: table for name, table in by_topic.items() if not table.outbox}
     events, letters = TableMapping.of(pipeline).service_topics
     if pipeline.create_topics:
         present = topics.describe([*by_topic, events, letters])
@@ -343,7 +345,7 @@ def pin(
     if missing := sorted(by_topic.keys() - present.keys()):
         raise Refused(f"Kafka does not know topic {missing[0]!r}.", "Create it, or set create_topics.")
     _own(pipeline, cluster, by_topic)
-    pinned = []
+    pinned = [PinnedTable(each, TableMapping.of(pipeline).route(each), "", 1, 0, 0, oldest_xid) for each in outboxes]
     ids = _schema_ids(pipeline, by_topic)
     for name, table in by_topic.items():
         topic = present[name]
@@ -373,6 +375,34 @@ def make_named(pipeline: Settings, cluster: Cluster) -> None:
     _check_owners(pipeline, cluster, names)
 
 
+def make_chosen(pipeline: Settings, cluster: Cluster, chosen: Sequence[str], table: SourceTable) -> dict[str, str]:
+    """Create the topics that rows of an outbox choose, where they are missing, and record this pipeline as their owner.
+    Returns why rows may not choose some of them.
+
+    :raises Refused: Kafka denies one, or refuses to create it for a reason that no row has.
+    :raises Outage: Kafka does not answer.
+    """
+    topics = Topics(pipeline.kafka)
+    refused = {name: problem for name in chosen for problem in _owned_by_others(pipeline, cluster, [name])}
+    present = topics.describe([name for name in chosen if name not in refused])
+    missing = [name for name in chosen if name not in refused and name not in present]
+    if not pipeline.create_topics:
+        refused |= {name: f"topic {name!r} does not exist, and create_topics is off" for name in missing}
+    elif missing:
+        replication = min(pipeline.replication_factor, topics.brokers())
+        asked = [kafka_checks.new_topic(pipeline, name, table, replication) for name in missing]
+        for name, why in topics.uncreatable(asked).items():
+            if not why.startswith("TOPIC_EXCEPTION"):
+                raise Refused(f"Topic {name!r}, which a row of {table.qualified} chooses, cannot be created: {why}")
+            refused[name] = f"topic {name!r} cannot be created: {why}"
+        topics.make(*(topic for topic in asked if topic.name not in refused))
+        present |= topics.describe([name for name in missing if name not in refused], confirm=True)
+    if denied := [name for name, topic in present.items() if not topic.may_write]:
+        raise Refused(f"Kafka denies Write on topic {denied[0]!r}, which a row of {table.qualified} chooses.", GRANT)
+    _own(pipeline, cluster, [name for name in chosen if name not in refused])
+    return refused
+
+
 def _own(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
     """Record this pipeline as the owner of topics, unless it is recorded."""
     owners = control_topic.read(pipeline.kafka)
@@ -385,8 +415,12 @@ def _own(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
 
 def _check_owners(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
     """:raises Refused: one belongs to another pipeline."""
-    if problems := [] if pipeline.share_topics else kafka_checks.owners_problems(pipeline, cluster, list(topics)):
+    if problems := _owned_by_others(pipeline, cluster, topics):
         raise Refused(" ".join(problems))
+
+
+def _owned_by_others(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> list[str]:
+    return [] if pipeline.share_topics else kafka_checks.owners_problems(pipeline, cluster, list(topics))
 
 
 def _schema_ids(pipeline: Settings, by_topic: Mapping[str, SourceTable]) -> dict[str, int]:

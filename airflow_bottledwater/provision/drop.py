@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.encoding.outbox import pattern_of
 from airflow_bottledwater.errors import SlotError, StateError
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.alive import longest_silence, next_status
@@ -19,7 +21,7 @@ from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import Claim, read_own, read_state
-from airflow_bottledwater.state.control_records import REPORTED, owner_key, status_key, verified_key
+from airflow_bottledwater.state.control_records import REPORTED, owner_key, status_key, topic_owned, verified_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS
@@ -86,7 +88,13 @@ def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
     stays fenced."""
     tables = claim.state.tables
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
-    topics = [*(pinned.topic for pinned in tables.values()), *TableMapping.of(pipeline).named_topics]
+    routes = [re.compile(pattern_of(pinned.topic)) for pinned in tables.values() if pinned.table.outbox]
+    chosen = [
+        topic
+        for key in (control_topic.read(pipeline.kafka) if routes else ())
+        if (topic := topic_owned(key, owner)) and any(route.fullmatch(topic) for route in routes)
+    ]
+    topics = [*(pinned.topic for pinned in tables.values()), *TableMapping.of(pipeline).named_topics, *chosen]
     owned = [owner_key(topic, owner) for topic in topics]
     control_topic.write(pipeline.kafka, dict.fromkeys([*owned, status_key(owner), verified_key(owner)]))
     snapshots.forget_all(pipeline, owner)

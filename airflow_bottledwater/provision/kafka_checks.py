@@ -22,6 +22,7 @@ from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import check_cluster, owners, topic_of, topic_problems
+from airflow_bottledwater.state.outboxes import in_the_way
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import encode
 
@@ -58,12 +59,13 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     state_topic = store.state_topic_name(found.cluster.database, pipeline.slot)
     memory = (state_topic, store.CONTROL_TOPIC)
     mapping = TableMapping.of(pipeline)
-    data = {topic_of(table, found.state, mapping): table for table in found.tables}
+    data = {topic_of(table, found.state, mapping): table for table in found.tables if not table.outbox}
     named = mapping.named_topics
     service = (*mapping.service_topics, *named)
     wanted = list(dict.fromkeys([*data, *service, *memory]))
     problems += _names(data, (*service, *memory), state_topic)
     problems += _named_twice((*service, *memory), named)
+    problems += in_the_way(mapping, (table for table in found.tables if table.outbox), wanted)
     problems += _collisions([*data, *service, *memory], topics.names())
     present = topics.describe([name for name in wanted if len(name) <= names.MAX_TOPIC_LENGTH])
     problems += [problem for name in memory if name in present and (problem := store.unfit(present[name]))]
@@ -119,6 +121,9 @@ def check_topics(pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, So
     own = (*mapping.service_topics, *mapping.named_topics)
     state_topic = store.state_topic_name(cluster.database, pipeline.slot)
     problems = _names(by_topic, (*own, state_topic, store.CONTROL_TOPIC), state_topic)
+    if any(rule.outbox for rule in mapping.rules.values()):
+        known = [pinned.table for pinned in read_state(pipeline, state_topic, topics).tables.values()]
+        problems += in_the_way(mapping, (table for table in known if table.outbox), list(by_topic))
     if too_long := [name for name in by_topic if len(name) > names.MAX_TOPIC_LENGTH]:
         return [f"Topic {too_long[0]!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Rename the table."]
     problems += _collisions(list(by_topic), topics.names())

@@ -10,6 +10,7 @@ back that was deleted. The topic alone is not enough to decide this, since compa
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import logging
 from collections import defaultdict
@@ -35,11 +36,13 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput, slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.provision.create import make_chosen
 from airflow_bottledwater.provision.letters import LettersTopic, portion
 from airflow_bottledwater.provision.source_rows import SourceRow, StoredDeadLetter, compare
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import row_key, with_key
 from airflow_bottledwater.publish.encode import encode_changes
+from airflow_bottledwater.publish.outbox import Outbox
 from airflow_bottledwater.publish.reject import oversized
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import ToastResolver
@@ -148,6 +151,9 @@ class _Letters:
         #: the relation versions of dead letters, as they are published now
         self._versions: dict[Version, Version] = {}
         self._events_topic = publishing.topics[publishing.events]
+        self._outbox: Outbox | None = None
+        if any(pinned.table.outbox for pinned in self._tables.values()):
+            self._outbox = Outbox(publishing, functools.partial(make_chosen, pipeline, claim.cluster))
 
     def redrive(self) -> RedriveResult:
         """Publish them: some thousand at a time, the snapshot's first, then by position."""
@@ -266,9 +272,12 @@ class _Letters:
         }
         changes = layout.rows(layout.CHANGE, [change])
         version = self._with_schema(msgspec.convert(again, Version))
-        programs = self._publishing.programs([version], copied=dead_letter.copied)
-        completed = self._completer.complete(Batch(position, position, data, changes, (version,)), programs)
+        batch = Batch(position, position, data, changes, (version,))
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
+        if version.table.outbox:
+            return self._encode_outbox(batch, headers)
+        programs = self._publishing.programs([version], copied=dead_letter.copied)
+        completed = self._completer.complete(batch, programs)
         if dead_letter.copied:
             headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
         encoded = encode_changes(completed, programs, headers=headers, largest=self._publishing.largest_record)
@@ -280,12 +289,26 @@ class _Letters:
             raise RecordError("; ".join(reasons))
         return replace(encoded.records, label=dead_letter.label)
 
+    def _encode_outbox(self, batch: Batch, headers: int) -> Records:
+        """Make a record of a row of an outbox.
+
+        :raises RecordError: it still cannot be published.
+        """
+        assert self._outbox is not None
+        self._outbox.prepare(batch)
+        records, rejections = self._outbox.records(batch, headers)
+        if wrong := [*rejections, *oversized(self._publishing, records)]:
+            raise RecordError("; ".join(rejection.reason for rejection in wrong))
+        return records
+
     def _newer(self, ready: Iterable[tuple[StoredDeadLetter, Records]]) -> dict[tuple[str, bytes], str]:
         """For each topic and key of the dead letters, the highest position of a record or a TRUNCATE. A snapshot's row
         has none: whether it is newer than a dead letter is decided by the source's row, not by comparing the clocks of
         two hosts."""
         wanted: dict[str, set[bytes]] = defaultdict(set)
         for dead_letter, records in ready:
+            if dead_letter.content["again"]["table"].get("outbox"):
+                continue  # its records are events, none of which is another one's newer version
             wanted[dead_letter.content["topic"]] |= {
                 key for i in range(len(records)) if (key := _key(records, i)) is not None
             }

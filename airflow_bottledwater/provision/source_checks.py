@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import psycopg
+from psycopg import sql
+
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import DOCS, PreflightError, Refused, SlotError, SlotInUse
@@ -12,7 +15,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.state import options
+from airflow_bottledwater.state import options, outboxes
 from airflow_bottledwater.state.identity import topic_of
 
 #: PostgreSQL's own functions that the pipeline calls: everybody may, unless an administrator has revoked it
@@ -191,7 +194,8 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
     read = [*found.tables, *found.parts]
     for table in found.tables:
         # of a key that the options name, they say what is wrong
-        if not (table.keyed or pipeline.allow_unkeyed or mapping.options(table.schema, table.name).key):
+        asked = mapping.options(table.schema, table.name).key
+        if not (table.keyed or table.outbox or pipeline.allow_unkeyed or asked):
             problems.append(
                 f"Table {table.qualified} cannot be keyed: {table.key_problem}. Give it a primary key, leave it out, "
                 "or set allow_unkeyed (its messages then have no key, deletes are not sent, and updates only with "
@@ -201,7 +205,9 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
             mapping.subjects(topic_of(table, found.state, mapping), table)
         except Refused as error:
             problems.append(str(error))
+    problems += outboxes.turned(pipeline, found.state, found.tables)
     if not found.adding:
+        _warn_of_outboxes(connection, found)
         _warn_of_children(connection, pipeline, found)
         _warn_of_generated(connection, found)
     problems += unreadable(connection, read).values()
@@ -254,6 +260,25 @@ def _not_followed(parent: SourceTable, children: Mapping[str, bool]) -> str:
         "ones, too): each gets a topic of its own. Or make it a partitioned table (PARTITION BY), which has one topic; "
         "or leave them out on purpose, with a pattern behind '!'."
     )
+
+
+def _warn_of_outboxes(connection: Connection, found: Findings) -> None:
+    """Say which outboxes have rows that will not be published, since they are inserted before they are followed."""
+    for table in found.tables:
+        if not table.outbox or table.oid in found.state.tables:
+            continue
+        rows = sql.SQL("SELECT FROM ONLY {} LIMIT 1").format(sql.Identifier(table.schema, table.name))
+        try:
+            with connection.transaction():
+                connection.execute("SET LOCAL lock_timeout = '1s'")
+                filled = connection.execute(rows).fetchone() is not None
+        except psycopg.Error:
+            continue  # that it is locked or may not be read is found elsewhere
+        if filled:
+            found.warnings.append(
+                f"Outbox {table.qualified} has rows: they are not published, since it is not known whether somebody "
+                "else has done that. Rows that are to be published have to be inserted again, behind create_slot."
+            )
 
 
 def _warn_of_children(connection: Connection, pipeline: Settings, found: Findings) -> None:

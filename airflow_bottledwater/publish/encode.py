@@ -43,7 +43,8 @@ class EncodedBatch:
     :param held: the tables of which nothing is published, by oid, each from the transaction with this final LSN on;
         they are neither among the records nor among the rejections.
     :param gaps: why tables are set aside from this batch on, by oid.
-    :param messages: the records of all logical messages, including those of rejected ones.
+    :param messages: the records of all logical messages, including those of rejected ones; ``outbox`` likewise, those
+        of the rows of outboxes.
     """
 
     completed: Completed
@@ -52,6 +53,7 @@ class EncodedBatch:
     held: Mapping[int, int] = field(default_factory=dict)
     gaps: Mapping[int, Gap] = field(default_factory=dict)
     messages: Records = NO_RECORDS
+    outbox: Records = NO_RECORDS
 
     @property
     def batch(self) -> Batch:

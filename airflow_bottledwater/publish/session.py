@@ -330,6 +330,16 @@ class PublishSession:
         self._compared = time.monotonic()
         return not np.array_equal(before, self.limits) or timed != self._timed
 
+    def include(self, names: Sequence[str]) -> None:
+        """Publish to more topics, which exist; an open producer is replaced at the next :meth:`open`.
+
+        :raises StateError: one is missing.
+        """
+        self.close()
+        self.topics += names
+        self.index = {name: i for i, name in enumerate(self.topics)}
+        self.compare_topics()
+
     @property
     def largest_record(self) -> int:
         """Bytes of the largest record that any of the topics takes."""
@@ -369,7 +379,13 @@ class PublishSession:
         # partitions is pinned
         if self._programs is None or self._programs[:2] != (versions := tuple(versions), copied):
             tables = [
-                (v.table, Target(self.index[v.topic], self.partitions[v.topic], v.key_schema, v.value_schema))
+                # an outbox has no topic of its own, and is not encoded by a program
+                (
+                    v.table,
+                    Target()
+                    if v.table.outbox
+                    else Target(self.index[v.topic], self.partitions[v.topic], v.key_schema, v.value_schema),
+                )
                 for v in versions
             ]
             made = compile_programs(tables, self.pipeline.record_format, copied=copied)

@@ -95,6 +95,12 @@ def owner_key(topic: str, name: str) -> str:
     return f"{owners_prefix(topic)}{name}"
 
 
+def topic_owned(key: str, name: str) -> str:
+    """The topic of a key that :func:`owner_key` made for this pipeline; empty for any other key."""
+    topic = key.removeprefix("owner/").removesuffix(f"/{name}")
+    return topic if key == owner_key(topic, name) else ""
+
+
 @dataclass(slots=True)
 class StatusRecord:
     """The status that a job reports of itself, at every heartbeat.

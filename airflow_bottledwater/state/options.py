@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from airflow_bottledwater.encoding import masks
 from airflow_bottledwater.encoding.mapping import TableMapping, matches, rule_of
@@ -13,7 +14,7 @@ from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
-from airflow_bottledwater.state import row_filters
+from airflow_bottledwater.state import outboxes, row_filters
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
@@ -30,7 +31,10 @@ def problems(connection: Connection, pipeline: Settings, oids: Collection[int], 
     found = _without_match(mapping, whole) if rules else []
     for table in whole:
         columns = [column.name for column in table.columns]
-        if mapping.options(table.schema, table.name).key and not table.keyed:
+        if mapping.options(table.schema, table.name).outbox:
+            found += outboxes.problems(mapping, table)
+            table = replace(table, key=())
+        elif mapping.options(table.schema, table.name).key and not table.keyed:
             found.append(
                 f"Table {table.qualified} cannot have the key that table_options give it: {table.key_problem}. Mend "
                 "that, or take key out."
@@ -120,6 +124,11 @@ def exposed_table(mapping: TableMapping, before: SourceTable, schema: str, name:
     """
     if not mapping.exposes(before, schema, name):
         return ""
+    if before.outbox or mapping.options(schema, name).outbox:
+        return (
+            f"{schema}.{name} was {before.qualified}, and only one of these names is an outbox by table_options. Put "
+            "its options under the new name, and start again."
+        )
     return (
         f"{schema}.{name} was {before.qualified}, for which table_options leave out rows or columns, or mask columns, "
         "and they say nothing of its new name. Put its options under the new name, and start again."
@@ -138,11 +147,10 @@ def check(connection: Connection, pipeline: Settings, known: PipelineState) -> N
     if known.settings is None or known.settings.get("table_options", {}) == asked:
         return
     wanted = resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False)
-    if (
-        wrong := row_filters.refused(pipeline, known)
-        + _unkeyed(pipeline, known)
-        + problems(connection, pipeline, {*wanted, *known.tables})
-    ):
+    today = catalog.load(connection, list(known.tables), TableMapping.of(pipeline))
+    wrong = row_filters.refused(pipeline, known) + _unkeyed(pipeline, known)
+    wrong += outboxes.turned(pipeline, known, today)
+    if wrong := wrong + problems(connection, pipeline, {*wanted, *known.tables}):
         raise PreflightError(wrong)
 
 

@@ -35,7 +35,10 @@ class PinnedTable:
     """A table of the pipeline, with the properties of its topic that must not change behind the pipeline's back.
 
     :param oldest_xid: X0 of the table, taken after the table was in the publication.
-    :param topic_id: Kafka's id of the topic; a different one means that the topic was deleted and created anew.
+    :param topic: of an outbox, that of its records with the ``{column}`` that chooses it, see
+        :meth:`~airflow_bottledwater.encoding.mapping.TableMapping.route`.
+    :param topic_id: Kafka's id of the topic; a different one means that the topic was deleted and created anew. Empty
+        of an outbox.
     """
 
     table: SourceTable
@@ -118,5 +121,5 @@ class Pin(NamedTuple):
 
 
 def pins(tables: Iterable[PinnedTable]) -> dict[str, Pin]:
-    """The pins of these tables' topics, by the topic's name."""
-    return {t.topic: Pin(t.topic_id, t.partitions, t.table.keyed) for t in tables}
+    """The pins of these tables' topics, by the topic's name; outboxes have none."""
+    return {t.topic: Pin(t.topic_id, t.partitions, t.table.keyed) for t in tables if not t.table.outbox}

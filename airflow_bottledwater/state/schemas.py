@@ -73,13 +73,16 @@ def pinned_schemas(pipeline: Settings, tables: Iterable[PinnedTable]) -> list[Pi
 
 
 def register_value(pipeline: Settings, topic: str, table: SourceTable) -> int:
-    """Register the schema of the rows in a table's topic. Returns its id; 0 if the format needs no registry.
+    """Register the schema of the rows in a table's topic. Returns its id; 0 if the format needs no registry, or the
+    table is an outbox.
 
     :raises Outage: the registry does not answer, or takes no schemas now.
     :raises SchemaRefused: it refuses the schema, or none can be made.
     """
     registry = Registry.of(pipeline)
-    return 0 if registry is None else registry.register(*TableMapping.of(pipeline).subjects(topic, table)[-1])
+    if registry is None or table.outbox:
+        return 0
+    return registry.register(*TableMapping.of(pipeline).subjects(topic, table)[-1])
 
 
 def lost(

@@ -52,6 +52,7 @@ class TableResult:
     :param rows: how many rows were compared; of a sample, those of the sample.
     :param verified: False if it cannot be compared, for a ``reason``: its changes are in another topic, say.
     :param dropped: whether it does not exist any more, so that there is nothing to compare.
+    :param outbox: whether it is an outbox, whose rows are no state that topics could have.
     :param counts: how many keys differ, by kind.
     :param differences: the first of them.
     :param unsettled: keys that differed, and were changed again whenever they were looked at: nothing is known of them.
@@ -73,6 +74,7 @@ class TableResult:
     older: int = 0
     left_out: list[str] = field(default_factory=list)
     dropped: bool = False
+    outbox: bool = False
 
     @property
     def equal(self) -> bool:
@@ -82,8 +84,8 @@ class TableResult:
     @property
     def verdict(self) -> str:
         """In a word or two."""
-        if self.dropped:
-            return "dropped"
+        if self.dropped or self.outbox:
+            return "dropped" if self.dropped else "outbox"
         if not self.verified:
             return "not verified"
         if self.counts:

@@ -42,12 +42,17 @@ def set_aside(pipeline: Settings, encoded: EncodedBatch, programs: Programs, kno
             gaps[table.oid] = held.set_aside(f"a change at {position_of(change)}", rejection.reason)
     if not begins:
         return encoded
-    rows, records = left_out(encoded, begins), encoded.records
-    kept = ~np.isin(records.table["row"], rows)
-    less = Records(records.table[kept], records.data, records.headers, records.label)
+    rows = left_out(encoded, begins)
     out = set(rows.tolist())
     rejections = [each for each in encoded.rejections if each.row not in out]
-    return replace(encoded, records=less, rejections=rejections, held=begins, gaps=gaps)
+    records, outbox = (_without(each, rows) for each in (encoded.records, encoded.outbox))
+    return replace(encoded, records=records, outbox=outbox, rejections=rejections, held=begins, gaps=gaps)
+
+
+def _without(records: Records, rows: npt.NDArray[np.int64]) -> Records:
+    """The records of other changes than these."""
+    kept = ~np.isin(records.table["row"], rows)
+    return Records(records.table[kept], records.data, records.headers, records.label)
 
 
 def left_out(encoded: EncodedBatch, begins: Mapping[int, int]) -> npt.NDArray[np.int64]:

@@ -52,7 +52,7 @@ def truncate_events(batch: Batch, topic: int, held: Mapping[int, int] | None = N
             "pos": position,
             "xid": int(change["xid"]),
             "relations": [known[oid].table.qualified if oid in known else oid for oid in oids],
-            "topics": [known[oid].topic for oid in oids if oid in known],
+            "topics": [known[oid].topic for oid in oids if oid in known and not known[oid].table.outbox],
             "cascade": message.cascade,
             "restart_identity": message.restart_identity,
         }

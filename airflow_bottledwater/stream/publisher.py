@@ -3,6 +3,7 @@ progress."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -26,11 +27,13 @@ from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.provision.create import make_chosen
 from airflow_bottledwater.provision.kafka_checks import expiry_problem
 from airflow_bottledwater.publish.ahead import Ahead
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.dead_letter import DeadLetter, counted
 from airflow_bottledwater.publish.encode import EncodedBatch, encode_changes
+from airflow_bottledwater.publish.outbox import Outbox
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
 from airflow_bottledwater.publish.rows import RowEncoder
@@ -98,6 +101,9 @@ class StreamPublisher:
             pipeline, start.job, stream_id(start.prefix), pins(known.tables.values()), start.state_topic, backoff,
             meter, mapping.named_topics,
         )  # fmt: skip
+        self._outbox: Outbox | None = None
+        if any(pinned.table.outbox for pinned in known.tables.values()):
+            self._outbox = Outbox(self._session, functools.partial(make_chosen, pipeline, start.cluster))
         self._ends = self._session.index.get(mapping.ends_topic)
         self._completer = Ahead(pipeline.postgres, backoff.wait, pipeline.max_transaction_bytes)
         self.live = LiveSnapshots(pipeline, start.cluster.pipeline(pipeline.slot), self._session)
@@ -231,6 +237,8 @@ class StreamPublisher:
             everything before its transaction was published.
         """
         self._refused = {}
+        if self._outbox is not None:
+            self._outbox.prepare(batch)
         while True:
             position = self._session.run(lambda: self._advance(batch))
             if position >= batch.end:
@@ -279,7 +287,8 @@ class StreamPublisher:
         if limit < math.inf:
             part = part.leading(int(np.searchsorted(np.cumsum(part.changes["length"]), limit, side="right")))
         while len(part) > 1:
-            records = self._encode(part, programs).records
+            encoded = self._encode(part, programs)
+            records = max(encoded.records, encoded.outbox, key=lambda each: int(each.sizes().sum()))
             ends = np.cumsum(records.sizes())
             if not len(records) or ends[-1] <= limit:
                 break
@@ -293,9 +302,11 @@ class StreamPublisher:
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
-        session, messages = self._session, NO_RECORDS
+        session, messages, outbox, unfit = self._session, NO_RECORDS, NO_RECORDS, list[Rejection]()
         if self._pipeline.messages:  # otherwise there are none
             messages = message_records(completed.batch, session.index, session.partitions, headers)
+        if self._outbox is not None:
+            outbox, unfit = self._outbox.records(completed.batch, headers)
         for relation, columns in _changed(completed, found.rejections).items():
             check_definitions(self._pipeline, programs.tables[relation], columns)
         rejections = [
@@ -305,8 +316,10 @@ class StreamPublisher:
             *_without_schema(completed.batch, found.records),
             *oversized(session, found.records),
             *oversized(session, messages),
+            *unfit,
+            *oversized(session, outbox),
         ]
-        return EncodedBatch(completed, found.records, distinct(rejections), messages=messages)
+        return EncodedBatch(completed, found.records, distinct(rejections), messages=messages, outbox=outbox)
 
     def _known_to_be_refused(self, batch: Batch) -> Iterator[Rejection]:
         for i, change in enumerate(batch.changes if self._refused else ()):
@@ -315,7 +328,8 @@ class StreamPublisher:
 
     def _send(self, encoded: EncodedBatch) -> None:
         """Publish records, events, dead letters and P in one Kafka transaction."""
-        records = [without(each, encoded.rejections) for each in (encoded.records, encoded.messages)]
+        each_kind = (encoded.records, encoded.messages, encoded.outbox)
+        records = [without(each, encoded.rejections) for each in each_kind]
         dead_letters = [self._dead_letter(encoded, rejection) for rejection in encoded.rejections]
         events = list(truncate_events(encoded.completed.batch, self._session.events, encoded.held))
         before, end = self.counters, encoded.batch.end
@@ -365,7 +379,7 @@ class StreamPublisher:
         """The records of the ends of a batch's transactions, if they are asked for, and what is published of the one
         that the batch ends inside of.
 
-        :param records: those of the batch's rows and messages that are published.
+        :param records: those of the batch that are published.
         """
         batch, reached = encoded.completed.batch, self._session.state.reached
         if self._ends is None and not batch.end.ordinal:

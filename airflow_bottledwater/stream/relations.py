@@ -301,6 +301,7 @@ class Resolver:
         elif message.identity == "f" and key_of_today is not None:
             key = key_of_today
         known = pinned.table
+        key = () if known.outbox else key
         return SourceTable(
             message.oid,
             message.schema,
@@ -314,6 +315,7 @@ class Resolver:
             where=known.where,
             # another filter of today's options may be in the publication before it is recorded
             filtered=known.filtered or bool(self._mapping.options(message.schema, message.name).where),
+            outbox=known.outbox,
         )
 
 

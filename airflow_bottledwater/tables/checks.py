@@ -86,6 +86,11 @@ def _blame(check: Check, by_topic: dict[str, SourceTable]) -> dict[str, list[str
 def _in_source(
     connection: Connection, pipeline: Settings, cluster: Cluster, known: PipelineState, table: SourceTable
 ) -> list[str]:
+    if table.outbox and table.oid not in known.tables:
+        return [
+            "it is an outbox, of which only rows are published that are inserted when it is followed. Stop the stream, "
+            "and run create_slot again (or start the command again), which takes it in."
+        ]
     if not table.keyed and table.oid not in known.tables:
         if not pipeline.allow_unkeyed:
             return [f"{table.key_problem or 'it has no key'}. Give it a primary key, or leave it out."]

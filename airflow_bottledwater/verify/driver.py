@@ -49,6 +49,10 @@ RunTasks = Callable[[Sequence[VerifyTask]], list[dict[int, Answer]]]
 _AT_ONCE = 200_000
 #: of a table that does not exist any more
 _DROPPED = "it does not exist any more; its rows stay in the topic"
+#: of an outbox
+_OUTBOX = (
+    "its rows are records of their own, and may be deleted as soon as they are inserted: there is nothing to compare"
+)
 #: how often a key that differs is looked at again
 _ROUNDS = 6
 #: differences of a table after which no more are looked for
@@ -88,16 +92,7 @@ def run(
         check_complete(known, wanted, _to_be_read(connection, pipeline, known))
         refuse_shared(pipeline, [pinned.topic for pinned in wanted.values()], "Topics cannot be verified")
         check_topics(pipeline, known)
-        results = {
-            oid: TableResult(
-                pinned.table.qualified,
-                pinned.topic,
-                verified=oid in wanted,
-                reason=aside.get(oid, ""),
-                dropped=aside.get(oid) == _DROPPED,
-            )
-            for oid, pinned in chosen.items()
-        }
+        results = {oid: _result(pinned, aside.get(oid, "")) for oid, pinned in chosen.items()}
         moments = Moments(
             pipeline, connection, topic, wanted, stopped, Streaming(pipeline, cluster, connection, advance)
         )
@@ -115,6 +110,21 @@ def run(
     if not pipeline.verify_tables:
         _record(pipeline, cluster.pipeline(pipeline.slot), verified)
     return verified
+
+
+def _result(pinned: PinnedTable, aside: str) -> TableResult:
+    """What is found of a table until anything is compared.
+
+    :param aside: why nothing will be; empty if it will.
+    """
+    return TableResult(
+        pinned.table.qualified,
+        pinned.topic,
+        verified=not aside,
+        reason=aside,
+        dropped=aside == _DROPPED,
+        outbox=aside == _OUTBOX,
+    )
 
 
 def _record(pipeline: Settings, name: str, found: Verification) -> None:
@@ -156,6 +166,8 @@ def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineS
     for oid in known.tables:
         if oid not in there:
             found[oid] = _DROPPED
+        elif known.tables[oid].table.outbox:
+            found[oid] = _OUTBOX
         elif oid in known.held:
             found[oid] = f"it {known.gaps[oid].why}, and goes on when a person lets it (bottledwater resume-table)"
         elif oid in below:

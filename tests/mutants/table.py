@@ -40,6 +40,7 @@ _ROWS = "tests/integration/test_rows.py"
 _ISOLATE, _ASIDE = "tests/integration/test_isolate.py", "tests/unit/stream/test_aside.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
 _ENDS, _MESSAGES = "tests/integration/test_ends.py", "tests/integration/test_messages.py"
+_OUTBOX, _UNIT_OUTBOX = "tests/integration/test_outbox.py", "tests/unit/publish/test_outbox.py"
 _CHANGES = "tests/integration/test_changes.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -250,6 +251,74 @@ MUTANTS = (
         "Batch._place_before",
         always("change['xid'] or change['kind'] != MESSAGE_LOGICAL"),
         f"{_MESSAGES}::test_one_message_that_is_too_large_can_be_skipped",
+    ),
+    Mutant(
+        "a row of an outbox is no row of a table",
+        "rows.encode_changes",
+        never("relation.outbox"),
+        f"{_OUTBOX}::test_rows_become_the_records_that_they_describe",
+    ),
+    Mutant(
+        "a row never chooses a topic that the session has for others",
+        "Outbox._chosen",
+        never("_OURS.fullmatch(topic) or (topic in self._session.index and topic not in mine)"),
+        f"{_UNIT_OUTBOX}::test_a_row_never_writes_to_a_topic_that_is_somebody_elses",
+    ),
+    Mutant(
+        "a row never chooses a topic of another pipeline",
+        "create.make_chosen",
+        swap("_owned_by_others(pipeline, cluster, [name])", "[]"),
+        f"{_OUTBOX}::test_a_row_never_chooses_a_topic_of_another_pipeline",
+    ),
+    Mutant(
+        "the topics of outboxes are none of other tables",
+        "outboxes.in_the_way",
+        never("written.fullmatch(name)"),
+        f"{_OUTBOX}::test_an_outbox_that_cannot_be_is_refused_before_anything_is_made",
+    ),
+    Mutant(
+        "a record of an outbox that is too large is a record error",
+        "StreamPublisher._encode",
+        drop("*oversized(session, outbox)"),
+        f"{_OUTBOX}::test_a_row_that_cannot_be_a_record_is_a_dead_letter_and_can_be_published_later",
+    ),
+    Mutant(
+        "an update of an outbox is a record error",
+        "Outbox.records",
+        drop("rejections.append(Rejection(row, _UPDATED))"),
+        f"{_UNIT_OUTBOX}::test_only_inserts_are_records",
+    ),
+    Mutant(
+        "of an outbox that is set aside, nothing is published",
+        "aside.set_aside",
+        swap(
+            "(_without(each, rows) for each in (encoded.records, encoded.outbox))", "(encoded.records, encoded.outbox)"
+        ),
+        f"{_OUTBOX}::test_a_row_never_chooses_a_topic_of_another_pipeline",
+    ),
+    Mutant(
+        "what is an outbox stays one",
+        "options.check",
+        drop("wrong += outboxes.turned(pipeline, known, today)"),
+        f"{_OUTBOX}::test_what_an_outbox_is_does_not_change",
+    ),
+    Mutant(
+        "a renamed outbox is not published as rows",
+        "TableMapping.exposes",
+        drop("bool(had.outbox) != bool(has.outbox)"),
+        f"{_OUTBOX}::test_what_an_outbox_is_does_not_change",
+    ),
+    Mutant(
+        "an outbox is taken in only while the stream does not run",
+        "checks._in_source",
+        never("table.outbox and table.oid not in known.tables"),
+        f"{_OUTBOX}::test_an_outbox_is_taken_in_while_the_stream_does_not_run",
+    ),
+    Mutant(
+        "the rows that an outbox has are not published",
+        "create._create",
+        swap("pipeline.skip_snapshot or table.outbox", "pipeline.skip_snapshot"),
+        f"{_OUTBOX}::test_rows_become_the_records_that_they_describe",
     ),
     Mutant(
         "a message does not pass the transaction whose commit follows it",

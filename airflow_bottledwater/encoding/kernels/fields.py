@@ -160,6 +160,8 @@ def find_conversions(b, changes, program, fields, found):
         if not is_row(changes[i].kind):
             continue
         relation = program.relations[changes[i].relation]
+        if relation.outbox:
+            continue
         old, new = fields[0, : relation.columns], fields[1, : relation.columns]
         rows, _, _ = read_change(b, changes[i], old, new)
         if rows & OLD:

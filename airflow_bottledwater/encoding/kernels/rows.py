@@ -273,6 +273,8 @@ def encode_changes(b, changes, start, program, texts, cursor, fields, output):
         if r + 2 > records.size or e == errors.size:
             return i, cursor, o, r, e
         relation = program.relations[change.relation]
+        if relation.outbox:
+            continue
         keyed = relation.keys > 0
         old, new = fields[0, : relation.columns], fields[1, : relation.columns]
         rows, column, at = read_change(b, change, old, new)

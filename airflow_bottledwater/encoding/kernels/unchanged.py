@@ -42,7 +42,9 @@ FILLED, TOMBSTONE, LEFT_OUT = 0, 1, 2
 
 @compiled
 def _may_lack(change, program):
-    """Whether the new row of a change may lack values."""
+    """Whether the new row of a change may lack values that are needed."""
+    if program.relations[change.relation].outbox:
+        return False
     if change.kind == MESSAGE_INSERT:
         return program.relations[change.relation].filtered != 0
     return change.kind == MESSAGE_UPDATE

@@ -1,0 +1,208 @@
+"""Makes records of an outbox's rows: the topic by the value of a column, the key, the value and the headers as their
+columns have them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.encoding.kernels.fields import MESSAGE_HEADER, read_tuple
+from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64
+from airflow_bottledwater.encoding.kernels.rows import murmur2
+from airflow_bottledwater.encoding.kernels.text import uuid
+from airflow_bottledwater.encoding.kernels.writing import integer
+from airflow_bottledwater.encoding.layout import int64s
+from airflow_bottledwater.encoding.outbox import AS_IT_IS, AS_JSONB, AS_UUID
+from airflow_bottledwater.encoding.wire import EVENT_CREATE, FIELD_BINARY, FIELD_NULL, MALFORMED
+
+#: the parts of the records of a relation version: of the topic, the key and the value, then of the headers
+PLAN = int64s("columns", "first", "headers", "route")
+#: one of them, see :class:`airflow_bottledwater.encoding.outbox.RecordPart`; where its header is named, with the byte 0
+PART = int64s("column", "form", "name", "name_length")
+#: a value that chooses a topic: where its bytes are, whose it is, and the topic's number; -1 if there can be none
+ROUTE = int64s("route", "begin", "end", "topic", "partitions")
+
+#: why a row is no record, besides the reasons of :mod:`~airflow_bottledwater.encoding.wire`: it chooses a topic that
+#: cannot be
+NO_TOPIC = np.int64(-100)
+#: bytes of an integer or a uuid as text, at most; and of the framing of a header
+_TEXT, _FRAME = 40, 8
+
+
+@compiled
+def _read(b, change, plan, fields):
+    """Find the fields of an Insert; whether it is well formed."""
+    at = change.offset + MESSAGE_HEADER + 1
+    good, _, _ = read_tuple(b, at, change.offset + change.length, fields[: plan.columns])
+    return good
+
+
+@compiled
+def _route_of(b, plan, parts, fields, routes, names, last):
+    """The number of the route of a row; -1 if it is not known yet.
+
+    :param last: the number of the route of the row before, which is looked at first.
+    """
+    column = parts[plan.first].column
+    n = np.int64(0)
+    p = np.int64(0)
+    if column >= 0 and fields[column].kind != FIELD_NULL:
+        p, n = fields[column].position, fields[column].length
+    for k in range(-1, routes.size):
+        route = routes[last if k < 0 else k]
+        if route.route == plan.route and route.end - route.begin == n:
+            same = True
+            for i in range(n):
+                if names[route.begin + i] != b[p + i]:
+                    same = False
+                    break
+            if same:
+                return last if k < 0 else np.int64(k)
+    return np.int64(-1)
+
+
+@compiled
+def find_route(b, changes, rows, start, fields, plans, parts, routes, names):
+    """The place, among ``rows``, of the first row whose topic is not known yet, from ``start`` on, and where the value
+    is that chooses it, and how long; as many as there are rows, if all are.
+
+    :param rows: the numbers of the changes that are inserts of outboxes.
+    """
+    last = np.int64(0)
+    for r in range(start, rows.size):
+        plan = plans[changes[rows[r]].relation]
+        if plan.columns < 0 or not _read(b, changes[rows[r]], plan, fields):
+            continue
+        found = _route_of(b, plan, parts, fields, routes, names, last)
+        if found < 0:
+            column = parts[plan.first].column
+            if column < 0 or fields[column].kind == FIELD_NULL:
+                return np.int64(r), np.int64(0), np.int64(0)
+            return np.int64(r), fields[column].position, fields[column].length
+        last = found
+    return np.int64(rows.size), np.int64(0), np.int64(0)
+
+
+@compiled
+def _write(form, b, field, out, o):
+    """Write the bytes of a value; -1 if it is malformed."""
+    p, n = field.position, field.length
+    if field.kind != FIELD_BINARY:
+        form = AS_IT_IS
+    if form == AS_JSONB:
+        if n < 1 or b[p] != 1:
+            return np.int64(-1)
+        p, n = p + 1, n - 1
+        form = AS_IT_IS
+    if form == AS_IT_IS:
+        memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
+        return o + n
+    if form == AS_UUID:
+        return uuid(b, p, out, o) if n == 16 else np.int64(-1)
+    if n == 2:
+        return np.int64(integer(np.int64(i16(b, p)), out, o))
+    if n == 4:
+        return np.int64(integer(np.int64(i32(b, p)), out, o))
+    return np.int64(integer(i64(b, p), out, o)) if n == 8 else np.int64(-1)
+
+
+@compiled
+def _write_length(n, out, o):
+    for i in range(4):
+        out[o + i] = np.uint8((n >> (24 - 8 * i)) & 255)
+
+
+@compiled
+def _write_headers(b, plan, parts, fields, names, out, o):
+    """Write the headers: each a length and the name with the byte 0, then a length (-1: NULL) and the value; -1 if a
+    value is malformed."""
+    for k in range(plan.headers):
+        part = parts[plan.first + 3 + k]
+        _write_length(part.name_length, out, o)
+        memcpy(out.ctypes.data + o + 4, names.ctypes.data + part.name, part.name_length)
+        o += 4 + part.name_length
+        if fields[part.column].kind == FIELD_NULL:
+            _write_length(np.int64(-1), out, o)
+            o += 4
+            continue
+        end = _write(part.form, b, fields[part.column], out, o + 4)
+        if end < 0:
+            return end
+        _write_length(end - o - 4, out, o)
+        o = end
+    return o
+
+
+@compiled
+def encode_outbox(b, changes, rows, start, fields, plans, parts, routes, names, output):
+    """Make records of rows from ``start`` on, whose routes are all known; returns (next row, bytes used, records,
+    errors).
+
+    :param rows: see :func:`find_route`.
+    :param fields: scratch memory: a row of :data:`~airflow_bottledwater.encoding.layout.FIELD`, as wide as the widest
+        outbox.
+    :param plans: by relation, rows of :data:`PLAN`; ``columns`` is negative where there is none.
+    :param parts: rows of :data:`PART`, ``routes`` of :data:`ROUTE`; ``names`` has their bytes.
+    """
+    records, errors, out = output.records, output.errors, output.data
+    o = np.int64(0)
+    made = 0
+    failed = 0
+    last = np.int64(0)
+    for r in range(start, rows.size):
+        change = changes[rows[r]]
+        plan = plans[change.relation]
+        if made == records.size or failed == errors.size:
+            return r, o, made, failed
+        code = np.int64(0)
+        if not _read(b, change, plan, fields):
+            code = np.int64(MALFORMED)
+        else:
+            need = change.length
+            for k in range(plan.headers + 3):
+                need += parts[plan.first + k].name_length + _TEXT + _FRAME
+            if o + need > out.size:
+                return r, o, made, failed
+            last = max(np.int64(0), _route_of(b, plan, parts, fields, routes, names, last))
+            if routes[last].topic < 0:
+                code = NO_TOPIC
+        record = records[made]
+        key, value = fields[parts[plan.first + 1].column], fields[parts[plan.first + 2].column]
+        at = o
+        if code == 0:
+            record.key, record.key_length = at, -1
+            if key.kind != FIELD_NULL:
+                end = _write(parts[plan.first + 1].form, b, key, out, at)
+                record.key_length = end - at
+                at = end
+        if code == 0 and at >= 0:
+            record.value, record.value_length = at, -1
+            if value.kind != FIELD_NULL:
+                end = _write(parts[plan.first + 2].form, b, value, out, at)
+                record.value_length = end - at
+                at = end
+        if code == 0 and at >= 0:
+            record.headers = at
+            end = _write_headers(b, plan, parts, fields, names, out, at)
+            record.headers_length = end - at
+            at = end
+        if code == 0 and at < 0:
+            code = np.int64(MALFORMED)
+        if code != 0:
+            errors[failed].row = rows[r]
+            errors[failed].code = code
+            errors[failed].column = last
+            errors[failed].offset = -1
+            failed += 1
+            continue
+        record.topic = routes[last].topic
+        record.partition = murmur2(out, o, max(record.key_length, 0)) % routes[last].partitions
+        record.row = rows[r]
+        record.event = EVENT_CREATE
+        record.time = change.time
+        record.lsn = change.lsn
+        record.ordinal = change.ordinal
+        record.flags = change.flags
+        made += 1
+        o = at
+    return rows.size, o, made, failed

@@ -1,0 +1,230 @@
+"""The rows of outboxes as the records that they describe: each names its topic, its key, its value and its headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_bottledwater import compiled
+from airflow_bottledwater.encoding import layout, names, outbox, wire
+from airflow_bottledwater.encoding.kernels.outbox import NO_TOPIC, PART, PLAN, ROUTE, encode_outbox, find_route
+from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.errors import CredentialsRefused, Outage
+from airflow_bottledwater.kafka.publisher import NO_RECORDS, Records
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.reject import Rejection
+from airflow_bottledwater.publish.session import PublishSession
+
+#: makes the topics of an outbox that are missing, with this pipeline as their owner; returns why some cannot be
+MakeTopics = Callable[[Sequence[str], SourceTable], dict[str, str]]
+#: rows that a kernel may refuse in one call, and bytes that are added where there is no room for a row
+_REJECTIONS, _MORE = 256, 64 << 10
+#: topics of pipelines themselves, and of Kafka
+_OURS = re.compile(r"(.*\.)?_bottledwater.*|__.*|\.|\.\.")
+_UPDATED = "a row of an outbox was updated, and its record is published when it is inserted only"
+
+
+class _Plans(NamedTuple):
+    """What the kernels have to know of a batch's relation versions.
+
+    :param width: the columns of the widest.
+    :param unfit: why the rows of a version cannot be records, by its number.
+    """
+
+    plans: layout.Rows
+    parts: layout.Rows
+    names: bytes
+    width: int
+    unfit: dict[int, str]
+
+
+class _Route(NamedTuple):
+    """The rows of an outbox that have one value in the column that chooses the topic.
+
+    :param of: the topics of the outbox, see :meth:`TableMapping.route`.
+    :param topic: empty if it cannot be, for a reason.
+    """
+
+    of: str
+    value: bytes
+    topic: str
+    why: str = ""
+
+
+class Outbox:
+    """Publishes the rows of outboxes under a session's transactional id. The topics that rows choose are made, and
+    taken into the session, between two transactions (:meth:`prepare`).
+
+    :param make: see :data:`MakeTopics`.
+    """
+
+    def __init__(self, session: PublishSession, make: MakeTopics) -> None:
+        self._session, self._make = session, make
+        self._mapping = TableMapping.of(session.pipeline)
+        self._routes: list[_Route] = []
+        self._plans: tuple[tuple[Version, ...], _Plans] | None = None
+        warm_up()
+
+    def prepare(self, batch: Batch) -> None:
+        """Make the topics that rows of a batch choose, where they are missing, and take them into the session.
+
+        :raises Refused: Kafka denies it.
+        """
+        rows = self._inserts(batch)
+        plans = self._planned(batch.versions)
+        fields, start, more = np.zeros(plans.width, dtype=layout.FIELD), 0, list[_Route]()
+        while True:
+            routes, texts = self._tables(plans, [*self._routes, *more])
+            start, at, length = find_route(
+                batch.data, batch.changes, rows, start, fields, plans.plans, plans.parts, routes, texts
+            )
+            if start >= len(rows):
+                break
+            relation = int(batch.changes[rows[start]]["relation"])
+            form = int(plans.parts[plans.plans[relation]["first"]]["form"])
+            more.append(self._chosen(batch.versions[relation].table, bytes(batch.data[at : at + length]), form))
+        for table in {v.table.oid: v.table for v in batch.versions if v.table.outbox}.values() if more else ():
+            of = self._mapping.route(table)
+            mine = {route.topic for route in self._routes}
+            wanted = sorted({route.topic for route in more if route.of == of and route.topic} - mine)
+            refused = self._made(wanted, table) if wanted else {}
+            more = [
+                each._replace(topic="", why=refused[each.topic]) if each.topic in refused else each for each in more
+            ]
+            if made := [name for name in wanted if name not in refused and name not in self._session.index]:
+                self._session.include(made)
+        self._routes += more
+
+    def _made(self, wanted: Sequence[str], table: SourceTable) -> dict[str, str]:
+        """Make topics, see :data:`MakeTopics`; outages are waited out."""
+        while True:
+            try:
+                return self._make(wanted, table)
+            except (Outage, CredentialsRefused) as error:
+                self._session.backoff.wait(error)
+
+    def _chosen(self, table: SourceTable, value: bytes, form: int) -> _Route:
+        """The route of rows with a value, before anybody is asked whether its topic can be.
+
+        :param form: how the value becomes a text.
+        """
+        route = self._mapping.route(table)
+        column = f"column {outbox.column_of(route)!r}, which chooses the topic,"
+        try:
+            topic = outbox.topic_of(route, outbox.text_of(form, value))
+        except ValueError as error:
+            return _Route(route, value, "", f"{column} {error}")
+        mine = {each.topic for each in self._routes}
+        if _OURS.fullmatch(topic) or (topic in self._session.index and topic not in mine):
+            return _Route(route, value, "", f"it chooses topic {topic!r}, which is not for records of an outbox")
+        if len(topic) > names.MAX_TOPIC_LENGTH:
+            return _Route(route, value, "", f"it chooses a topic with more than {names.MAX_TOPIC_LENGTH} characters")
+        return _Route(route, value, topic)
+
+    def records(self, batch: Batch, headers: int) -> tuple[Records, list[Rejection]]:
+        """The records of a batch's rows of outboxes, and the rows that cannot be published.
+
+        :param batch: one that was prepared, or a part of it.
+        :param headers: see :class:`~airflow_bottledwater.kafka.publisher.Records`.
+        """
+        plans, rejections = self._planned(batch.versions), []
+        for row in self._rows(batch, wire.MESSAGE_UPDATE).tolist():
+            rejections.append(Rejection(row, _UPDATED))
+        rows = self._inserts(batch)
+        for row in rows[plans.plans["columns"][batch.changes["relation"][rows]] < 0].tolist():
+            rejections.append(Rejection(row, plans.unfit[int(batch.changes[row]["relation"])]))
+        rows = rows[plans.plans["columns"][batch.changes["relation"][rows]] >= 0]
+        if not len(rows):
+            return NO_RECORDS, rejections
+        routes, texts = self._tables(plans, self._routes)
+        fields, start, used, made = np.zeros(plans.width, dtype=layout.FIELD), 0, 0, 0
+        size = int(batch.changes["length"][rows].sum()) + _MORE
+        records, errors, out = layout.output(len(rows) + 1, _REJECTIONS, size)
+        while start < len(rows):
+            before = start
+            start, size, count, failed = encode_outbox(
+                batch.data, batch.changes, rows, start, fields, plans.plans, plans.parts, routes, texts,
+                layout.Output(records[made:], errors, out[used:]),
+            )  # fmt: skip
+            for name in ("key", "value", "headers"):
+                records[name][made : made + count] += used
+            for row, code, number, _ in errors[:failed].tolist():
+                why = self._routes[number].why if code == NO_TOPIC else wire.REASONS[wire.MALFORMED]
+                rejections.append(Rejection(row, why, 0 if code == NO_TOPIC else code))
+            used, made = used + size, made + count
+            if start < len(rows) and failed < len(errors):
+                need = int(batch.changes["length"][rows[before]]) if start == before else 0
+                out = np.concatenate([out, np.empty(max(out.size, need) + _MORE, dtype=np.uint8)])
+        return Records(records[:made], out, headers), rejections
+
+    # ------------------------------------------------------------------ what the kernels look things up in
+    def _inserts(self, batch: Batch) -> npt.NDArray[np.int64]:
+        return self._rows(batch, wire.MESSAGE_INSERT)
+
+    @staticmethod
+    def _rows(batch: Batch, kind: int) -> npt.NDArray[np.int64]:
+        """The numbers of a batch's changes of this kind that are rows of outboxes."""
+        of = np.array([version.table.outbox for version in batch.versions] or [False], dtype=np.bool_)
+        found: npt.NDArray[np.int64] = np.flatnonzero((batch.changes["kind"] == kind) & of[batch.changes["relation"]])
+        return found
+
+    def _planned(self, versions: tuple[Version, ...]) -> _Plans:
+        if self._plans is None or self._plans[0] != versions:
+            self._plans = versions, self._plan(versions)
+        return self._plans[1]
+
+    def _plan(self, versions: Sequence[Version]) -> _Plans:
+        plans, parts, unfit = np.zeros(max(1, len(versions)), dtype=PLAN), list[tuple[int, ...]](), dict[int, str]()
+        texts, width = bytearray(b"\0"), 1
+        plans["columns"] = -1
+        for number, version in enumerate(versions):
+            if not version.table.outbox:
+                continue
+            try:
+                found = outbox.plan(self._mapping, version.table)
+            except outbox.NoOutbox as error:
+                unfit[number] = f"its table cannot be an outbox now: {error}"
+                continue
+            columns, of = len(version.table.columns), self._mapping.route(version.table)
+            plans[number] = (columns, len(parts), len(found) - 3, _number(of))
+            width = max(width, columns)
+            for part in found:
+                header = part.header + b"\0"
+                parts.append((part.column, part.form, len(texts), len(header) if part.header else 0))
+                texts += header
+        return _Plans(plans, np.array(parts or [(0, 0, 0, 0)], dtype=PART), bytes(texts), width, unfit)
+
+    def _tables(self, plans: _Plans, routes: Sequence[_Route]) -> tuple[layout.Rows, npt.NDArray[np.uint8]]:
+        """The routes as the kernels have them, and the bytes of names and values."""
+        table, texts = np.zeros(max(1, len(routes)), dtype=ROUTE), bytearray(plans.names)
+        table["route"] = -1
+        for each, route in enumerate(routes):
+            topic = self._session.index.get(route.topic, -1)
+            partitions = self._session.partitions[route.topic] if topic >= 0 else 1
+            table[each] = (_number(route.of), len(texts), len(texts) + len(route.value), topic, partitions)
+            texts += route.value
+        return table, np.frombuffer(texts, dtype=np.uint8)
+
+
+def warm_up() -> None:
+    """See :func:`airflow_bottledwater.compiled.warm_up`."""
+    compiled.warm_up("outbox", _encode_nothing)
+
+
+def _number(route: str) -> int:
+    """A number by which the kernels tell outboxes apart."""
+    return hash(route) & 0x7FFFFFFFFFFFFFFF
+
+
+def _encode_nothing() -> None:
+    data, nothing = np.zeros(1, dtype=np.uint8), np.zeros(0, dtype=np.int64)
+    changes, fields = np.zeros(0, dtype=layout.CHANGE), np.zeros(1, dtype=layout.FIELD)
+    tables = np.zeros(1, dtype=PLAN), np.zeros(1, dtype=PART), np.zeros(1, dtype=ROUTE)
+    find_route(data, changes, nothing, 0, fields, *tables, data)
+    encode_outbox(data, changes, nothing, 0, fields, *tables, data, layout.output(1, 1, 1))

@@ -1,0 +1,71 @@
+"""Outboxes: tables whose rows are published as the records that they describe. Here, what their options must be: their
+topics are nobody else's, and their columns exist and can become keys, values and headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from airflow_bottledwater.encoding import outbox
+from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state.pipeline_state import PipelineState
+
+
+def problems(mapping: TableMapping, table: SourceTable) -> list[str]:
+    """What is wrong with the options of an outbox.
+
+    :param table: with all its columns.
+    """
+    if mapping.options(table.schema, table.name).key:
+        return [f"{table.qualified} is an outbox, whose rows have no key: take key out of table_options."]
+    columns = [column.name for column in table.columns]
+    hidden = {columns[place] for place in mapping.left_out(table.schema, table.name, columns)}
+    published = [column for column in table.columns if column.name not in hidden]
+    try:
+        outbox.plan(mapping, table, tuple(published))
+    except outbox.NoOutbox as error:
+        return [f"{table.qualified} cannot be an outbox: {error} (table_options)."]
+    if table.partitioned:
+        return [f"{table.qualified} cannot be an outbox: it is partitioned. Use a table without partitions."]
+    return []
+
+
+def turned(pipeline: Settings, known: PipelineState, today: Iterable[SourceTable]) -> list[str]:
+    """What is said of tables that would be outboxes from now on, or none any more, or whose records would go to other
+    topics.
+
+    :param today: as they are by today's options.
+    """
+    mapping = TableMapping.of(pipeline)
+    found = []
+    for table in today:
+        if (pinned := known.tables.get(table.oid)) is None:
+            continue
+        before = pinned.topic if pinned.table.outbox else "none"
+        now = mapping.route(table) if table.outbox else "none"
+        if before != now:
+            found.append(
+                f"The outbox of {table.qualified} is {before}, and by table_options it would be {now} now. Set outbox "
+                "back; or make another pipeline for the table, with a slot of its own."
+            )
+    return found
+
+
+def in_the_way(mapping: TableMapping, outboxes: Iterable[SourceTable], topics: Sequence[str]) -> list[str]:
+    """Which topics the records of outboxes could go to although they are somebody else's.
+
+    :param topics: those of other tables, and the pipeline's own.
+    """
+    found = []
+    for table in outboxes:
+        route = mapping.route(table)
+        written = re.compile(outbox.pattern_of(route))
+        found += [
+            f"The records of outbox {table.qualified} go to {route!r}, and {name!r} is another topic of the pipeline. "
+            "Give outbox (table_options) a name that no other topic begins with."
+            for name in topics
+            if written.fullmatch(name)
+        ]
+    return found

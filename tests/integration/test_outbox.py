@@ -1,0 +1,279 @@
+"""Outboxes: rows become the records that they describe, each exactly once, in the order of their commits."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.jobs import status
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.provision.redrive import dismiss, redrive
+from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state.identity import owners
+from airflow_bottledwater.verify import driver
+from tests.support.together import put_together
+from tests.support.topics import Flow, MakeFlow, limit_topic
+
+OUTBOX = (
+    "CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), aggregatetype text, aggregateid text, "
+    "type text, payload jsonb)"
+)
+
+
+@pytest.fixture
+def flow_settings() -> dict[str, Any]:
+    """A table beside the outbox."""
+    return {
+        "tables": ("a", "outbox"), "xid_header": True, "transaction_topic": "transactions",
+        "table_options": {"outbox": {"outbox": "outbox.{aggregatetype}", "partitions": 3}},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    """The tables."""
+    return "CREATE TABLE a (id int PRIMARY KEY)", OUTBOX
+
+
+def event(kind: str | None, key: str | None, payload: object, type: str = "made") -> str:
+    """The statement that inserts a row."""
+    quoted = ["NULL" if each is None else f"'{each}'" for each in (kind, key, type)]
+    text = "NULL" if payload is None else f"'{json.dumps(payload)}'"
+    return f"INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ({', '.join(quoted)}, {text})"
+
+
+class Event:
+    """A record of an outbox, as a consumer sees it."""
+
+    def __init__(self, message: Any) -> None:
+        self.key, self.value, self.partition = message.key(), message.value(), message.partition()
+        self.headers: dict[str, bytes] = dict(message.headers() or [])
+
+    @property
+    def payload(self) -> Any:
+        """Its value, which is JSON."""
+        return json.loads(self.value)
+
+
+def events(flow: Flow, kind: str) -> list[Event]:
+    """The records of a topic that rows choose, in the order of their positions."""
+    topic, config = flow.topic(f"outbox.{kind}"), {"bootstrap.servers": flow.kafka.bootstrap}
+    described = Topics(config).describe([topic])
+    if topic not in described:
+        return []
+    partitions = described[topic].partitions
+    consumer = Consumer({**config, "group.id": uuid.uuid4().hex, "isolation.level": "read_committed",
+                         "enable.partition.eof": True})  # fmt: skip
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    found, ended = list[Event](), 0
+    while ended < partitions:
+        message = consumer.poll(10.0)
+        assert message is not None
+        if message.error() is not None:
+            ended += 1
+            continue
+        found.append(Event(message))
+    consumer.close()
+    by_partition: dict[int, list[bytes]] = {}
+    for each in found:
+        by_partition.setdefault(each.partition, []).append(each.headers["pos"])
+    assert all(places == sorted(set(places)) for places in by_partition.values())
+    return sorted(found, key=lambda each: each.headers["pos"])
+
+
+def test_rows_become_the_records_that_they_describe(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+    flow = make_flow(registry)
+    flow.execute(event("order", "0", "before the slot"))
+    flow.create()
+    flow.snapshot()
+    flow.transaction("INSERT INTO a VALUES (1)", event("order", "o1", {"n": 1}), event("customer", "c", [2], "left"),
+                     event("order", "o2", {"n": "é"}), "DELETE FROM outbox")  # fmt: skip
+    flow.execute(event("order", None, None))
+    flow.execute(f"BEGIN; {event('order', 'x', 'never')}; ROLLBACK", "TRUNCATE outbox")
+    flow.stream()
+    first, second, last = events(flow, "order")
+    assert [each.key for each in (first, second, last)] == [b"o1", b"o2", None]
+    assert (first.payload, second.payload, last.value) == ({"n": 1}, {"n": "é"}, None)
+    assert first.headers.keys() == {"op", "pos", "xid", "id", "eventType"}
+    assert (first.headers["op"], first.headers["eventType"]) == (b"c", b"made")
+    assert str(uuid.UUID(first.headers["id"].decode())) == first.headers["id"].decode()
+    (other,) = events(flow, "customer")
+    assert (other.key, other.payload, other.headers["eventType"]) == (b"c", [2], b"left")
+    places = [each.headers["pos"].decode()[16:] for each in (first, other, second)]
+    assert places == ["/00000002", "/00000003", "/00000004"]
+    together = put_together(flow, (), ("outbox.order", "outbox.customer"))
+    assert [each.end["count"] for each in together] == [4, 1, 1]
+    assert (
+        Topics(flow.pipeline.kafka).describe([flow.topic("outbox.order")])[flow.topic("outbox.order")].partitions == 3
+    )
+    with flow.streaming():
+        verified = driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
+    (row,) = [each for each in verified.tables if each.table == "public.outbox"]
+    assert row.verdict == "outbox" and "nothing to compare" in row.reason and verified.equal
+
+
+_TYPES = (
+    "CREATE TYPE kind AS ENUM ('paid', 'sent')",
+    "CREATE TABLE types (id bigint PRIMARY KEY, kind kind, number smallint, at int, body bytea, js json, "
+    "secret text, empty uuid)",
+)
+
+
+def test_columns_are_chosen_and_keep_their_bytes(make_flow: MakeFlow) -> None:
+    rule = {
+        "outbox": "events.{kind}.v1", "outbox_key": "id", "outbox_payload": "body", "exclude": ["secret"],
+        "mask": {"js": "null"},
+        "outbox_headers": {"number": "n", "at": "at", "js": "js", "empty": "empty", "kind": "kind"},
+    }  # fmt: skip
+    flow = make_flow(tables="types", table_options={"types": rule}, skip_snapshot=True)
+    flow.execute(*_TYPES)
+    flow.create()
+    flow.execute("INSERT INTO types VALUES (-9223372036854775808, 'paid', -3, 7, '\\x00ff80', '{\"a\": 1}', 'hidden')")
+    flow.stream()
+    topic = flow.topic("events.paid.v1")
+    consumer = Consumer({"bootstrap.servers": flow.kafka.bootstrap, "group.id": uuid.uuid4().hex})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    message = consumer.poll(10.0)
+    consumer.close()
+    assert message is not None and message.key() == b"-9223372036854775808" and message.value() == b"\x00\xff\x80"
+    own = [each for each in message.headers() or [] if each[0] not in ("op", "pos", "xid")]
+    assert own == [("n", b"-3"), ("at", b"7"), ("js", None), ("empty", None), ("kind", b"paid")]
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"outbox": "{nothing}"}, "it has no column 'nothing'"),
+        ({"outbox": "x.{aggregatetype}", "outbox_key": "number"}, "column 'number' is of type numeric"),
+        ({"outbox": "x.{aggregatetype}", "exclude": ["payload"]}, "it has no column 'payload' that is published"),
+        ({"outbox": "x.{aggregatetype}", "outbox_headers": {"nobody": "n"}}, "it has no column 'nobody'"),
+        ({"outbox": "{aggregatetype}"}, ".a' is another topic of the pipeline"),
+        ({"outbox": "_bottledwater_{aggregatetype}"}, "_bottledwater_events' is another topic"),
+    ],
+)
+def test_an_outbox_that_cannot_be_is_refused_before_anything_is_made(
+    make_flow: MakeFlow, rule: dict[str, Any], said: str
+) -> None:
+    flow = make_flow(table_options={"outbox": rule})
+    flow.execute("ALTER TABLE outbox ADD number numeric")
+    with pytest.raises(PreflightError) as caught:
+        flow.create()
+    assert said in str(caught.value)
+    assert not [name for name in Topics(flow.pipeline.kafka).names() if name.startswith(flow.pipeline.topic_prefix)]
+
+
+def test_a_row_that_cannot_be_a_record_is_a_dead_letter_and_can_be_published_later(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log")
+    flow.create()
+    flow.snapshot()
+    flow.execute(event("order", "1", "first"))
+    flow.stream()
+    limit_topic(flow, flow.topic("outbox.order"), 20_000)
+    flow.execute(event("order", "2", "x" * 30_000), event("a/b", "3", 3), event(None, "4", 4), event("..", "5", 5))
+    flow.transaction(event("order", "6", 6), "UPDATE outbox SET payload = '7' WHERE aggregateid = '6'")
+    flow.stream()
+    assert [each.payload for each in events(flow, "order")] == ["first", 6]
+    assert [each.payload for each in events(flow, "..")] == [5]
+    reasons = [letter.value["error"] for letter in flow.dead_letters()]
+    assert ["max.message.bytes" in reasons[0], "has the value 'a/b'" in reasons[1], "is empty" in reasons[2],
+            "was updated" in reasons[3]] == [True] * 4  # fmt: skip
+    assert status.report(flow.pipeline).open_letters == {"public.outbox": {"stream": 4}}
+    result = redrive(flow.pipeline)
+    assert (result.published, result.failed) == (0, 4)
+    limit_topic(flow, flow.topic("outbox.order"), 200_000)
+    assert redrive(flow.pipeline).published == 1
+    assert redrive(flow.pipeline).published == 0
+    assert sorted(str(each.payload)[:5] for each in _unsorted(flow, "order")) == ["6", "first", "xxxxx"]
+    assert dismiss(flow.pipeline, ["outbox"]).dismissed == 3
+
+
+def _problems(flow: Flow) -> str:
+    job = status.report(flow.pipeline).job
+    return "" if job is None else str(job.problems)
+
+
+def _unsorted(flow: Flow, kind: str, of: str = "outbox") -> list[Event]:
+    """Like :func:`events`, of a topic with records that came later than their places."""
+    topic = flow.topic(f"{of}.{kind}")
+    consumer = Consumer({"bootstrap.servers": flow.kafka.bootstrap, "group.id": uuid.uuid4().hex})
+    partitions = Topics(flow.pipeline.kafka).describe([topic])[topic].partitions
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    found = []
+    while (message := consumer.poll(3.0)) is not None:
+        found.append(Event(message))
+    consumer.close()
+    return found
+
+
+def test_a_row_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="isolate", skip_snapshot=True)
+    other = Flow(
+        flow.dsn, flow.kafka, None, tables="a", skip_snapshot=True, topic_prefix=flow.pipeline.topic_prefix,
+        table_options={"a": {"topic": "outbox.theirs"}},
+    )  # fmt: skip
+    other.create()
+    flow.create()
+    flow.transaction(event("order", "1", 1), "INSERT INTO a VALUES (1)")
+    flow.transaction(event("order", "2", 2), event("theirs", "3", 3), "INSERT INTO a VALUES (2)")
+    flow.stream()
+    # the outbox is set aside from that transaction on, which the other table has whole
+    assert [each.payload for each in events(flow, "order")] == [1]
+    assert not flow.read("outbox.theirs") and len(flow.read("a")) == 2
+    assert "belongs to pipeline" in _problems(flow)
+    mine = flow.topic("outbox.order")
+    assert owners(control_topic.read(flow.pipeline.kafka), mine) == [flow.name]
+    drop(flow.pipeline, when="always")
+    assert not owners(control_topic.read(flow.pipeline.kafka), mine)
+    drop(other.pipeline, when="always")
+
+
+def test_what_an_outbox_is_does_not_change(make_flow: MakeFlow) -> None:
+    flow = make_flow(create_topics=True, on_error="log", skip_snapshot=True)
+    flow.create()
+    flow.execute(event("order", "1", 1))
+    flow.stream()
+    meant = flow.pipeline.table_options
+    for options in ({}, {"outbox": {"outbox": "others.{aggregatetype}"}}):
+        flow.change(table_options=options)
+        with pytest.raises(PreflightError, match=r"The outbox of public\.outbox is"):
+            flow.stream()
+        with pytest.raises(PreflightError, match=r"The outbox of public\.outbox is"):
+            flow.create()
+    flow.change(table_options=meant, create_topics=False)
+    flow.execute(event("bill", "2", 2), event("order", "3", 3))
+    flow.stream()
+    assert [each.payload for each in events(flow, "order")] == [1, 3]
+    (letter,) = flow.dead_letters()
+    assert "does not exist, and create_topics is off" in letter.value["error"]
+    flow.change(create_topics=True)
+    assert redrive(flow.pipeline).published == 1
+    assert [each.payload for each in events(flow, "bill")] == [2]
+    flow.execute("ALTER TABLE outbox RENAME TO box", event("order", "4", 4).replace("INTO outbox", "INTO box"))
+    flow.stream()
+    assert "only one of these names is an outbox" in _problems(flow)
+    assert [each.payload for each in events(flow, "order")] == [1, 3]
+
+
+def test_an_outbox_is_taken_in_while_the_stream_does_not_run(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("a", "out*"), table_options={"out*": {"outbox": "{table}.{aggregatetype}"}})
+    flow.execute("DROP TABLE outbox", "CREATE TABLE outside (aggregatetype text, aggregateid text, payload text)")
+    flow.create()
+    flow.snapshot()
+    flow.execute(OUTBOX, event("order", "1", 1), "INSERT INTO outside VALUES ('order', '1', 'without a key')")
+    flow.execute("UPDATE outside SET payload = 'other'", "DELETE FROM outside")
+    flow.stream()
+    assert "it is an outbox, of which only rows are published" in _problems(flow)
+    flow.create()
+    flow.execute(
+        "WITH old AS (DELETE FROM outbox RETURNING *) INSERT INTO outbox SELECT * FROM old", event("order", "2", 2)
+    )
+    flow.stream()
+    assert [each.payload for each in events(flow, "order")] == [1, 2]
+    assert [each.value for each in _unsorted(flow, "order", "outside")] == [b"without a key"]

@@ -77,6 +77,18 @@ class Outage(BottledWaterError):
     """A server is not available. No record is to blame: the job waits with backoff, and reports it."""
 
 
+class SourcePressed(Outage):
+    """Reading tables presses on their source. The snapshot gives up its locks and its xmin, and goes on under a new
+    one; or the job ends, to be started again.
+
+    :param limit: what is passed: locks or xmin.
+    """
+
+    def __init__(self, what: str, remedy: str = "", *, limit: str = "locks") -> None:
+        super().__init__(what, remedy)
+        self.limit = limit
+
+
 class ApplicationEnded(Outage):
     """The Spark application of a job was ended by its cluster; the job may be submitted again."""
 

@@ -53,6 +53,8 @@ def _lines(report: PipelineReport, now: float) -> Iterator[tuple[str, str, str]]
         yield "Last error", job.error, "red"
     for problem in (each for each in job.problems if each.kind != letters.KIND) if job is not None else ():
         yield "Problem", f"{problem} (for {duration(now - problem.since)})", "red"
+    for step in job.guard[-3:] if job is not None else ():
+        yield "Guard", f"{duration(now - step.at)} ago: {step.reason}", "yellow"
     for name, counts in report.open_letters.items():
         yield "Dead letters", f"{name}: {letters.described(counts)}, open", "red"
     if job is not None and not job.ended and job.lag is not None:

@@ -412,6 +412,12 @@ class LiveReader(threading.Thread):
             pause(rest)
 
     # ------------------------------------------------------------------ its session
+    @property
+    def session(self) -> int | None:
+        """The process id of its session; None while it has none. Any thread may ask."""
+        connection = self._connection
+        return connection.info.backend_pid if connection is not None and not connection.closed else None
+
     def _connect(self) -> Connection:
         if self._connection is None:
             self._connection = connect(self._pipeline.postgres, application="bottledwater live snapshot")

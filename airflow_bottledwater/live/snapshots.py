@@ -50,6 +50,7 @@ class LiveSnapshots:
     :ivar unsettled: whether something may be about to be done about one of some tables, given by their oids, that is
         not known to a look which began before a time of :func:`time.monotonic`: a refusal is not final until then.
     :ivar hold: the records with which tables are set aside, see :func:`airflow_bottledwater.tables.writer.hold`.
+    :ivar rests: tells why nothing is to be read now, as a sentence; empty if that is not so.
     """
 
     def __init__(self, pipeline: Settings, name: str, session: PublishSession) -> None:
@@ -58,6 +59,7 @@ class LiveSnapshots:
         self.hold: Hold = lambda _known, _gaps: {}
         #: when each request was refused first
         self._refused_at: dict[str, float] = {}
+        self.rests: Callable[[], str] = str
         self._requests = SnapshotRequests(pipeline, name)
         self._reports = Reports(pipeline, name)
         #: those that are read now, by their requests' ids
@@ -81,6 +83,12 @@ class LiveSnapshots:
     def active(self) -> bool:
         """Whether there is a live snapshot to be worked on."""
         return self._requests.active
+
+    @property
+    def sessions(self) -> list[int]:
+        """The process ids of the sessions that read tables now. Any thread may ask."""
+        reading = [each.reading for each in list(self._serving.values())]
+        return [pid for each in reading if each is not None and (pid := each.session) is not None]
 
     @property
     def waits(self) -> bool:
@@ -125,7 +133,7 @@ class LiveSnapshots:
             # one that was answered before may be among them: that is only known behind the last
             self._given_back = time.monotonic()
             return
-        served: dict[str, LiveProgress] = {}
+        served, why = dict[str, LiveProgress](), self.rests()
         for request_id, request in list(self._requests.open.items()):
             progress = self._session.state.live(request_id)
             if progress is not None and progress.ended:
@@ -135,6 +143,9 @@ class LiveSnapshots:
                 self._end(request_id, progress, "cancelled")
             elif request.paused:
                 self._reports.tell(request_id, "paused", progress)
+            elif why:
+                # what is read is forgotten, and with it its session, locks and snapshot
+                self._reports.tell(request_id, "waiting", progress, tables=self._session.state.tables, waits_for=why)
             elif len(served) < _SIDE_BY_SIDE:
                 busy = {oid for each in served.values() for oid in each.tables}
                 progress = progress or self._begin(request_id, request)

@@ -119,6 +119,13 @@ XMIN_AGE = _metric(
     "gauge", "oldest_xmin_age_transactions",
     "Age of the oldest xmin that keeps VACUUM from removing rows, in transactions, by who holds it.", "holder",
 )  # fmt: skip
+GUARD_PRESSURE = _metric(
+    "gauge", "guard_pressure_ratio", "How near the job is to a limit of the guard: 1 is at the limit.", "limit"
+)
+GUARD_STEPS = _metric(
+    "counter", "guard_steps", "Steps of the guard: reading rested, its snapshot was renewed, the job stopped.",
+    "limit", "step",
+)  # fmt: skip
 
 # ---------------------------------------------------------------------- the job
 STATE = _metric("gauge", "state", "1 for the state that the pipeline's job reports.", "state",

@@ -64,6 +64,8 @@ def of_status(status: StatusRecord) -> Iterator[Value]:
     for name, (metric, labels) in _PROGRESS.items():
         if isinstance(value := status.progress.get(name), int | float):
             yield metric, value, labels
+    for limit, ratio in dict(status.pressure).items():
+        yield registry.GUARD_PRESSURE, ratio, (limit,)
     yield registry.UNFOLLOWED, len(status.progress.get("not_followed", ())), ()
     yield registry.CLAIMS, status.job.epoch, ()
     yield registry.REPEATS, status.repeats, ()
@@ -80,11 +82,12 @@ class Sampler:
 
     :param name: the pipeline's name.
     :param status: tells the job's status.
+    :ivar source: asks PostgreSQL.
     """
 
     def __init__(self, pipeline: Settings, name: str, status: Callable[[], StatusRecord], meter: Meter) -> None:
         self._pipeline, self._name, self._status, self._meter = pipeline, name, status, meter
-        self._source, self._age = SourceLook(pipeline.postgres, pipeline.slot), Age()
+        self.source, self._age = SourceLook(pipeline.postgres, pipeline.slot), Age()
         self._ended, self._told, self._tried = threading.Event(), False, 0.0
         self._producer: Producer | None = None
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -101,16 +104,16 @@ class Sampler:
 
     def _run(self) -> None:
         # the first look measures the clocks, without which no delay is counted; a job that ends soon finds all ready
-        if (look := self._source.look()) is not None:
+        if (look := self.source.look()) is not None:
             self._meter.ahead = look.ahead
         self._attempt(self._open)
         over = False
         while not over:
             over = self._ended.wait(self._pipeline.metrics_interval)
-            self._attempt(lambda: self._write(self.take(self._source.look())))
+            self._attempt(lambda: self._write(self.take(self.source.look())))
         if self._producer is not None:
             self._producer.flush(_ENDS_WITHIN)
-        self._source.close()
+        self.source.close()
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do something whose failure harms nobody; it is logged once."""

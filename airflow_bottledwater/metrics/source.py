@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psycopg
 
@@ -15,7 +17,9 @@ from airflow_bottledwater.metrics.registry import Metric
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres.connect import Connection, connect
 
-#: seconds for the query
+T = TypeVar("T")
+
+#: seconds for a query
 _TIMEOUT = 5
 #: samples of the end of the WAL that are kept: an hour
 _REMEMBERED = 360
@@ -68,7 +72,7 @@ class Look:
 
 
 class SourceLook:
-    """Asks PostgreSQL over a session of its own, which it makes anew after an error.
+    """Asks PostgreSQL over a session of its own, which it makes anew after an error; may be used from several threads.
 
     :param slot: the name of the slot.
     """
@@ -76,22 +80,35 @@ class SourceLook:
     def __init__(self, dsn: str, slot: str) -> None:
         self._dsn, self._slot = dsn, slot
         self._connection: Connection | None = None
+        self._asking = threading.Lock()
         self._clocks: deque[tuple[float, float]] = deque(maxlen=_CLOCKS)
 
+    def ask(self, question: Callable[[Connection], T]) -> T | None:
+        """Ask something; None if PostgreSQL does not answer."""
+        with self._asking:
+            try:
+                if self._connection is None:
+                    self._connection = connect(self._dsn, application="bottledwater metrics")
+                    self._connection.execute(f"SET statement_timeout = {_TIMEOUT * 1000}")
+                return question(self._connection)
+            except (psycopg.Error, BottledWaterError):
+                self.close()
+                return None
+
     def look(self) -> Look | None:
-        """Ask; None if PostgreSQL does not answer."""
-        try:
-            if self._connection is None:
-                self._connection = connect(self._dsn, application="bottledwater metrics")
-                self._connection.execute(f"SET statement_timeout = {_TIMEOUT * 1000}")
-            before = time.time()
-            row, after = self._connection.execute(_QUERY, (self._slot,)).fetchone(), time.time()
-        except (psycopg.Error, BottledWaterError):
-            self.close()
+        """Ask for all that is measured; None if PostgreSQL does not answer."""
+        found = self.ask(self._timed)
+        if found is None:
             return None
-        assert row is not None
+        before, row, after = found
         self._clocks.append((after - before, row[0] - (before + after) / 2))
         return self._read(row)
+
+    def _timed(self, connection: Connection) -> tuple[float, tuple, float]:  # type: ignore[type-arg]
+        before = time.time()
+        row = connection.execute(_QUERY, (self._slot,)).fetchone()
+        assert row is not None
+        return before, row, time.time()
 
     def _read(self, row: tuple) -> Look:  # type: ignore[type-arg]
         _, end, kept, safe, status, active, lag, limit, spilled, spilled_bytes, age, holder, who = row

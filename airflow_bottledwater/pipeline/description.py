@@ -119,6 +119,7 @@ class Description(
     Section,
     groups.Metrics,
     groups.VerificationSettings,
+    groups.GuardSettings,
     groups.LimitSettings,
     groups.PerformanceSettings,
     groups.Errors,

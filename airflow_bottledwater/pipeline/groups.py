@@ -30,6 +30,7 @@ _CONNECTION = "the id of a connection of Airflow, or nothing"
 Seconds = Annotated[float, limited("seconds, from 0.05 to a week", ge=0.05, le=7 * 86_400)]
 #: whoever looks whether a job lives waits for several of these
 Heartbeat = Annotated[float, limited("seconds, from 0.05 to 300", ge=0.05, le=300)]
+_AMOUNT = "a number, or 0 (off)"
 Bytes = Annotated[int, limited("bytes, from 64 KiB to 16 GiB", ge=64 << 10, le=16 << 30)]
 
 
@@ -337,8 +338,52 @@ class LimitSettings:
         ),
     ] = 300.0
     lock_queue_limit: Annotated[
-        Seconds, about("How long other sessions may wait behind the snapshot's table locks before the snapshot ends.")
+        Seconds, about("How long other sessions may wait behind the pipeline's table locks before it gives them up.")
     ] = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardSettings:
+    """The guard."""
+
+    guard_wal_bytes: Annotated[
+        int,
+        about("Bytes of WAL kept for the slot from which on live snapshots rest.", allowed=_AMOUNT, ge=0, le=2**63 - 1),
+    ] = 20 << 30
+    guard_wal_share: Annotated[
+        float,
+        about(
+            "The same, as a share of max_slot_wal_keep_size, where the server has it.",
+            allowed="0 (off) to 1",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.5
+    guard_xmin_age: Annotated[
+        int,
+        about(
+            "Age of the xmin that reading tables holds, in transactions, at which its snapshot is given up for a new "
+            "one.",
+            allowed=_AMOUNT,
+            ge=0,
+            le=2_000_000_000,
+        ),
+    ] = 100_000_000
+    guard_replica_lag: Annotated[
+        float,
+        about(
+            "Replay lag of a physical standby, in seconds, from which on reading tables rests.",
+            allowed="0 (off) to 86400",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 60.0
+    drop_slot_wal_bytes: Annotated[
+        int,
+        about(
+            "Bytes of WAL kept for the slot at which the job ends and drops it.", allowed=_AMOUNT, ge=0, le=2**63 - 1
+        ),
+    ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from airflow_bottledwater.pipeline.groups import (
     Connections,
     Errors,
     FormatSettings,
+    GuardSettings,
     LimitSettings,
     Metrics,
     Name,
@@ -37,6 +38,7 @@ MAX_PUBLICATION_BYTES = 54
 class Settings(
     Metrics,
     VerificationSettings,
+    GuardSettings,
     LimitSettings,
     PerformanceSettings,
     Errors,

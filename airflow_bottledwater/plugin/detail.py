@@ -59,6 +59,8 @@ def detail(watch: KafkaWatch, name: str, seen: KafkaLook) -> dict[str, Any]:
             {"kind": p.kind, "subject": p.subject, "reason": p.reason, "remedy": p.remedy, "since": p.since}
             for p in status.problems
         ],
+        "pressure": status.pressure,
+        "guard": [{"at": g.at, "limit": g.limit, "step": g.step, "reason": g.reason} for g in status.guard],
         "verification": _verification(name, seen),
         "live": _live(name, seen),
         "tables": _tables(known, name, seen),

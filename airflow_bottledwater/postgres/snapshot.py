@@ -189,9 +189,14 @@ class SnapshotExporter:
             rows = other.execute(
                 "SELECT a.pid, coalesce(a.usename, ''), left(a.query, 80) FROM pg_stat_activity a"
                 " WHERE %s = ANY (pg_blocking_pids(a.pid))",
-                (self._connection.info.backend_pid,),
+                (self.pid,),
             ).fetchall()
         return [f"session {pid} ({user}): {query}" for pid, user, query in rows]
+
+    @property
+    def pid(self) -> int:
+        """The process id of the session."""
+        return self._connection.info.backend_pid
 
     def alive(self) -> None:
         """Check that the holder's session still exists.

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from airflow_bottledwater.backoff import ROTATION
-from airflow_bottledwater.errors import CredentialsRefused, Outage, StopRequested, rotated
+from airflow_bottledwater.errors import CredentialsRefused, Outage, SourcePressed, StopRequested, rotated
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
 
+#: seconds between two looks
+_INTERVAL = 2.0
 #: seconds for what is done to end when its result is not wanted any more
 _GRACE = 2.0
 
@@ -41,14 +43,15 @@ class HolderWatch:
     _looked: float = field(default_factory=time.monotonic, init=False)
     _since: float = field(default=0.0, init=False)
     _refused: float = field(default=0.0, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
 
     def look(self) -> None:
         """
-        :raises Outage: the holder's session was lost, others have waited for too long, or for 20 seconds nobody could
-            look who waits.
+        :raises SourcePressed: others have waited for too long.
+        :raises Outage: the holder's session was lost, or for 20 seconds nobody could look who waits.
         """
         now = time.monotonic()
-        if now - self._looked < 2.0:
+        if now - self._looked < _INTERVAL:
             return
         self._looked = now
         self.holder.alive()
@@ -64,7 +67,7 @@ class HolderWatch:
             return
         self._since = (self._since or now) if queue else 0.0
         if queue and now - self._since > self.limit:
-            raise Outage(
+            raise SourcePressed(
                 f"{self.what}'s locks blocked others for {self.limit:.0f} s: {'; '.join(queue)}.",
                 f"It gave up its locks so that they can proceed. {self.again} or raise lock_queue_limit.",
             )
@@ -84,7 +87,7 @@ class HolderWatch:
                 done.set_exception(error)
 
         # not a pool's thread, which the interpreter would wait for at its exit
-        thread = threading.Thread(
+        self._thread = thread = threading.Thread(
             target=contextvars.copy_context().run, args=(run,), name="under the snapshot", daemon=True
         )
         thread.start()
@@ -101,6 +104,17 @@ class HolderWatch:
         finally:
             # it still uses what its caller is going to close
             thread.join(_GRACE)
+
+    def ended(self, seconds: float) -> bool:
+        """Wait until what was done last has ended; returns whether it has, within so many seconds.
+
+        :raises StopRequested: it was asked to stop.
+        """
+        deadline = time.monotonic() + seconds
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
+            self._heed()
+            self._thread.join(0.1)
+        return self._thread is None or not self._thread.is_alive()
 
     def _heed(self) -> None:
         if self.stopped.is_set():

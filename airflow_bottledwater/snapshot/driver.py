@@ -18,9 +18,11 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
     BottledWaterError,
     Outage,
+    SourcePressed,
     StateError,
     TakenOver,
 )
+from airflow_bottledwater.guard.guard import SourceGuard, guarded
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import Sampler
@@ -45,6 +47,8 @@ from airflow_bottledwater.state.schemas import register_value
 
 log = logging.getLogger(__name__)
 
+#: snapshots in a row that are given up although no range was finished under them, after which the job ends
+_IN_VAIN = 3
 #: runs lanes (as threads, or as Spark tasks) and returns the counts of each
 RunLanes = Callable[[Sequence[LaneTask]], list[dict[str, int]]]
 
@@ -72,8 +76,9 @@ def run(
         controller.stopped = stopped
         controller.status.state = "snapshot"
         with contextlib.closing(claim), controller.reporting():
-            with Sampler(pipeline, controller.name, lambda: controller.status, Meter()):
-                result = _SnapshotDriver(pipeline, connection, claim, controller, run_lanes, report).run()
+            sampler = Sampler(pipeline, controller.name, lambda: controller.status, Meter())
+            with sampler as meter, guarded(pipeline, controller, meter, sampler.source, snapshot=True) as guard:
+                result = _SnapshotDriver(pipeline, connection, claim, controller, guard, run_lanes, report).run()
             controller.finish("finished")
     return result
 
@@ -85,11 +90,12 @@ class _SnapshotDriver:
         connection: Connection,
         claim: Claim,
         controller: Controller,
+        guard: SourceGuard,
         run_lanes: RunLanes,
         report: Report,
     ) -> None:
         self._pipeline, self._connection, self._claim = pipeline, connection, claim
-        self._controller, self._run_lanes, self._report = controller, run_lanes, report
+        self._controller, self._guard, self._run_lanes, self._report = controller, guard, run_lanes, report
         #: the oids of tables that were dropped
         self._gone: set[int] = set()
         self._movement = Movement(
@@ -97,6 +103,9 @@ class _SnapshotDriver:
         )
         #: how far it is
         self._made: tuple[int, ...] = ()
+        #: what was published under snapshots that were given up, and how often nothing was
+        self._before = SnapshotResult(0, 0, 0, 0, 0, 0, 0.0)
+        self._in_vain = 0
 
     def run(self) -> SnapshotResult:
         started = time.monotonic()
@@ -116,6 +125,13 @@ class _SnapshotDriver:
         check_topics(self._pipeline, known)
         options.check(self._connection, self._pipeline, known)
         schemas.settle(self._pipeline, self._connection, self._claim)
+        while (result := self._once(started)) is None:
+            log.info("What is left is read under a new snapshot.")
+        return result
+
+    def _once(self, started: float) -> SnapshotResult | None:
+        """Read what is left under one snapshot; returns None if it was given up, and something may be left."""
+        known = self._claim.state
         wanted = [oid for oid in known.tables if oid not in known.completed]
         if not wanted:
             log.info("The snapshot is complete.")
@@ -131,7 +147,7 @@ class _SnapshotDriver:
         finally:
             holder.close()
 
-    def _take(self, holder: pg.SnapshotExporter, tables: list[SourceTable], started: float) -> SnapshotResult:
+    def _take(self, holder: pg.SnapshotExporter, tables: list[SourceTable], started: float) -> SnapshotResult | None:
         known, wanted = self._claim.state, [table.oid for table in tables]
         oldest = max(known.tables[oid].oldest_xid for oid in wanted)
         held = holder.open(tables, oldest_xid=oldest, timeout=self._pipeline.create_slot_timeout)
@@ -148,7 +164,13 @@ class _SnapshotDriver:
         }  # fmt: skip
         meter = SnapshotMeter(tables, self._claim.state, plans.parts)
         watch.meanwhile = lambda: self._measure(meter)
-        totals = watch.work(lambda: self._run_lanes(tasks)) if tasks else []
+        self._guard.renewable = plans.resumable
+        self._guard.watch(list(known.tables), lambda: (holder.pid,))
+        try:
+            totals = watch.work(lambda: self._run_lanes(tasks)) if tasks else []
+        except SourcePressed as pressed:
+            self._give_up(holder, watch, meter, pressed)
+            return None
         self._movement.end()
         # nothing is read under it any more: it must not block others while a topic is swept
         holder.close()
@@ -160,14 +182,46 @@ class _SnapshotDriver:
         self._complete(tables)
         self._report(meter.sum_up(self._claim.state, sum(t["dead_letters"] for t in totals)))
         self._tell()
+        before = self._before
         return SnapshotResult(
-            len(tables),
-            sum(t["rows"] for t in totals),
+            max(len(tables), before.tables),
+            sum(t["rows"] for t in totals) + before.rows,
             sum(t["dead_letters"] for t in totals),
             self._claim.state.counters["open_dead_letters"],
-            sum(len(t.chunks) for t in tasks),
-            skipped,
+            sum(len(t.chunks) for t in tasks) + before.ranges,
+            skipped - before.ranges,
             time.monotonic() - started,
+        )
+
+    def _give_up(
+        self, holder: pg.SnapshotExporter, watch: HolderWatch, meter: SnapshotMeter, pressed: SourcePressed
+    ) -> None:
+        """Give up the snapshot, its locks and its xmin, so that what is left is read under a new one. That is what a
+        snapshot does that is run again, in the same job: finished ranges stay, with the first boundary.
+
+        :raises SourcePressed: the job has to end instead: what is left cannot be read under another snapshot, or the
+            last ones were given up before any range was finished.
+        """
+        limit = pressed.limit
+        if not self._guard.renewable or self._in_vain >= _IN_VAIN:
+            self._guard.stepped(limit, "stopped", f"{pressed.what} The job ends.")
+            raise pressed
+        self._guard.stepped(limit, "renewed", f"{pressed.what} What is left is read under a new snapshot.")
+        self._guard.watch((), tuple)
+        holder.close()
+        # each lane publishes the range that it reads, and then finds that nobody holds the snapshot any more
+        if not watch.ended(self._pipeline.transaction_timeout):
+            raise pressed
+        # one that goes on elsewhere cannot commit any more; what it has committed is in the state
+        self._claim.initialise_all()
+        made = meter.since(self._claim.state)
+        self._in_vain = 0 if made.ranges_done else self._in_vain + 1
+        before = self._before
+        self._before = replace(
+            before,
+            tables=max(before.tables, len(self._claim.state.boundaries)),
+            rows=before.rows + made.rows,
+            ranges=before.ranges + made.ranges_done,
         )
 
     def _nothing_left(self) -> SnapshotResult:
@@ -282,6 +336,8 @@ class _SnapshotDriver:
         return tables, plans, tasks, skipped
 
     def _measure(self, meter: SnapshotMeter) -> None:
+        if reason := self._guard.renew:
+            raise SourcePressed(reason, limit="xmin")
         self._movement.look()
         try:
             state = self._claim.refresh()

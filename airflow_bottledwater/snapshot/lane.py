@@ -20,6 +20,7 @@ from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
+from airflow_bottledwater.guard.standbys import StandbyBrake
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.relation import SourceTable
@@ -27,6 +28,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import copy, large_rows, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.large_rows import LargeRow
+from airflow_bottledwater.postgres.pressure import standbys
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish import hashed
 from airflow_bottledwater.publish.dead_letter import counted
@@ -45,6 +47,8 @@ log = logging.getLogger(__name__)
 #: seconds that a lane waits for a lock beyond lock_queue_limit: the driver, which sees all that wait, is to give up
 #: first
 _LATER = 5.0
+#: seconds between two looks at the standbys
+_STANDBYS = 1.0
 
 
 class _Slow(BottledWaterError):
@@ -92,6 +96,7 @@ class _Lane:
         #: the oids of the tables that are set aside
         self._aside = set[int]()
         self._totals = {"rows": 0, "dead_letters": 0}
+        self._brake, self._looked = StandbyBrake(pipeline.guard_replica_lag), -math.inf
 
     def close(self) -> None:
         self._session.close()
@@ -117,6 +122,7 @@ class _Lane:
         pending = [(chunk.first, chunk.last)]
         while pending:
             self._check_stopped()
+            self._give_way()
             pending[0:1] = self._split(chunk, *pending[0], at_least=1)
             try:
                 self._session.run(functools.partial(self._take, chunk, *pending[0]))
@@ -128,6 +134,19 @@ class _Lane:
                 pending[0:1] = self._split(chunk, *pending[0], at_least=2)
             else:
                 pending.pop(0)
+
+    def _give_way(self) -> None:
+        """Rest before the next range while a standby falls behind."""
+        if not self._pipeline.guard_replica_lag or time.monotonic() - self._looked < _STANDBYS:
+            return
+        told = False
+        while why := self._brake.look(standbys(self._connection)):
+            if not told:
+                log.warning("Lane %d rests before its next range: %s.", self._task.lane, why)
+            told = True
+            self._check_stopped()
+            time.sleep(_STANDBYS)
+        self._looked = time.monotonic()
 
     def _set_aside(self, oid: int, error: RecordError) -> None:
         """Record that a table is set aside because of a row, and read no more of it; what is published of it stays."""

@@ -57,6 +57,11 @@ class Plans:
         self._finished = {table.oid for table in tables if not table.keyed and self._is_finished(table)}
         self._begin = {table.oid for table in tables if not table.keyed} - self._finished
 
+    @property
+    def resumable(self) -> bool:
+        """Whether what is left can be read under another snapshot: not what is left of a table without a key."""
+        return not self._begin
+
     def tasks(self, held: pg.ExportedSnapshot, oldest: int) -> tuple[list[LaneTask], int]:
         """The lanes' tasks, after new plans were written with the boundaries; and the number of ranges that are done
         already.

@@ -87,6 +87,14 @@ class SnapshotMeter:
             )  # fmt: skip
         return found
 
+    def since(self, state: PipelineState) -> SnapshotProgress:
+        """What was published since this attempt began."""
+        now = self._measure(state)
+        return replace(
+            now, rows=now.rows - self._before.rows, ranges_done=now.ranges_done - self._before.ranges_done,
+            bytes=now.bytes - self._before.bytes,
+        )  # fmt: skip
+
     def sum_up(self, state: PipelineState, dead_letters: int) -> SnapshotProgress:
         """Log how much was published, in total and of the largest tables; returns the last progress.
 

@@ -101,6 +101,22 @@ def topic_owned(key: str, name: str) -> str:
     return topic if key == owner_key(topic, name) else ""
 
 
+@dataclass(frozen=True, slots=True)
+class GuardStep:
+    """A step that the guard has taken to spare the source.
+
+    :param at: seconds since 1970, by the clock of the job's host.
+    :param limit: what it is about: wal, xmin, replica or locks.
+    :param step: rested, renewed, stopped or dropped.
+    :param reason: why, as a full sentence.
+    """
+
+    at: float
+    limit: str
+    step: str
+    reason: str
+
+
 @dataclass(slots=True)
 class StatusRecord:
     """The status that a job reports of itself, at every heartbeat.
@@ -118,6 +134,8 @@ class StatusRecord:
     :param lag: bytes of WAL that a stream had not published yet when it was measured last; None if PostgreSQL has not
         answered then, or for another job.
     :param delay: how old the oldest of these changes was, in seconds.
+    :param pressure: how near the job is to each limit of the guard (wal, xmin, replica, locks): 1 is at the limit.
+    :param guard: the last steps of the guard, the oldest first.
     :param heartbeat: seconds after which the job writes its status again.
     :param at: seconds since 1970, by the clock of the job's host.
     """
@@ -138,6 +156,8 @@ class StatusRecord:
     repeats: int = 0
     lag: int | None = None
     delay: float | None = None
+    pressure: dict[str, float] = field(default_factory=dict)
+    guard: list[GuardStep] = field(default_factory=list)
     at: float = 0.0
     heartbeat: float = 2.0
 

@@ -19,8 +19,10 @@ from airflow_bottledwater.errors import (
     Refused,
     StopRequested,
 )
+from airflow_bottledwater.guard.guard import SourceGuard, guarded
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import Controller
+from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.memory import Rest
 from airflow_bottledwater.metrics.line import ProgressLine
 from airflow_bottledwater.metrics.meter import Meter
@@ -133,8 +135,9 @@ def follow(
     with (
         reported(pipeline, start, stopped) as controller,
         stoppable(stopped),
-        Sampler(pipeline, controller.name, lambda: controller.status, Meter()) as meter,
-        contextlib.closing(_Follower(pipeline, start, controller, bounded, stopped, meter)) as follower,
+        (sampler := Sampler(pipeline, controller.name, lambda: controller.status, Meter())) as meter,
+        guarded(pipeline, controller, meter, sampler.source) as guard,
+        contextlib.closing(_Follower(pipeline, start, controller, bounded, stopped, meter, guard)) as follower,
     ):
         return follower.run()
 
@@ -150,8 +153,9 @@ class _Follower:
         bounded: bool,
         stopped: threading.Event,
         meter: Meter,
+        guard: SourceGuard,
     ) -> None:
-        self._meter = meter
+        self._meter, self._guard = meter, guard
         self._pipeline, self._start, self._bounded, self._stopped = pipeline, start, bounded, stopped
         self._known = read_state(pipeline, start.state_topic, must_exist=True)
         self._backoff = stream_backoff(pipeline, stopped)
@@ -196,6 +200,7 @@ class _Follower:
             ) as publisher:
                 self._publisher = publisher
                 publisher.live.unsettled, publisher.live.hold = self._watch.unsettled, writer.hold
+                self._be_guarded(publisher.live)
                 publisher.reached()
                 if publisher.state.tables != self._known.tables:
                     # an attempt of before has given tables other topics since the state was read
@@ -211,6 +216,11 @@ class _Follower:
                 self._known = publisher.state
             if self._bounded:
                 self._look()
+
+    def _be_guarded(self, live: LiveSnapshots) -> None:
+        """Let the guard see the sessions of live snapshots, and tell them to rest."""
+        self._guard.watch(list(self._known.tables), lambda: live.sessions)
+        live.rests = lambda: self._guard.rest
 
     def _look(self) -> None:
         """Look at the tables, and let a bounded run go on until what is due for them can be carried out."""
@@ -244,7 +254,9 @@ class _Follower:
                 self._report.update(publisher.position, counters, source.skipped_by_table)
 
             while not stopped.is_set() and not self._is_done(publisher):
-                batch = source.next(_BESIDE if live.active else _IDLE, flush_empty=self._bounded or live.waits)
+                batch = source.next(
+                    _BESIDE if live.active and not live.rests() else _IDLE, flush_empty=self._bounded or live.waits
+                )
                 if not publisher.position.ordinal:
                     schemas.check()
                 if source.set_aside.keys() - publisher.state.gaps.keys():

@@ -42,6 +42,7 @@ _LETTERS = "tests/integration/test_dead_letters.py"
 _ENDS, _MESSAGES = "tests/integration/test_ends.py", "tests/integration/test_messages.py"
 _OUTBOX, _UNIT_OUTBOX = "tests/integration/test_outbox.py", "tests/unit/publish/test_outbox.py"
 _CHANGES = "tests/integration/test_changes.py"
+_GUARD = "tests/integration/test_guard.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
 
@@ -2318,6 +2319,54 @@ MUTANTS = (
         "TableWatch.unsettled",
         swap("not due.isdisjoint(oids)", "True"),
         "tests/unit/tables/test_watch.py::test_what_is_to_become_of_a_table_is_told_by_a_look_of_afterwards",
+    ),
+    Mutant(
+        "live snapshots rest while the stream is far behind",
+        "LiveSnapshots.work",
+        swap("self.rests()", "''"),
+        f"{_GUARD}::test_live_snapshots_rest_while_the_stream_is_far_behind",
+    ),
+    Mutant(
+        "a live snapshot gives its locks to who waits",
+        "SourceGuard._locks",
+        never("waited > limit"),
+        f"{_GUARD}::test_a_live_snapshot_gives_its_locks_to_who_waits",
+    ),
+    Mutant(
+        "nothing rests for WAL that an open transaction holds",
+        "SourceGuard._wal",
+        always("unread * 2 >= kept"),
+        f"{_GUARD}::test_wal_that_an_open_transaction_holds_is_told_and_nothing_rests",
+    ),
+    Mutant(
+        "a slot is dropped only where a setting says so",
+        "SourceGuard._drop",
+        never("not limit or kept < _NEAR * limit"),
+        f"{_GUARD}::test_live_snapshots_rest_while_the_stream_is_far_behind",
+    ),
+    Mutant(
+        "who waits behind the snapshot's locks does not end the job",
+        "_SnapshotDriver._give_up",
+        always("not self._guard.renewable or self._in_vain >= _IN_VAIN"),
+        f"{_GUARD}::test_who_waits_behind_the_snapshots_locks_gets_them_and_the_same_job_reads_on",
+    ),
+    Mutant(
+        "a snapshot under which nothing is finished is not renewed for ever",
+        "_SnapshotDriver._give_up",
+        swap("self._in_vain + 1", "0"),
+        f"{_GUARD}::test_a_snapshot_that_gets_nowhere_between_those_who_wait_ends",
+    ),
+    Mutant(
+        "a snapshot of a table without a key is not given up for an old xmin",
+        "SourceGuard._xmin",
+        swap("pressing and self.renewable", "pressing"),
+        f"{_GUARD}::test_a_table_without_a_key_keeps_its_snapshot",
+    ),
+    Mutant(
+        "a standby that was behind before is not waited for",
+        "StandbyBrake.look",
+        always("pid in self._calm"),
+        f"{_GUARD}::test_a_standby_that_was_behind_before_or_does_not_catch_up_is_not_waited_for",
     ),
     Mutant(
         "a table is locked before rows that are read again are looked at",

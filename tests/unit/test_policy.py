@@ -31,6 +31,7 @@ CLASSES = [
 ]
 EXPECTED = {
     errors.Outage: ErrorAction.WAIT,
+    errors.SourcePressed: ErrorAction.WAIT,
     errors.ApplicationEnded: ErrorAction.WAIT,
     errors.Interrupted: ErrorAction.WAIT,
     errors.SlotInUse: ErrorAction.WAIT,
@@ -62,6 +63,7 @@ def test_an_unknown_error_ends_the_job() -> None:
 def test_only_what_passes_by_waiting_is_submitted_again(kind: type[errors.BottledWaterError]) -> None:
     passing = (
         errors.Outage,
+        errors.SourcePressed,
         errors.ApplicationEnded,
         errors.Interrupted,
         errors.SlotInUse,

@@ -26,6 +26,7 @@ def test_names_have_their_units_and_labels_are_bounded() -> None:
     for metric in METRICS.values():
         assert re.fullmatch(r"[a-z_]+", metric.name)
         assert not re.search(r"_(ms|mb|kb|minutes|hours|total)$", metric.name)
-        assert set(metric.labels) <= {"table", "operation", "status", "holder", "state", "kind", "result"}
+        bounded = {"table", "operation", "status", "holder", "state", "kind", "result", "limit", "step"}
+        assert set(metric.labels) <= bounded
     assert list(SECONDS) == sorted(SECONDS)
     assert OTHERS in PAGE

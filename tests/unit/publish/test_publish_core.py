@@ -175,7 +175,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 
 def pipeline(**changes: Any) -> Settings:
-    return Settings.of(postgres="dbname=none", format="json", outage_timeout=2.0, **changes)
+    return Settings.of(postgres="dbname=none", format="json", outage_timeout=2.0, guard_replica_lag=0, **changes)
 
 
 # ------------------------------------------------------------------ the two pipelines

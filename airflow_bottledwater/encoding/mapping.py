@@ -133,6 +133,15 @@ class TableMapping:
             return tuple(columns)
         return tuple(masks.fitting(rule_of(rules, column.name), column, self.hash_key) for column in columns)
 
+    def hashes_key(self, schema: str, name: str, column: Column) -> bool:
+        """Whether a column of the key may be published as it is masked: as a hash, which tells rows apart, and only by
+        a rule that names it.
+
+        :param schema: the table's; ``name`` likewise.
+        :param column: with its mask.
+        """
+        return masks.Mask.of(column).kind == masks.HASH and self.options(schema, name).mask.get(column.name) == "hash"
+
     def unnamed(self, schema: str, name: str, columns: Iterable[str]) -> list[str]:
         """Those columns that ``new_columns = error`` does not allow: neither published nor left out by a rule.
 

@@ -28,7 +28,8 @@ from airflow_bottledwater.publish.session import LARGEST
 Upto = dict[tuple[int, int], int]
 
 
-def _only_key(table: SourceTable) -> SourceTable:
+def only_key(table: SourceTable) -> SourceTable:
+    """The table with the columns of its key alone."""
     return replace(table, columns=tuple(column for column in table.columns if column.name in table.key))
 
 
@@ -94,7 +95,7 @@ def _source(table: SourceTable) -> sql.Composed:
 
 def keys_query(table: SourceTable, first: int, last: int) -> sql.Composed:
     """The COPY of the keys of a table, or a partition, in the blocks [first, last)."""
-    return copy_query(table, select_list(_only_key(table)), first, last)
+    return copy_query(table, select_list(only_key(table)), first, last)
 
 
 def unread(parts: Sequence[SourceTable], upto: Upto) -> Iterator[tuple[SourceTable, int]]:
@@ -109,11 +110,11 @@ def key_hashes(block: MessageBlock, version: Version, format: Format) -> npt.NDA
     """The hashes of a block of keys, as :func:`~airflow_bottledwater.kafka.hashes.hash_keys` gives them for the keys of
     records.
 
-    :param block: rows of :func:`keys_query`.
+    :param block: rows of :func:`keys_query`, with the hashes of what is published as such.
     :raises Refused: a key cannot be encoded.
     """
     target = Target(0, 1, version.key_schema, version.value_schema)
-    programs = compile_programs([(_only_key(version.table), target)], format, copied=True)
+    programs = compile_programs([(only_key(version.table), target)], format, copied=True)
     hashes = []
     for encoded in BlockEncoder(0).encode(block, programs, LARGEST):
         if encoded.rejections:

@@ -22,7 +22,7 @@ from airflow_bottledwater.kafka.topic_reader import RecordBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live.chunks import LiveChunk, Piece, TooLarge
-from airflow_bottledwater.live.keys import Upto, between, bound, files, key_hashes, keys_query, place, unread
+from airflow_bottledwater.live.keys import Upto, between, bound, files, key_hashes, keys_query, only_key, place, unread
 from airflow_bottledwater.live.remaining import BLOCK, SWEEPING, RemainingSize
 from airflow_bottledwater.live.slices import RowLocations, find
 from airflow_bottledwater.model.boundary import Snapshot
@@ -293,7 +293,8 @@ class LiveReader(threading.Thread):
             version = self._version(found)
             for part, first in unread(found.parts, upto):
                 last = upto[part.oid, part.filenode] = first + _SWEPT_BLOCKS
-                for rows in copy.rows(connection, keys_query(part, first, last), idle=self._check):
+                blocks = copy.rows(connection, keys_query(part, first, last), idle=self._check)
+                for rows in hashed.rows(self._pipeline, only_key(version.table), blocks):
                     latest.find(key_hashes(rows, version, self._pipeline.record_format))
                 if time.monotonic() - began > _SWEPT_SECONDS:
                     break

@@ -69,6 +69,14 @@ def wanted(
                 f"Table {name} has no key: its rows cannot be told from those that the topic has already.",
                 "Stop the stream, drop the slot and start again with a snapshot, or give the table a primary key.",
             )
+        if request.by_key and any(
+            each.mask for each in tables[oid].table.columns if each.name in tables[oid].table.key
+        ):
+            raise Refused(
+                f"Table {name} cannot be read in the order of its keys: its key is published as a hash, and the keys "
+                "that were reached would be in the saved state.",
+                "Ask for it without by_key (--by-key): it is then read in the order of its blocks.",
+            )
         if request.by_key:
             check_order(connection, oid, name, tables[oid].table.key)
         if request.where:

@@ -269,14 +269,9 @@ def load(
         sent = columns.get(oid, [])
         left_out = mapping.left_out(schema, name, [column.name for column in sent])
         options = mapping.options(schema, name)
-        where = options.where
-        key, problem = _key(identity, indexes.get(oid, []), sent)
-        if options.key:
-            key = options.key
-            if problem := _unfit_key(key, identity, indexes.get(oid, []), sent, nullable.get(oid, set())):
-                key = ()
-        if hidden := [sent[place].name for place in left_out if sent[place].name in key]:
-            key, problem = (), f"its options leave out column {hidden[0]!r} of its key (table_options)"
+        key, problem = _mapped_key(
+            mapping, (schema, name), identity, indexes.get(oid, []), sent, nullable.get(oid, set())
+        )
         # pub_contains_invalid_column in src/backend/commands/publicationcmds.c, since PostgreSQL 18
         unpublishable = identity == "f" and generated and connection.info.server_version >= 180000
         if unpublishable:
@@ -298,8 +293,8 @@ def load(
                 left_out,
                 problem,
                 unpublishable,
-                where,
-                bool(where),
+                options.where,
+                bool(options.where),
                 bool(options.outbox),
             )
         )
@@ -339,6 +334,31 @@ class _Index(NamedTuple):
     immediate: bool
     valid: bool
     columns: list[str]
+
+
+def _mapped_key(
+    mapping: TableMapping,
+    named: tuple[str, str],
+    identity: str,
+    indexes: Sequence[_Index],
+    columns: Sequence[Column],
+    nullable: Collection[str],
+) -> tuple[tuple[str, ...], str]:
+    """The key columns of a table as a pipeline sees it, and if there are none, the reason.
+
+    :param named: schema and name.
+    :param columns: those that PostgreSQL sends; ``nullable`` are the names of those that may be NULL.
+    """
+    key, problem = _key(identity, indexes, columns)
+    if asked := mapping.options(*named).key:
+        key, problem = asked, _unfit_key(asked, identity, indexes, columns, nullable)
+    hidden = mapping.left_out(*named, [column.name for column in columns])
+    masked = mapping.masked(*named, (column for column in columns if column.name in key))
+    if left_out := [columns[place].name for place in hidden if columns[place].name in key]:
+        problem = f"its options leave out column {left_out[0]!r} of its key (table_options)"
+    elif unlike := [column.name for column in masked if column.mask and not mapping.hashes_key(*named, column)]:
+        problem = f"its options mask column {unlike[0]!r} of its key (table_options)"
+    return ((), problem) if problem else (key, "")
 
 
 def _key(identity: str, indexes: Sequence[_Index], columns: Sequence[Column]) -> tuple[tuple[str, ...], str]:
@@ -455,6 +475,17 @@ def generated(connection: Connection, oids: Collection[int]) -> dict[int, list[s
         (list(oids),),
     ).fetchall()
     return dict(rows)
+
+
+def stored_apart(connection: Connection, table: SourceTable) -> list[str]:
+    """The columns, beside the key, whose values PostgreSQL may store out of line (TOAST), so that an update that leaves
+    one unchanged does not send it, unless the whole old row is sent."""
+    rows = connection.execute(
+        "SELECT attname FROM pg_attribute WHERE attrelid = %s AND attlen = -1 AND attstorage <> 'p' AND attnum > 0 "
+        "AND NOT attisdropped AND attgenerated = '' AND attname = ANY (%s) ORDER BY attnum",
+        (table.oid, [column.name for column in table.columns if column.name not in table.key]),
+    ).fetchall()
+    return [name for (name,) in rows]
 
 
 def unselectable(connection: Connection, tables: Sequence[SourceTable]) -> list[str]:

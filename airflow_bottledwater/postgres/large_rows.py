@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from airflow_bottledwater.encoding import hashes
+from airflow_bottledwater.encoding.masks import HASH, Mask
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import row_filter
 from airflow_bottledwater.postgres.connect import Connection
@@ -60,7 +62,11 @@ def large_rows(
     :param where: a condition for the rows that are meant; None for all.
     :raises psycopg.Error: a value cannot be measured either, or the time is up.
     """
-    key = [sql.SQL("left({}::text, 100)").format(sql.Identifier(name)) for name in table.key]
+    hashed = {column.name: mask.key for column in table.columns if (mask := Mask.of(column)).kind == HASH}
+    key = [
+        sql.SQL("{}::text" if name in hashed else "left({}::text, 100)").format(sql.Identifier(name))
+        for name in table.key
+    ]
     source = sql.Identifier(table.schema, table.name)
     query = sql.SQL(
         "SELECT * FROM (SELECT ctid::text, {} AS size, ARRAY[{}]::text[] FROM {}{} WHERE {}) rows"
@@ -74,7 +80,14 @@ def large_rows(
         sql.Literal(at_least),
     )
     return [
-        LargeRow(place, dict(zip(table.key, values, strict=True)), size)
+        LargeRow(
+            place,
+            {
+                name: hashes.known(hashed[name]).digits(value.encode()).decode() if name in hashed else value
+                for name, value in zip(table.key, values, strict=True)
+            },
+            size,
+        )
         for place, size, values in connection.execute(query)
     ]
 

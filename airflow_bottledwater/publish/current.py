@@ -312,6 +312,8 @@ class _Source:
     def _readable(self, columns: Sequence[int]) -> tuple[dict[int, str], list[int] | None]:
         """The columns that cannot be read, with the reasons, and those that can; None instead of the latter if no row
         can be found."""
+        if any(self._table.columns[c].name in self._table.key for c in self._hashes):
+            return dict.fromkeys(columns, "its row cannot be looked up, since its key is published as a hash"), None
         if any(self._table.columns[c].name in self._table.key for c in self._altered):
             # rows cannot be looked up by a key whose columns or types have changed
             reason = "its row cannot be looked up, since a key column was dropped, renamed or given another type"

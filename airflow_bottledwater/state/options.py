@@ -13,7 +13,7 @@ from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import catalog
-from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.connect import Connection, quoted
 from airflow_bottledwater.state import outboxes, row_filters
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -50,19 +50,42 @@ def problems(connection: Connection, pipeline: Settings, oids: Collection[int], 
             f"The mask {said!r} of column {column.name!r} of {table.qualified} {why}"
             for column in table.columns
             if (said := rule_of(mapping.options(table.schema, table.name).mask, column.name))
-            and (why := _unfit(table, column, said))
+            and (why := _unfit(mapping, table, column, said))
         ]
+        found += _not_looked_up(connection, mapping, table)
     return [*found, *_unsettled(mapping, whole).values(), *row_filters.problems(connection, pipeline, whole)]
 
 
-def _unfit(table: SourceTable, column: Column, said: str) -> str:
+def _unfit(mapping: TableMapping, table: SourceTable, column: Column, said: str) -> str:
     """Why a column cannot have a mask, and what can be done; empty if it can."""
-    if column.name in table.key:
-        return "cannot be: the column is in the key, by which the rows of the table are told apart. Take it out."
+    if column.name in table.key and mapping.options(table.schema, table.name).mask.get(column.name) != "hash":
+        return (
+            "cannot be: the column is in the key, by which the rows of the table are told apart. Take it out; or "
+            "publish its hash, by a rule that names the column without wildcards."
+        )
     if not masks.fits(said, column.type):
         needed = "a text, an integer or a uuid" if said == "hash" else "a text"
         return f"needs {needed}, and its type is {column.type.name}. Use null, or leave the column out."
     return ""
+
+
+def _not_looked_up(connection: Connection, mapping: TableMapping, table: SourceTable) -> list[str]:
+    """What is said of a table whose rows cannot be looked up, as its key is published as a hash, and may have to be.
+
+    :param table: with all its columns.
+    """
+    said = mapping.options(table.schema, table.name).mask
+    hashed = [name for name in table.key if said.get(name) == "hash"]
+    if not hashed or table.identity == "f":
+        return []
+    places = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
+    if not (apart := catalog.stored_apart(connection, table.without(places))):
+        return []
+    return [
+        f"Column {hashed[0]!r} of the key of {table.qualified} is published as a hash, by which a row cannot be looked "
+        f"up: the value of column {apart[0]!r} may be stored apart, and is then not sent if an update leaves it as it "
+        f"was. Run: ALTER TABLE {quoted(table.schema, table.name)} REPLICA IDENTITY FULL; or leave such columns out."
+    ]
 
 
 def unsettled(connection: Connection, pipeline: Settings, tables: Iterable[SourceTable]) -> dict[int, str]:

@@ -21,6 +21,7 @@ def _key_types(table: SourceTable) -> list[object]:
     return [
         (
             column.renamed,
+            column.mask,
             *(("text",) if kind.oid in _TEXTS else (kind.oid, kind.typmod)),
             kind.forms,
             types.plain(types.mapping(kind).avro(kind)),
@@ -69,7 +70,8 @@ class PinnedTable:
             what = f"({', '.join(before)}: column {gone[0]!r} was dropped or renamed)"
         elif set(table.key) == set(before):
             what = (
-                f"({', '.join(before)}: the type of a column, or the form or the name that the settings choose for it)"
+                f"({', '.join(before)}: the type of a column, or the form, the name or the hash that the settings "
+                "choose for it)"
             )
         remedy = "Undo the change, or drop the slot and start again with a snapshot under another topic prefix."
         if complete:
@@ -90,7 +92,7 @@ class PinnedTable:
         """
         forms, before = (
             {
-                c.name: (c.type.oid, c.type.typmod, c.type.forms, c.renamed)
+                c.name: (c.type.oid, c.type.typmod, c.type.forms, c.renamed, c.mask)
                 for c in each.columns
                 if c.name in self.table.key
             }

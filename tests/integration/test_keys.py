@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import hmac
+import uuid
 from typing import Any
 
 import pytest
 
-from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.encoding import hashes
+from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.errors import PreflightError, Refused
 from airflow_bottledwater.jobs import status
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.pipeline.table import Table
+from airflow_bottledwater.postgres import catalog, large_rows
+from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision import redrive
+from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.verify import driver
+from tests.integration.test_choose import SECRET, everything
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_topic
 from tests.support.waiting import until
 
 _LARGE = "(SELECT string_agg(md5(i::text || clock_timestamp()), '') FROM generate_series(1, 300) i)"
 _OPTIONS = {"orders": {"key": ["number", "region"]}, "parted": {"key": "code,region"}, "plain": {"key": "code"}}
 _ONLY = {name: _OPTIONS[name] for name in ("orders", "plain")}
+#: keys that are published as hashes, of tables whose rows are called by something that must be nowhere
+_HASHED = {
+    "orders": {"mask": {"id": "hash"}},
+    "parted": {"key": "region,code", "mask": {"no*": "last:3", "code": "hash", "region": "hash"}},
+    "small": {"mask": {"id": "hash"}},
+}
+_HASH_KEY = "0123456789abcdef"
 _CHANGES = (
     "UPDATE {} SET note = 'new' WHERE id = 1",
     "UPDATE {} SET id = id + 1000 WHERE id = 2",
@@ -34,6 +51,8 @@ def flow_statements() -> tuple[str, ...]:
         f"CREATE TABLE parted {columns}, UNIQUE (region, code)) PARTITION BY LIST (region)",
         "CREATE TABLE parted_eu PARTITION OF parted FOR VALUES IN ('EU')",
         f"CREATE TABLE plain {columns}, UNIQUE (code))",
+        "CREATE TABLE small (id text PRIMARY KEY, n int)",
+        f"INSERT INTO small SELECT '{SECRET}' || g, g FROM generate_series(1, 200) g",
         *(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("orders", "parted", "parted_eu", "plain")),
         *(
             f"INSERT INTO {name} SELECT g, 'EU', g, 'c' || g, 'old', {_LARGE} FROM generate_series(1, 200) g"
@@ -92,6 +111,105 @@ def test_tables_have_the_keys_of_their_options(
     assert all(each.value is None or each.key["code"] == each.value["code"] for each in flow.read("plain"))
     for table in _OPTIONS:
         assert_exactly_once_in_order(flow.read(table))
+
+
+def _hash(text: str) -> str:
+    return hmac.digest(_HASH_KEY.encode(), text.encode(), "sha256").hex()
+
+
+@pytest.mark.parametrize("format", ["json", pytest.param("avro", marks=pytest.mark.long)])
+def test_keys_are_published_as_hashes_and_their_values_are_nowhere(
+    make_flow: MakeFlow, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, format: str
+) -> None:
+    caplog.set_level("DEBUG")
+    flow = make_flow(
+        request.getfixturevalue("registry") if format == "avro" else None,
+        tables=tuple(_HASHED),
+        table_options=_HASHED,
+        hash_key=_HASH_KEY,
+        on_error="log",
+        topic_config={"max.message.bytes": "20000"},
+    )
+    flow.execute(f"UPDATE parted SET code = '{SECRET}' || code", f"UPDATE parted SET note = '{SECRET}abc'")
+    flow.create()
+    flow.snapshot()
+    flow.execute(
+        "UPDATE orders SET note = 'new' WHERE id = 1",
+        "UPDATE orders SET id = 1002, note = 'moved' WHERE id = 2",
+        "UPDATE orders SET note = repeat('x', 30000) WHERE id = 3",
+        "DELETE FROM orders WHERE id = 4",
+        f"UPDATE parted SET code = '{SECRET}moved' WHERE id = 2",
+        f"INSERT INTO parted VALUES (300, 'EU', 1, '{SECRET}c2', 'another', NULL)",
+        f"UPDATE small SET n = n + 1 WHERE id = '{SECRET}7'",
+        f"DELETE FROM small WHERE id = '{SECRET}8'",
+    )
+    flow.stream()
+    if format == "json":
+        flow.damage("small", {"id": _hash("no row")}, {"id": _hash("no row"), "n": 1})
+    asked, by_key = flow.ask(*_HASHED, sweep=True), flow.ask("small", by_key=True)
+    flow.stream()
+    report = flow.reported(asked)
+    assert (report.state, report.tombstones) == ("finished", int(format == "json")), report
+    assert flow.reported(by_key).state == "failed" and "published as a hash" in flow.reported(by_key).error
+    # without its value in the table's hands, a row cannot be found by its key
+    assert redrive.redrive(flow.pipeline).failed == 2
+    letters = flow.dead_letters()
+    assert {letter.value["key"]["id"] for letter in letters} == {_hash("3")}
+    redrive.dismiss(flow.pipeline, ["orders"])
+    flow.execute("UPDATE orders SET note = 'small again' WHERE id = 3")
+    _verified(flow)
+    assert SECRET.encode() not in everything(flow) and SECRET not in caplog.text
+    if format == "avro":
+        return
+    streamed = [(m.key["id"], m.op) for m in flow.read("orders") if m.pos]
+    assert streamed[:4] == [(_hash("1"), "u"), (_hash("2"), "d"), (_hash("1002"), "u"), (_hash("4"), "d")]
+    assert all(m.value is None or m.value["id"] == m.key["id"] for m in flow.read("small"))
+    assert {m.key["id"] for m in flow.read("small")} == {
+        _hash("no row"),
+        *(_hash(f"{SECRET}{i}") for i in range(1, 201)),
+    }
+    for table in _HASHED:
+        assert_exactly_once_in_order(flow.read(table))
+
+
+@pytest.mark.long
+def test_a_value_that_cannot_be_looked_up_by_a_hash_is_a_record_error(make_flow: MakeFlow) -> None:
+    options = {"orders": _HASHED["orders"]}
+    flow = make_flow(tables=("orders",), table_options=options, hash_key=_HASH_KEY, on_error="log")
+    flow.execute("ALTER TABLE orders REPLICA IDENTITY DEFAULT")
+    with pytest.raises(
+        PreflightError, match=r"'id' of the key .* 'region' may be stored apart.* REPLICA IDENTITY FULL"
+    ):
+        flow.create()
+    flow.execute("ALTER TABLE orders REPLICA IDENTITY FULL")
+    flow.create()
+    flow.snapshot()
+    flow.execute("ALTER TABLE orders REPLICA IDENTITY DEFAULT", "UPDATE orders SET note = 'new' WHERE id = 1")
+    flow.stream()
+    (letter,) = flow.dead_letters()
+    assert "its key is published as a hash" in letter.value["error"], letter
+    assert [m for m in flow.read("orders") if m.pos] == []
+
+
+@pytest.mark.long
+def test_keys_become_hashes_or_other_hashes_only_if_that_is_accepted(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("small",), table_options={})
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    for settings in (
+        {"table_options": {"small": _HASHED["small"]}, "hash_key": _HASH_KEY},
+        {"hash_key": "another key of hashes", "hash_key_version": 2},
+    ):
+        flow.change(**settings)
+        with pytest.raises(Refused, match="the hash that the settings choose"):
+            flow.stream()
+        accept(flow.pipeline, ["small"])
+        flow.execute("UPDATE small SET n = n + 1 WHERE n < 10")
+        flow.stream()
+        _verified(flow)
+    last = {m.key["id"]: m.value for m in flow.read("small")}
+    assert sum(value is not None for value in last.values()) == 200 and len(last) == 600
 
 
 def test_a_key_that_cannot_be_is_found_before_anything_is_made(make_flow: MakeFlow) -> None:
@@ -190,3 +308,34 @@ def test_a_table_that_was_taken_in_without_a_key_gets_none(make_flow: MakeFlow) 
     flow.change(table_options={"plain": {"key": "code"}})
     with pytest.raises(PreflightError, match="was taken in without a key"):
         flow.stream()
+
+
+def test_a_masked_column_that_becomes_the_key_is_none(postgres: PostgresServer) -> None:
+    rules = {"t": Table(mask={"a": "first:3", "b": "hash", "*": "hash"})}
+    mapping = TableMapping(rules=rules, hash_key=hashes.remember(_HASH_KEY).id)
+    with connect(postgres.createdb(f"test_{uuid.uuid4().hex[:12]}")) as connection:
+        connection.execute(
+            "CREATE TABLE public.t (a text NOT NULL, b text NOT NULL, c text NOT NULL, d int PRIMARY KEY)"
+        )
+        keys = {}
+        for name in "abc":
+            connection.execute(
+                f"ALTER TABLE public.t DROP CONSTRAINT t_pkey, ADD CONSTRAINT t_pkey PRIMARY KEY ({name})"
+            )
+            ((oid,),) = connection.execute("SELECT 'public.t'::regclass::oid::int").fetchall()
+            (table,) = catalog.load(connection, [oid], mapping)
+            keys[name] = table.key, table.key_problem
+    assert keys["b"] == (("b",), "")
+    for name in "ac":
+        assert keys[name][0] == () and f"mask column '{name}' of its key" in keys[name][1]
+
+
+def test_the_key_of_a_large_row_is_its_hash(postgres: PostgresServer) -> None:
+    mapping = TableMapping(rules={"t": Table(mask={"id": "hash"})}, hash_key=hashes.remember(_HASH_KEY).id)
+    with connect(postgres.createdb(f"test_{uuid.uuid4().hex[:12]}")) as connection:
+        connection.execute("CREATE TABLE public.t (n int, id bigint, v text, PRIMARY KEY (n, id))")
+        connection.execute("INSERT INTO public.t VALUES (1, 42, repeat('x', 100))")
+        ((oid,),) = connection.execute("SELECT 'public.t'::regclass::oid::int").fetchall()
+        (table,) = catalog.load(connection, [oid], mapping)
+        (row,) = large_rows.large_rows(connection, table, at_least=50)
+    assert row.key == {"n": "1", "id": _hash("42")}

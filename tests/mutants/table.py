@@ -347,8 +347,8 @@ MUTANTS = (
     ),
     Mutant(
         "a table has the key of its options",
-        "catalog.load",
-        drop("key = options.key"),
+        "catalog._mapped_key",
+        never("(asked := ...)"),
         f"{_KEYS}::test_tables_have_the_keys_of_their_options[json]",
     ),
     Mutant(
@@ -380,6 +380,54 @@ MUTANTS = (
         "options.check",
         swap("row_filters.refused(...) + _unkeyed(...)", "row_filters.refused(...)"),
         f"{_KEYS}::test_a_table_that_was_taken_in_without_a_key_gets_none",
+    ),
+    Mutant(
+        "a column of the key is published as a hash only if a rule names it",
+        "TableMapping.hashes_key",
+        drop("self.options(schema, name).mask.get(column.name) == 'hash'"),
+        f"{_MAPPING}::test_a_key_is_hashed_only_if_a_rule_names_it",
+    ),
+    Mutant(
+        "a table whose key has another mask than a hash has no key",
+        "catalog._mapped_key",
+        never("(unlike := ...)"),
+        f"{_KEYS}::test_a_masked_column_that_becomes_the_key_is_none",
+    ),
+    Mutant(
+        "hashed keys of tables that may lack values need their old rows",
+        "options.problems",
+        drop("found += _not_looked_up(...)"),
+        f"{_CHOOSE}::test_options_that_cannot_be_are_found_before_anything_is_made",
+    ),
+    Mutant(
+        "a value that cannot be looked up by a hashed key is not taken for one of a row that is gone",
+        "_CurrentRows._readable",
+        never("any(self._table.columns[c].name in self._table.key for c in self._hashes)"),
+        f"{_KEYS}::test_a_value_that_cannot_be_looked_up_by_a_hash_is_a_record_error",
+    ),
+    Mutant(
+        "a sweep compares hashed keys with hashes",
+        "LiveReader._find_keys",
+        swap("hashed.rows(self._pipeline, only_key(version.table), blocks)", "blocks"),
+        f"{_KEYS}::test_keys_are_published_as_hashes_and_their_values_are_nowhere[json]",
+    ),
+    Mutant(
+        "hashed keys are not read by key",
+        "live.wanted.wanted",
+        never("request.by_key and any(...)"),
+        f"{_KEYS}::test_keys_are_published_as_hashes_and_their_values_are_nowhere[json]",
+    ),
+    Mutant(
+        "the key of a row that is too large is named by its hash",
+        "large_rows.large_rows",
+        swap("hashes.known(hashed[name]).digits(value.encode()).decode() if name in hashed else value", "value"),
+        f"{_KEYS}::test_the_key_of_a_large_row_is_its_hash",
+    ),
+    Mutant(
+        "other hashes are other keys",
+        "pinned._key_types",
+        drop("column.mask"),
+        f"{_KEYS}::test_keys_become_hashes_or_other_hashes_only_if_that_is_accepted",
     ),
     Mutant(
         "rows are looked up by the index of their key",

@@ -51,6 +51,8 @@ def drawn(dice: random.Random, tables: Iterable[str], columns: Sequence[str]) ->
             rule["partitions"] = dice.choice((1, 4))
         if dice.random() < 0.4:
             rule["key"] = dice.choice((["version", "id"], ["id", "version"]))
+            if dice.random() < 0.5:
+                rule["mask"] = {**rule.get("mask", {}), dice.choice(("id", "version")): "hash"}
         if rule:
             found[table] = rule
     if dice.random() < 0.3:

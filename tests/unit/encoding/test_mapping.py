@@ -172,3 +172,15 @@ def test_each_format_offers_its_own_forms(format: str, forms: TypeOptions) -> No
         "json_geometries": "geojson",
     }
     assert TableMapping.of(Settings.of(postgres="service=x", format=format, **everything)).forms == forms
+
+
+def test_a_key_is_hashed_only_if_a_rule_names_it() -> None:
+    def hashes(rule: dict[str, str], name: str = "id", kind: ColumnType = INT) -> bool:
+        found = mapping({"orders": {"mask": rule}}, hash_key="0123456789abcdef")
+        (column,) = found.masked("public", "orders", [Column(name, kind)])
+        return found.hashes_key("public", "orders", column)
+
+    assert hashes({"id": "hash"}) and hashes({"*": "null", "id": "hash"})
+    assert not hashes({"i*": "hash"}) and not hashes({"id": "null"}) and not hashes({"x": "hash"})
+    # of a type that has no hash, the mask is another one
+    assert not hashes({"id": "hash"}, kind=replace(INT, oid=1082, base_oid=1082))

@@ -11,6 +11,7 @@ from typing import Any, Self
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param, task
 
 from airflow_bottledwater.errors import Refused, SettingError
+from airflow_bottledwater.operators.approval import PipelineControlApprovalOperator
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
 from airflow_bottledwater.operators.control import ACTIONS, PipelineControlOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
@@ -46,6 +47,38 @@ def dag_of(dag_id: str, description: str, **dag: Any) -> DAG:
 def _is_start(params: dict[str, Any] | None = None) -> bool:
     """Whether a pipeline's DAG is to be triggered."""
     return (params or {}).get("action") == "start"
+
+
+def _control_fields() -> dict[str, Param]:
+    """The form of the DAG that controls a pipeline."""
+    return {
+        "action": Param(
+            "stop",
+            type="string",
+            enum=list(ACTIONS),
+            title="Action",
+            description=". ".join(f"{name}: {what}" for name, what in ACTIONS.items()) + ".",
+        ),
+        "tables": Param(
+            [],
+            type=["array", "null"],
+            items={"type": "string"},
+            title="Tables",
+            description="Of snapshot, dismiss, pause_table, resume_table, accept_new_keys: [schema.]table, one a "
+            "line, with * and ?.",
+        ),
+        "where": Param("", type=["string", "null"], title="Where", description="Of snapshot: only these rows, as SQL."),
+        "sweep": Param(
+            False,
+            type="boolean",
+            title="Sweep",
+            description="Of snapshot: also remove keys that the tables do not have.",
+        ),
+        "snapshot_id": Param(
+            "", type=["string", "null"], title="Live snapshot", description="Its id: of pause, resume and cancel."
+        ),
+        "reason": Param("", type=["string", "null"], title="Reason", description="Of pause_table: why."),
+    }
 
 
 class _NotLoaded(DAG):
@@ -104,6 +137,7 @@ class Pipeline(Description):
         *,
         bounded: bool | str = False,
         drop_when: str = "retired",
+        approve: bool = False,
         snapshot: dict[str, Any] | None = None,
         stream: dict[str, Any] | None = None,
         **dag: Any,
@@ -114,6 +148,7 @@ class Pipeline(Description):
         :param bounded: whether the stream ends once it has published everything that was committed when it started.
             (templated)
         :param drop_when: ``retired``, ``always`` or ``never``: whether the slot is dropped at the end. (templated)
+        :param approve: whether a person is asked before it is dropped, by Airflow's ApprovalOperator.
         :param snapshot: further arguments of the snapshot operator.
         :param stream: further arguments of the stream operator.
         """
@@ -125,6 +160,7 @@ class Pipeline(Description):
                 pipeline=self,
                 bounded=bounded,
                 drop_when=drop_when,
+                approve=approve,
                 snapshot=snapshot,
                 stream=stream,
             )
@@ -197,55 +233,34 @@ class Pipeline(Description):
             VerifyTopicsOperator(task_id="verify", pipeline=self, verify_tables=tables, sample=sample)
         return made
 
-    def control_dag(self, starts: str = "", conf: Any = None, **dag: Any) -> DAG:
+    def control_dag(self, starts: str = "", conf: Any = None, *, approve: bool = False, **dag: Any) -> DAG:
         """The DAG whose runs stop, retire or start the pipeline, read or pause tables, or settle dead letters: the
         page's buttons trigger it, and whoever may trigger it may do all of that. It has no schedule, and is not paused.
 
         :param starts: the id of the DAG that ``start`` triggers; empty: the pipeline's name. (templated)
         :param conf: with what that DAG is triggered. (templated)
+        :param approve: whether a person is asked before something is taken away, by Airflow's ApprovalOperator.
         """
         from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 
-        params = {
-            "action": Param(
-                "stop",
-                type="string",
-                enum=list(ACTIONS),
-                title="Action",
-                description=". ".join(f"{name}: {what}" for name, what in ACTIONS.items()) + ".",
-            ),
-            "tables": Param(
-                [],
-                type=["array", "null"],
-                items={"type": "string"},
-                title="Tables",
-                description="Of snapshot, dismiss, pause_table and resume_table: [schema.]table, one a line, with * "
-                "and ?.",
-            ),
-            "where": Param(
-                "", type=["string", "null"], title="Where", description="Of snapshot: only these rows, as SQL."
-            ),
-            "snapshot_id": Param(
-                "", type=["string", "null"], title="Live snapshot", description="Its id: of pause, resume and cancel."
-            ),
-            "reason": Param("", type=["string", "null"], title="Reason", description="Of pause_table: why."),
-        }
         more = {
             "max_active_runs": 16,  # of several pipelines at a time, or of a stop while another action waits
             "is_paused_upon_creation": False,
             "default_args": {"retries": 3, "retry_delay": timedelta(seconds=30)},
             **dag,
-            "params": {**dag.get("params", {}), **params},
+            "params": {**dag.get("params", {}), **_control_fields()},
         }
         with self._made(
             "control", "Stop, retire or start a pipeline, read tables again, settle dead letters", more
         ) as made:
-            control = PipelineControlOperator(
+            operator = PipelineControlApprovalOperator if approve else PipelineControlOperator
+            control = operator(
                 task_id="control",
                 pipeline=self,
                 action="{{ params.action }}",
                 tables="{{ params.tables }}",
                 where="{{ params.where or '' }}",
+                sweep="{{ params.sweep }}",
                 snapshot_id="{{ params.snapshot_id or '' }}",
                 reason="{{ params.reason or '' }}",
             )
@@ -260,14 +275,14 @@ class Pipeline(Description):
         :param dag: arguments of all of them.
         """
         schedules = self.schedules
-        made = [self.dag(bounded=bool(schedules.bounded), **dag)]
+        made = [self.dag(bounded=bool(schedules.bounded), approve=schedules.approve, **dag)]
         if schedules.bounded:
             made.append(self.bounded_dag(schedules.bounded, **dag))
         if schedules.verify:
             made.append(self.verify_dag(schedules.verify, **dag))
         if schedules.backfill_by:
             made.append(self.backfill_dag(schedules.backfill_by, **dag))
-        return [*made, self.control_dag(**dag)]
+        return [*made, self.control_dag(approve=schedules.approve, **dag)]
 
     def _made(self, what: str, description: str, dag: dict[str, Any]) -> DAG:
         """A DAG of the pipeline."""

@@ -29,7 +29,8 @@ OPEN = (
     "kafka.topic_prefix", "kafka.format",
 )  # fmt: skip
 #: what only the command or a file has
-_LEFT_OUT = ("saved", "spark.master", "schedules.bounded", "schedules.verify", "schedules.backfill_by")
+_LEFT_OUT = ("saved", "spark.master", "schedules.bounded", "schedules.verify", "schedules.backfill_by",
+             "schedules.approve")  # fmt: skip
 #: the titles of the sections that are closed at first, by the part of the description
 _SECTIONS = {"source": "Source", "kafka": "Kafka", "types": "Types", "spark": "Spark", "": "Behaviour"}
 

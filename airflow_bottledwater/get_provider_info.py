@@ -62,6 +62,7 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "operators": _modules(
+            "approval",
             "backfill",
             "before_jobs",
             "control",

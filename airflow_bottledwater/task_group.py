@@ -8,6 +8,7 @@ from typing import Any
 from airflow.sdk import TaskGroup
 
 from airflow_bottledwater.hooks.spark_target import WHERE
+from airflow_bottledwater.operators.approval import DropReplicationSlotApprovalOperator
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
@@ -50,6 +51,7 @@ class BottledWaterTaskGroup(TaskGroup):
     :param bounded: whether the stream ends once it has published everything that was committed when it started.
         (templated)
     :param drop_when: ``retired``, ``always`` or ``never``: what the teardown does. (templated)
+    :param approve: whether a person is asked before the teardown drops the slot, by Airflow's ApprovalOperator.
     :param max_lag: bytes at which ``wait_caught_up`` calls the stream caught up. (templated)
     :param snapshot: further arguments of the snapshot operator.
     :param stream: further arguments of the stream operator.
@@ -62,6 +64,7 @@ class BottledWaterTaskGroup(TaskGroup):
         pipeline: PipelineArgument,
         bounded: bool | str = False,
         drop_when: str = "retired",
+        approve: bool = False,
         max_lag: int | str = 16 << 20,
         snapshot: Mapping[str, Any] | None = None,
         stream: Mapping[str, Any] | None = None,
@@ -90,7 +93,8 @@ class BottledWaterTaskGroup(TaskGroup):
                 stream_task_id=self.stream.task_id,
             )
             self.watch_errors = StreamErrorSensor(**_task("watch_errors"), pipeline=pipeline, deferrable=True)
-            self.drop_slot = DropReplicationSlotOperator(**_task("drop_slot"), pipeline=pipeline, when=drop_when)
+            dropping = DropReplicationSlotApprovalOperator if approve else DropReplicationSlotOperator
+            self.drop_slot = dropping(**_task("drop_slot"), pipeline=pipeline, when=drop_when)
         watched = [self.stream, self.wait_caught_up, self.watch_errors]
         self.preflight >> self.create_slot >> self.snapshot >> watched
         watched >> self.drop_slot.as_teardown(setups=self.create_slot)

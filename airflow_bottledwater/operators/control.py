@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ACTIONS = {
     "stop": "end its job, keep the slot",
     "retire": "stop for good, so that the slot may be dropped",
+    "drop_slot": "drop slot, publications and saved state: it begins anew, with a new snapshot",
     "start": "run it again",
     "snapshot": "read tables again while the stream runs",
     "pause": "let a live snapshot wait",
@@ -35,6 +36,7 @@ ACTIONS = {
     "cancel": "end a live snapshot; what it has published stays",
     "pause_table": "publish nothing more of tables, while the others go on",
     "resume_table": "go on with tables that were paused or set aside: they are read again",
+    "accept_new_keys": "let the keys of tables become others, while the stream is stopped: they are read again",
     "redrive": "publish the dead letters whose cause was mended, while the stream is stopped",
     "dismiss": "give up dead letters, while the stream is stopped",
 }
@@ -53,9 +55,11 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param action: one of :data:`ACTIONS`. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated: which ``snapshot`` reads again, and whose
-        dead letters ``dismiss`` gives up (empty: all); those that ``pause_table`` and ``resume_table`` are about.
+        dead letters ``dismiss`` gives up (empty: all); those that ``pause_table``, ``resume_table`` and
+        ``accept_new_keys`` are about.
         (templated)
     :param where: which rows ``snapshot`` reads: SQL over the tables' own columns; empty for all. (templated)
+    :param sweep: whether ``snapshot`` also publishes tombstones for keys that the tables do not have. (templated)
     :param snapshot_id: of the live snapshot that ``pause``, ``resume`` and ``cancel`` are about. (templated)
     :param reason: why ``pause_table`` is asked for, for whoever looks at the pipeline. (templated)
     :param timeout: seconds in which a job that is stopped may end by itself; then it is fenced, its slot is released
@@ -63,7 +67,9 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         (templated)
     """
 
-    template_fields: Sequence[str] = (*PIPELINE_FIELDS, "action", "tables", "where", "snapshot_id", "reason", "timeout")
+    template_fields: Sequence[str] = (
+        *PIPELINE_FIELDS, "action", "tables", "where", "sweep", "snapshot_id", "reason", "timeout",
+    )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {**PIPELINE_RENDERERS, "where": "sql"}
     ui_color = "#f8d7da"
 
@@ -74,6 +80,7 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         action: str = "stop",
         tables: Sequence[str] | str | None = None,
         where: str = "",
+        sweep: bool | str = False,
         snapshot_id: str = "",
         reason: str = "",
         timeout: float | str = 60.0,
@@ -84,9 +91,15 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         self.action = action
         self.tables = tables
         self.where = where
+        self.sweep = sweep
         self.snapshot_id = snapshot_id
         self.reason = reason
         self.timeout = timeout
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether ``snapshot`` sweeps; a template may have made a text of it."""
+        return str(self.sweep).lower() == "true"
 
     def execute(self, context: Context) -> None:
         """Do what is asked for; except for ``snapshot``, it does no harm to do it again.
@@ -95,18 +108,26 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
             for cannot be done now; the message says why.
         :raises Outage: a server does not answer.
         """
+        self.carry_out(context)
+
+    def carry_out(self, context: Context) -> None:
+        """See :meth:`execute`."""
         with failing():
             if self.action not in ACTIONS:
                 raise SettingError("action", self.action, " or ".join(ACTIONS))
             pipeline = self.pipeline_hook.pipeline()
             if self.action in ("stop", "retire"):
                 self._stop(pipeline)
+            elif self.action == "drop_slot":
+                self._drop(pipeline)
             elif self.action == "start":
                 self._start(pipeline)
             elif self.action == "snapshot":
                 self._snapshot(pipeline)
             elif self.action in _CHANGES:
                 self._change(pipeline)
+            elif self.action == "accept_new_keys":
+                self._accept(pipeline)
             elif self.action in _OF_TABLES:
                 self._ask(pipeline, context)
             else:
@@ -117,6 +138,11 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
 
         retire, timeout = self.action == "retire", number("timeout", self.timeout) or 0.0
         stop.stop_pipeline(pipeline, retire=retire, timeout=timeout, say=lambda line: self.log.info("%s", line))
+
+    def _drop(self, pipeline: Settings) -> None:
+        from airflow_bottledwater.provision.drop import drop
+
+        self.log.info("%s", drop(pipeline, when="always"))
 
     def _start(self, pipeline: Settings) -> None:
         from airflow_bottledwater.jobs import requests
@@ -135,7 +161,7 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         from airflow_bottledwater.provision import live
         from airflow_bottledwater.state.control_records import SnapshotRequest
 
-        name, request_id = live.ask(pipeline, SnapshotRequest(tuple(listed(self.tables)), self.where))
+        name, request_id = live.ask(pipeline, SnapshotRequest(tuple(listed(self.tables)), self.where, self.sweeps))
         self.log.info("Live snapshot %s is asked for. %s", request_id, live.publishes(pipeline, name))
 
     def _change(self, pipeline: Settings) -> None:
@@ -159,6 +185,12 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         asked = pausing.ask(pipeline, listed(self.tables), paused=paused, by=by, why=why)
         timeout = number("timeout", self.timeout) or 0.0
         self.log.info("Asked to %s. %s", self.action, pausing.outcome(pipeline, *asked, timeout=timeout))
+
+    def _accept(self, pipeline: Settings) -> None:
+        from airflow_bottledwater.provision.accept import accept
+
+        accepted = accept(pipeline, listed(self.tables))
+        self.log.info("Accepted for %s: the next job reads their rows again.", ", ".join(accepted))
 
     def _settle(self, pipeline: Settings) -> None:
         from airflow_bottledwater import extras

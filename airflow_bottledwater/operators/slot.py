@@ -84,6 +84,10 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
 
     def execute(self, context: Context) -> str:
         """Drop or keep the slot; returns a sentence that says what was done."""
+        return self.carry_out(context)
+
+    def carry_out(self, context: Context) -> str:
+        """See :meth:`execute`."""
         from airflow_bottledwater.errors import SettingError
         from airflow_bottledwater.provision.drop import drop
 

@@ -112,6 +112,9 @@ class Schedules(Section):
             allowed="a column's name",
         ),
     ] = ""
+    approve: Annotated[
+        bool, about("A person is asked before a DAG takes something away, such as a slot with changes.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -21,7 +21,14 @@ from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import Claim, read_own, read_state
-from airflow_bottledwater.state.control_records import REPORTED, owner_key, status_key, topic_owned, verified_key
+from airflow_bottledwater.state.control_records import (
+    REPORTED,
+    StatusRecord,
+    owner_key,
+    status_key,
+    topic_owned,
+    verified_key,
+)
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS
@@ -100,6 +107,15 @@ def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
     snapshots.forget_all(pipeline, owner)
 
 
+def keeps(when: str, status: StatusRecord | None) -> bool:
+    """Whether a slot is kept.
+
+    :param when: see :func:`drop`.
+    :param status: the last status of the pipeline's job; None if there is none.
+    """
+    return when == "never" or (when == "retired" and (status is None or not status.retired))
+
+
 def drop(pipeline: Settings, *, when: str = "retired") -> str:
     """Drop slot and publications, and delete the slot's saved state; returns a sentence that says what was done. The
     publications are those that the saved state names; they are kept if ``create_publication`` is off, or another
@@ -114,7 +130,7 @@ def drop(pipeline: Settings, *, when: str = "retired") -> str:
         present = slot.state(connection, pipeline.slot)
         known = read_own(pipeline, cluster)
         status = read_status(pipeline, cluster.pipeline(pipeline.slot))
-        if when == "never" or (when == "retired" and (status is None or not status.retired)):
+        if keeps(when, status):
             if present is None:
                 return f"There is no slot {pipeline.slot!r}."
             return (

@@ -1,7 +1,8 @@
-"""The assets of a pipeline: its topics, which change when a task has published to them.
+"""The assets of a pipeline: its tables, and its topics, which change when a task has published to them.
 
-Which topics these are is known only when the task runs, since tables are named by patterns. So an operator's outlet is
-an alias, by the pipeline's name, to which the topics are added.
+Airflow takes inlets when the DAG is parsed, where no connection is known: so they are the tables that the description
+names, by the id of the connection. Which topics there are is known only when the task runs, since tables are named by
+patterns. So an operator's outlet is an alias, by the pipeline's name, to which the topics are added.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from airflow.sdk import Asset, AssetAlias
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.model.changes import ChangeRange
+from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.pipeline.rules import listed
 from airflow_bottledwater.pipeline.section import templated
 from airflow_bottledwater.pipeline.settings import Settings
 
@@ -32,6 +37,40 @@ def alias_of(pipeline: Mapping[str, Any] | str) -> AssetAlias:
     """
     name = pipeline if isinstance(pipeline, str) else str(pipeline.get("name", _ANY))
     return AssetAlias(_ANY if templated(name) or name == _ANY else f"{_ANY}_{name}")
+
+
+#: [schema.]table without patterns, in characters that the name of an asset may have
+_TABLE = re.compile(r"(?:([\w$ -]+)\.)?([\w$ -]+)", re.ASCII)
+
+
+def table_asset(conn_id: str, table: str) -> Asset:
+    """A source table as an asset, as it is an inlet of the tasks that read it.
+
+    :param conn_id: Airflow's connection of the source.
+    :param table: ``schema.table``.
+    """
+    schema, _, name = table.rpartition(".")
+    return Asset(name=f"{conn_id}/{table}", uri=f"x-postgres://{conn_id}/{quote(schema)}/{quote(name)}")
+
+
+def inlets_of(pipeline: Mapping[str, Any] | str, tables: Any = None) -> list[Asset]:
+    """The tables that a task reads, as far as that is known when the DAG is parsed: those that are named, without
+    patterns and templates. A pipeline that is given by its name only has none.
+
+    :param pipeline: its nested values, or its name.
+    :param tables: those that the task reads; None for all of the pipeline.
+    """
+    if isinstance(pipeline, str):
+        return []
+    source = Description.of(pipeline).source
+    tables = source.tables if tables is None else tables
+    if templated(source.conn_id) or templated(tables):
+        return []
+    found = [match for each in listed(tables) if (match := _TABLE.fullmatch(each))]
+    # the host of an address, in which a connection's id may not have all characters
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", source.conn_id):
+        return []
+    return [table_asset(source.conn_id, f"{schema or 'public'}.{name}") for schema, name in (m.groups() for m in found)]
 
 
 def server_of(pipeline: Settings) -> str:

@@ -92,7 +92,7 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
         self.deferrable = deferrable
         self.poll_interval = poll_interval
         self.timeout = timeout
-        self._has_outlets()
+        self._has_assets(tables)
         self._asked: dict[str, str] | None = None
         #: whether Airflow has ended the task, which does not end its process by itself
         self._killed = False

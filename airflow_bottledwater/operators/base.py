@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.operators import links
-from airflow_bottledwater.operators.assets import alias_of
+from airflow_bottledwater.operators.assets import alias_of, inlets_of
 from airflow_bottledwater.pipeline import argument
 from airflow_bottledwater.pipeline.argument import PipelineArgument, as_values
 from airflow_bottledwater.pipeline.description import Description
@@ -47,9 +47,13 @@ class PipelineMixin:
             Description.of(values)  # what is wrong is said when the DAG is parsed
         self.pipeline = values
 
-    def _has_outlets(self) -> None:
-        """Give the operator the alias of the pipeline's topics as an outlet, to which it adds those that it has
-        published to."""
+    def _has_assets(self, tables: Any = None) -> None:
+        """Give the operator the tables that the description names as inlets, and as an outlet the alias of the
+        pipeline's topics, to which it adds those that it has published to.
+
+        :param tables: those that it reads; None for all of the pipeline.
+        """
+        self.inlets: list[Any] = [*getattr(self, "inlets", ()), *inlets_of(self.pipeline, tables)]
         self.outlets: list[Any] = [*getattr(self, "outlets", ()), alias_of(self.pipeline)]
 
     def described(self) -> Description:

@@ -39,7 +39,7 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
 
     def __init__(self, *, pipeline: PipelineArgument, **kwargs: Any) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
-        self._has_outlets()
+        self._has_assets()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job to its end; returns rows, ranges and seconds."""

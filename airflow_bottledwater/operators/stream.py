@@ -102,7 +102,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         self.take_over = take_over
         self.timeout = timeout
         self.restarts = restarts
-        self._has_outlets()
+        self._has_assets()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the one of an earlier try; then defer, or stay with it until it ends."""

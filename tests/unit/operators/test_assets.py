@@ -12,7 +12,7 @@ from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.jobs import changes, status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.changes import ChangeRange, TopicRange
-from airflow_bottledwater.operators.assets import AssetEvents, alias_of, topic_uri
+from airflow_bottledwater.operators.assets import AssetEvents, alias_of, inlets_of, topic_uri
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
@@ -20,6 +20,22 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import live
 
 PIPELINE = Settings(postgres="host=db", kafka={"bootstrap.servers": "SSL://k1:9092, k2:9092"}, slot="shop")
+
+
+def test_tables_that_are_named_are_inlets() -> None:
+    source = {"conn_id": "shop_db", "tables": ["orders", "sales.line items", "log_*", "!sales.old", "größe"]}
+    mine, found = Asset("mine"), [("shop_db/public.orders", "x-postgres://shop_db/public/orders"),
+                                  ("shop_db/sales.line items", "x-postgres://shop_db/sales/line%20items")]  # fmt: skip
+    pipeline = {"name": "shop", "source": source}
+    for made in (
+        SnapshotToKafkaOperator(task_id="s", pipeline=pipeline, inlets=[mine]),
+        StreamToKafkaOperator(task_id="s", pipeline=pipeline, inlets=[mine]),
+    ):
+        assert [(asset.name, asset.uri) for asset in made.inlets] == [("mine", mine.uri), *found]
+    of_task = BackfillToKafkaOperator(task_id="s", pipeline=pipeline, tables="orders, b*")
+    assert [asset.name for asset in of_task.inlets] == ["shop_db/public.orders"]
+    assert inlets_of(pipeline, "{{ params.tables }}") == inlets_of("shop") == inlets_of({"name": "shop"}) == []
+    assert inlets_of({"source": {"conn_id": "{{ x }}", "tables": "a"}}) == []
 
 
 class Events(dict[Any, Any]):

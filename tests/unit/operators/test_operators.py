@@ -776,7 +776,7 @@ def test_preflight_names_the_problems_of_spark_when_a_server_is_away(
 
 @pytest.mark.usefixtures("connections")
 def test_control_says_what_it_can_do() -> None:
-    with pytest.raises(AirflowFailException, match="stop or retire or start or snapshot"):
+    with pytest.raises(AirflowFailException, match="stop or retire or drop_slot or start or snapshot"):
         PipelineControlOperator(task_id="t", pipeline=ORDERS, action="halt").execute(CONTEXT)
 
 

@@ -43,8 +43,8 @@ def _modules(*names: str, room: str) -> list[dict[str, Any]]:
 
 #: the modules of triggers
 _TRIGGERS = (
-    *("alarms", "backfill", "dead_letters", "job", "pipeline", "slot_lag", "stored", "stream_error", "table_changed"),
-    *("watcher", "watching"),
+    *("alarms", "backfill", "dead_letters", "job", "pipeline", "slot_lag", "stored", "stream_error"),
+    *("table_changed", "watcher", "watching"),
 )
 
 

@@ -17,9 +17,9 @@ from airflow_bottledwater.state.identity import resolve
 
 #: what becomes of tables that are read again with a sweep
 _SWEPT = {
-    "snapshot": "are read again",
-    "resume_table": "are taken up again, and all of their rows are read",
-    "accept_new_keys": "get keys of other bytes: all of their rows are published again under them",
+    "snapshot": "Read again",
+    "resume_table": "Taken up again, with all of their rows",
+    "accept_new_keys": "Given keys of other bytes, under which all rows are published again",
 }
 
 
@@ -32,7 +32,7 @@ def of_drop(pipeline: Settings, when: str) -> str:
     with session(pipeline.postgres, f"Reading slot {pipeline.slot!r}") as connection:
         cluster = identify(connection)
         found, known = slot.state(connection, pipeline.slot), read_own(pipeline, cluster)
-        if keeps(when, read_status(pipeline, cluster.pipeline(pipeline.slot))) or (found is None and not known.raw):
+        if keeps(when, read_status(pipeline, cluster.pipeline(pipeline.slot))) or (found is None and not known.tables):
             return ""
         cost = drop_cost(connection, pipeline.slot, known.tables)
     name = f"Slot {pipeline.slot!r} of database {cluster.database!r}"
@@ -63,8 +63,8 @@ def of_action(pipeline: Settings, action: str, tables: Sequence[str], *, sweep: 
         found = drop_cost(connection, pipeline.slot, oids)
     names = ", ".join(sorted(known.tables[oid].table.qualified for oid in oids)[:10])
     return (
-        f"{found.tables:,} {'table' if found.tables == 1 else 'tables'} ({size(found.table_bytes)}: {names}"
-        f"{', …' if len(oids) > 10 else ''}) {_SWEPT[action]}. Then each key that a topic has and its table has not "
+        f"{_SWEPT[action]}: {found.tables:,} {'table' if found.tables == 1 else 'tables'} ({size(found.table_bytes)}: "
+        f"{names}{', …' if len(oids) > 10 else ''}). Then each key that a topic has and its table has not "
         "gets a tombstone: how many that are, only the sweep itself finds out."
     )
 

@@ -22,7 +22,8 @@ from airflow_bottledwater.operators.base import (
 )
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.sensors.looking import LookingSensor
-from airflow_bottledwater.triggers.slot_lag import LAG_SQL, WAL_STATUSES, Seen, SlotLagTrigger, evaluate, stream_over
+from airflow_bottledwater.triggers.slot_lag import WAL_STATUSES, Seen, SlotLagTrigger, evaluate, stream_over
+from airflow_bottledwater.triggers.slots import LAG_SQL
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

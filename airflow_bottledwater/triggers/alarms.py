@@ -9,7 +9,8 @@ from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
-from airflow_bottledwater.triggers.slot_lag import LAG_SQL, Seen, evaluate
+from airflow_bottledwater.triggers.slot_lag import Seen, evaluate
+from airflow_bottledwater.triggers.slots import LAG_SQL
 from airflow_bottledwater.triggers.watcher import WatcherTrigger
 from airflow_bottledwater.triggers.watching import Watch
 

@@ -1,4 +1,5 @@
-"""The trigger that waits until a slot's lag is at or below a limit, with one short query for each check."""
+"""The trigger that waits until a slot's lag is at or below a limit, with one short query for each check, over the
+session of all triggers with that database."""
 
 from __future__ import annotations
 
@@ -13,18 +14,11 @@ from airflow.triggers.base import TriggerEvent
 from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.hooks.source import SourceHook
+from airflow_bottledwater.triggers.slots import SlotReader
 from airflow_bottledwater.triggers.stored import StoredTrigger
 
 #: seconds between two questions to Airflow whether the stream's task has ended
 _TASK_INTERVAL = 60.0
-
-LAG_SQL = (
-    "SELECT wal_status, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint,"
-    " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, slot_type = 'logical' AND active_pid IS NOT NULL,"
-    " pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint, safe_wal_size"
-    " FROM pg_replication_slots WHERE slot_name = %s"
-)
-
 
 #: what PostgreSQL says of a slot's WAL (``wal_status`` of pg_replication_slots), from good to bad; "lost" is an error
 WAL_STATUSES = ("reserved", "extended", "unreserved")
@@ -168,6 +162,14 @@ class SlotLagTrigger(StoredTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""
+        reader = SlotReader()
+        try:
+            async for event in self._events(reader):
+                yield event
+        finally:
+            await reader.close()
+
+    async def _events(self, reader: SlotReader) -> AsyncIterator[TriggerEvent]:
         # imported here, since sensors import this module, and a DAG processor does not need libpq
         import psycopg
 
@@ -178,10 +180,7 @@ class SlotLagTrigger(StoredTrigger):
             over = await self._stream_over()
             try:
                 dsn = dsn or await SourceHook(self.postgres_conn_id).adsn()
-                async with await psycopg.AsyncConnection.connect(
-                    dsn, autocommit=True, connect_timeout=10
-                ) as connection:
-                    row = await (await connection.execute(LAG_SQL, (self.slot,))).fetchone()
+                row = await reader.row(dsn, self.slot)
             except (psycopg.OperationalError, Outage) as error:
                 # the source may be back in a moment; that the lag is not known means nothing
                 self.log.warning("The source does not answer: %s", str(error).splitlines()[0])

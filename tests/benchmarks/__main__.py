@@ -31,6 +31,7 @@ NAMES = (
     "parts",
     "parse",
     "metrics",
+    "watching",
 )
 
 

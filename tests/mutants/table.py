@@ -2040,7 +2040,7 @@ MUTANTS = (
     ),
     Mutant(
         "nobody waits for the slot of a stream that has ended",
-        "SlotLagTrigger.run",
+        "SlotLagTrigger._events",
         swap("if over:\n    ...", "if False:\n    ..."),
         "tests/unit/triggers/test_triggers.py::test_a_slot_whose_stream_has_ended_is_not_waited_for",
     ),
@@ -2409,6 +2409,24 @@ MUTANTS = (
         "SourceGuard._xmin",
         swap("pressing and self.renewable", "pressing"),
         f"{_GUARD}::test_a_table_without_a_key_keeps_its_snapshot",
+    ),
+    Mutant(
+        "nothing is taken away without an answer",
+        "AskingOperator.execute",
+        always("not says"),
+        "tests/unit/operators/test_approval.py::test_it_asks_in_numbers_and_does_it_only_if_that_is_approved",
+    ),
+    Mutant(
+        "nothing is taken away that is rejected",
+        "AskingOperator.execute_complete",
+        never("answer['chosen_options'] != [self.APPROVE]"),
+        "tests/unit/operators/test_approval.py::test_it_asks_in_numbers_and_does_it_only_if_that_is_approved",
+    ),
+    Mutant(
+        "a session that has ended between two looks is no outage",
+        "_SharedSession.row",
+        swap("(self._connection is None, True)", "(True,)"),
+        "tests/integration/test_slot_reader.py::test_all_triggers_of_a_database_share_a_session_that_the_last_one_closes",
     ),
     Mutant(
         "a standby that was behind before is not waited for",

@@ -325,10 +325,7 @@ def test_a_slot_whose_stream_has_ended_is_not_waited_for(
     rows = [("reserved", 101, 500, True, 50, None), ("reserved", 100, 500, True, 50, None)]
 
     class Connection:
-        async def __aenter__(self) -> Connection:
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
+        async def close(self) -> None:
             pass
 
         async def execute(self, *_: Any) -> Any:

@@ -1,0 +1,58 @@
+"""Slots are looked at over one session, which all triggers of a triggerer share."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_bottledwater.triggers.slots import SlotReader
+
+
+def sessions(dsn: str) -> list[Any]:
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'bottledwater triggerer'"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return connection.execute(f"{query} AND datname = current_database()").fetchall()
+
+
+def test_all_triggers_of_a_database_share_a_session_that_the_last_one_closes(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("SELECT pg_create_logical_replication_slot('shared_a', 'pgoutput')")
+
+    async def watch() -> None:
+        readers = [SlotReader() for _ in range(30)]
+        rows = await asyncio.gather(*(reader.row(database, "shared_a") for reader in readers))
+        assert {row[0] for row in rows if row} == {"reserved"}
+        assert await readers[0].row(database, "none") is None
+        (first,) = sessions(database)
+        # a session that has ended in between is none's outage
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(%s)", first)
+        rows = await asyncio.gather(*(reader.row(database, "shared_a") for reader in readers))
+        assert all(rows) and len(sessions(database)) == 1 and sessions(database) != [first]
+        # a trigger that is cancelled while it asks leaves the others a session
+        asking = asyncio.create_task(readers[1].row(database, "shared_a"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        assert await readers[2].row(database, "shared_a")
+        for reader in readers[1:]:
+            await reader.close()
+        assert len(sessions(database)) == 1
+        await readers[0].close()
+        await asyncio.sleep(0.2)
+        assert sessions(database) == [] and not SlotReader._sessions
+
+    asyncio.run(watch())
+
+
+def test_a_source_that_does_not_answer_is_an_outage(database: str) -> None:
+    async def ask() -> None:
+        reader = SlotReader()
+        with pytest.raises(psycopg.OperationalError):
+            await reader.row(f"{database} dbname=gone", "shared_a")
+        await reader.close()
+
+    asyncio.run(ask())
+    assert not SlotReader._sessions

@@ -108,7 +108,9 @@ _OF_A_PIPELINE: tuple[Option[Any], ...] = (
     _setting("-d", "--postgres"),
     _setting("-s", "--slot"),
     _BROKER,
-    click.option("-r", "--schema-registry", help=f"URL of the schema registry (avro).  [default: {DEFAULT_REGISTRY}]"),
+    click.option(
+        "-r", "--schema-registry", help=f"URL of the schema registry (not for json).  [default: {DEFAULT_REGISTRY}]"
+    ),
     _setting("-f", "--format"),
     _setting("-p", "--topic-prefix"),
     *_KAFKA,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from airflow_bottledwater.encoding import names, types
@@ -110,18 +109,6 @@ def key_schema(table: SourceTable, record: names.Record | None = None) -> str:
         "fields": fields,
     }
     return json.dumps(_named_once(table, schema, {}), separators=(",", ":"), ensure_ascii=False)
-
-
-def subjects(topic: str, table: SourceTable, record: names.Record) -> Iterator[tuple[str, str]]:
-    """The subjects of a table's topic (TopicNameStrategy), each with its schema; a table without a key has no key
-    subject.
-
-    :param record: what the record of a row is called in that topic.
-    :raises SchemaRefused: see :func:`value_schema`.
-    """
-    if table.keyed:
-        yield f"{topic}-key", key_schema(table, record)
-    yield f"{topic}-value", value_schema(table, record)
 
 
 def _by_name(table: SourceTable) -> names.Record:

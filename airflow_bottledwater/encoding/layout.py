@@ -94,6 +94,7 @@ class Program(NamedTuple):
     """The description of tables for kernels.
 
     :param json: whether the output is JSON instead of Avro.
+    :param framed: whether keys and values begin with the ids of their schemas.
     :param relations: rows of :data:`RELATION`.
     :param keys: the key columns, by their number within their relation.
     :param columns: rows of :data:`COLUMN`.
@@ -102,6 +103,7 @@ class Program(NamedTuple):
     """
 
     json: bool
+    framed: bool
     relations: Rows
     keys: npt.NDArray[np.int64]
     columns: Rows

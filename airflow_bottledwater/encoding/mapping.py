@@ -6,8 +6,9 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from airflow_bottledwater.encoding import avro, hashes, masks, names
+from airflow_bottledwater.encoding import avro, hashes, json_schema, masks, names
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, SourceTable
@@ -16,6 +17,18 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.pipeline.table import Table
 
 _NO_OPTIONS = Table()
+
+
+class _SchemaMaker(Protocol):
+    """A module that makes the schemas of a table."""
+
+    def key_schema(self, table: SourceTable, record: names.Record, /) -> str: ...
+
+    def value_schema(self, table: SourceTable, record: names.Record, /) -> str: ...
+
+
+#: by what a registry calls them
+_SCHEMAS: dict[str, _SchemaMaker] = {"AVRO": avro, "JSON": json_schema}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,18 +230,20 @@ class TableMapping:
         return {self.topic(table): table for table in tables}
 
     def record(self, topic: str) -> names.Record:
-        """The name of the Avro records in a topic."""
+        """The name of the records in a topic, as their schemas have it."""
         return names.record(topic, self.prefix)
 
     def subjects(self, topic: str, table: SourceTable) -> list[tuple[str, str]]:
-        """The registry's subjects of a table's topic, each with its schema; none if the format needs no registry, or
-        the table is an outbox, whose records are bytes.
+        """The registry's subjects of a table's topic (TopicNameStrategy), each with its schema; none if the format
+        needs no registry, or the table is an outbox, whose records are bytes. A table without a key has no key subject.
 
         :raises SchemaRefused: see :func:`airflow_bottledwater.encoding.avro.value_schema`.
         """
         if table.outbox or not self.format.uses_registry:
             return []
-        return list(avro.subjects(topic, table, self.record(topic)))
+        schemas, record = _SCHEMAS[self.format.schema_type], self.record(topic)
+        keys = [(f"{topic}-key", schemas.key_schema(table, record))] if table.keyed else []
+        return [*keys, (f"{topic}-value", schemas.value_schema(table, record))]
 
 
 def _named(topic: str, table: SourceTable) -> str:

@@ -1,18 +1,20 @@
-"""What Avro schemas mean to readers: whether two of them say the same, and which values a reader with one takes for
-others, without an error, where they were written with the other.
+"""What schemas mean to readers: whether two of them say the same, and which values a reader with one takes for others,
+without an error, where they were written with the other.
 
-A registry compares the Avro types only. Logical types are no part of that comparison, although readers turn the same
+A registry compares Avro's types only. Logical types are no part of that comparison, although readers turn the same
 bytes into other values by them (https://avro.apache.org/docs/1.12.0/specification/#schema-resolution, #logical-types).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import fastavro
 from fastavro.types import Schema
+
+from airflow_bottledwater.encoding import json_schema
 
 #: writer's type → the other types that a reader may read it as (Schema Resolution in the specification)
 _PROMOTED = {
@@ -139,3 +141,24 @@ def _value(schema: Any) -> str:
     if logical and logical not in _SAME_VALUE:
         return str(logical)
     return "a number" if kind in ("int", "long", "float", "double") else "bytes" if kind == "fixed" else kind
+
+
+class Meaning(NamedTuple):
+    """What the schemas of one type mean.
+
+    :param same: whether a schema that a registry has (the first) is the one that is wanted.
+    :param misread: see :func:`misread`.
+    :param amended: a new schema with what it has to keep of the latest version of its subject (the second); None if
+        that is nothing.
+    """
+
+    same: Callable[[str, str], bool]
+    misread: Callable[[str, str], list[str]]
+    amended: Callable[[str, str], str] | None = None
+
+
+#: by what a registry calls them (:class:`~airflow_bottledwater.pipeline.formats.Format`)
+OF = {
+    "AVRO": Meaning(same, misread),
+    "JSON": Meaning(json_schema.same, json_schema.misread, json_schema.amended),
+}

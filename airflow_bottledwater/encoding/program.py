@@ -140,6 +140,7 @@ def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *
     return Programs(
         program=layout.Program(
             json=format.as_json,
+            framed=format.uses_registry,
             relations=layout.rows(layout.RELATION, built.relations),
             keys=np.array(built.keys or [0], dtype=np.int64),
             columns=layout.rows(layout.COLUMN, built.columns),

@@ -18,6 +18,8 @@ from airflow_bottledwater.pipeline.settings import Settings
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
+    from airflow_bottledwater.encoding.meaning import Meaning
+
 _Answer = TypeVar("_Answer")
 
 #: requests for schemas at the same time
@@ -40,9 +42,12 @@ class Registry:
     remembered: each question is asked anew.
 
     :param config: properties of confluent-kafka's client: ``url``, ``basic.auth.user.info``, ``ssl.…``.
+    :param schema_type: what it calls the schemas that are registered; see
+        :class:`~airflow_bottledwater.pipeline.formats.Format`.
     """
 
-    def __init__(self, config: Mapping[str, str]) -> None:
+    def __init__(self, config: Mapping[str, str], schema_type: str = "AVRO") -> None:
+        self.schema_type = schema_type
         options: dict[str, Any] = {"max.retries": 1, "timeout": 10.0, **config, "url": config["url"].rstrip("/")}
         # for messages: without the user and password that a URL may contain
         self.url = re.sub("//[^/]*@", "//", config["url"])
@@ -51,7 +56,8 @@ class Registry:
     @classmethod
     def of(cls, pipeline: Settings) -> Registry | None:
         """That of a pipeline; None if its format needs none."""
-        return cls(pipeline.registry) if pipeline.record_format.uses_registry else None
+        format = pipeline.record_format
+        return cls(pipeline.registry, format.schema_type) if format.uses_registry else None
 
     @property
     def _client(self) -> SchemaRegistryClient:
@@ -82,17 +88,32 @@ class Registry:
             raise translate(error, self.url, about) from error
 
     def register(self, subject: str, schema: str) -> int:
-        """Register an Avro schema, unless the subject has it already; returns its id.
+        """Register a schema, unless the subject has it already; returns its id.
 
         :raises Outage: the registry does not answer, or takes no schemas now.
         :raises SchemaRefused: it refuses the schema, for example as not compatible with the subject's versions; or
             readers with an earlier version's schema would take values for others.
         :raises Refused: it denies access, or answers with another error.
         """
+        schema = self._amended(subject, schema)
         if (known := self.lookup(subject, schema)) is not None:
             return known
         self._check_meaning(subject, schema)
         return self._register(subject, schema)
+
+    @property
+    def _meaning(self) -> Meaning:
+        # it imports fastavro, which a DAG processor has no need for
+        from airflow_bottledwater.encoding import meaning
+
+        return meaning.OF[self.schema_type]
+
+    def _amended(self, subject: str, schema: str) -> str:
+        """The schema with what it has to keep of the subject's latest version."""
+        if (amended := self._meaning.amended) is None:
+            return schema
+        latest = self._ask(subject, lambda client: client.get_latest_version(subject).schema.schema_str)
+        return amended(schema, latest) if latest else schema
 
     def _register(self, subject: str, schema: str, number: int | None = None) -> int:
         """
@@ -107,7 +128,7 @@ class Registry:
             def to_dict(self) -> dict[str, Any]:
                 return {**super().to_dict(), **({} if number is None else {"id": number})}
 
-        found = self._ask(subject, lambda client: client.register_schema(subject, Wanted(schema, "AVRO")))
+        found = self._ask(subject, lambda client: client.register_schema(subject, Wanted(schema, self.schema_type)))
         if found is None:
             raise Refused(
                 f"The schema registry at {self.url} has no place for subjects.",
@@ -133,7 +154,9 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema
 
-        found = self._ask(subject, lambda client: client.lookup_schema(subject, Schema(schema, "AVRO")).schema_id)
+        found = self._ask(
+            subject, lambda client: client.lookup_schema(subject, Schema(schema, self.schema_type)).schema_id
+        )
         return None if found is None else int(found)
 
     def register_all(self, schemas: Sequence[tuple[str, str]]) -> list[int]:
@@ -191,10 +214,14 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema
 
+        schema = self._amended(subject, schema)
         if self.lookup(subject, schema) is not None:
             return True
         # None: no such subject yet
-        if self._ask(subject, lambda client: client.test_compatibility(subject, Schema(schema, "AVRO"))) is False:
+        if (
+            self._ask(subject, lambda client: client.test_compatibility(subject, Schema(schema, self.schema_type)))
+            is False
+        ):
             raise SchemaRefused(
                 f"The schema registry at {self.url} refuses the schema of subject {subject!r}: it says that it is not "
                 "compatible with the latest version.",
@@ -210,9 +237,7 @@ class Registry:
 
         :raises SchemaRefused: one would.
         """
-        # it imports fastavro, which a DAG processor has no need for
-        from airflow_bottledwater.encoding import meaning
-
+        meaning = self._meaning
         for number in self._ask(subject, lambda client: client.get_versions(subject)) or ():
             text = self._ask(subject, lambda client, n=number: client.get_version(subject, n).schema.schema_str)  # type: ignore[misc]
             found = dict.fromkeys([*meaning.misread(schema, text), *meaning.misread(text, schema)]) if text else {}

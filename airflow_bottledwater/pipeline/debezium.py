@@ -287,7 +287,9 @@ class _Import:
     def _format(self) -> None:
         converter = self.given.get("value.converter", "")
         registry = self.given.get("value.converter.schema.registry.url", "")
-        if "Avro" in converter:
+        if "Avro" in converter or "JsonSchema" in converter:
+            if "JsonSchema" in converter:
+                self._put("kafka.format", "json-schema")
             self._put("kafka.registry", f"{self.made['name']}_registry")
             if registry:
                 self._put("kafka.registry_properties", {"url": registry})

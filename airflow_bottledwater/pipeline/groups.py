@@ -56,7 +56,7 @@ class Connections:
     registry: Annotated[
         dict[str, str],
         about(
-            "Properties of the schema registry's client; only with Avro.",
+            "Properties of the schema registry's client; not with JSON.",
             allowed="properties of confluent-kafka's registry client with the url of a schema registry (none with "
             "JSON)",
         ),
@@ -147,7 +147,7 @@ SECRET_PROPERTIES = ("password", "secret", "user.info", "token", "passphrase", "
 class FormatSettings:
     """In which format it is published."""
 
-    format: Annotated[Literal["avro", "json"], about("Format of the records.", changes="never")] = "avro"
+    format: Annotated[Literal["avro", "json", "json-schema"], about("Format of the records.", changes="never")] = "avro"
 
 
 @dataclass(frozen=True, kw_only=True)

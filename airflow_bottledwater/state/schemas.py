@@ -72,6 +72,11 @@ def pinned_schemas(pipeline: Settings, tables: Iterable[PinnedTable]) -> list[Pi
     return found
 
 
+def _registry(pipeline: Settings) -> Registry:
+    """The registry of a pipeline whose format needs one."""
+    return Registry(pipeline.registry, pipeline.record_format.schema_type)
+
+
 def register_value(pipeline: Settings, topic: str, table: SourceTable) -> int:
     """Register the schema of the rows in a table's topic. Returns its id; 0 if the format needs no registry, or the
     table is an outbox.
@@ -94,7 +99,7 @@ def lost(
     :raises Outage: it does not answer.
     :raises Refused: it denies access.
     """
-    wanted = list(wanted)
+    wanted, same = list(wanted), meaning.OF[registry.schema_type].same
     numbers = sorted({each.number for each in wanted})
     if pause is None:
         with ThreadPoolExecutor(_AT_ONCE, "schemas") as pool:
@@ -104,7 +109,7 @@ def lost(
         for number in numbers:
             pause()
             known[number] = registry.schema(number)
-    return [each for each in wanted if not meaning.same(known[each.number] or "", each.schema)]
+    return [each for each in wanted if not same(known[each.number] or "", each.schema)]
 
 
 def wait_for(pipeline: Settings, pinned: PinnedTable) -> None:
@@ -114,7 +119,7 @@ def wait_for(pipeline: Settings, pinned: PinnedTable) -> None:
     :raises Outage: it has lost one. The stream notices it, too, and begins anew.
     """
     try:
-        missing = lost(Registry(pipeline.registry), pinned_schemas(pipeline, [pinned]))
+        missing = lost(_registry(pipeline), pinned_schemas(pipeline, [pinned]))
     except BottledWaterError as error:
         log.info("The ids of the schemas could not be compared with the registry: %s", error)
         return
@@ -131,7 +136,7 @@ def key_problems(pipeline: Settings, tables: Iterable[PinnedTable]) -> list[str]
     :raises Outage: the registry does not answer.
     :raises Refused: it denies access.
     """
-    registry = Registry(pipeline.registry)
+    registry = _registry(pipeline)
     found = [each for each in lost(registry, pinned_schemas(pipeline, tables)) if each.of_key]
     return [str(_keys_lost(registry, found, {}))] if found else []
 
@@ -284,7 +289,7 @@ class SchemaWatch:
         self._problems, self._interval = problems, _INTERVAL if interval is None else interval
         self._ended, self._found = threading.Event(), list[PinnedSchema]()
         if self._wanted:
-            self._registry = Registry(pipeline.registry)
+            self._registry = _registry(pipeline)
             threading.Thread(target=self._run, name="schema watch", daemon=True).start()
 
     def check(self) -> None:

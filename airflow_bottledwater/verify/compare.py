@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from airflow_bottledwater.pipeline.formats import Format
 from airflow_bottledwater.state.verification import Difference
 from airflow_bottledwater.verify.place import RecordOrder
 from airflow_bottledwater.verify.task import Answer, FoundRecords, RecordVersion, Row, View
@@ -46,10 +47,10 @@ class Compared:
 class Comparison:
     """Compares one table with its topic."""
 
-    def __init__(self, view: View, schemas: Schemas | None) -> None:
+    def __init__(self, view: View, format: Format, schemas: Schemas | None) -> None:
         self._view, self._places = view, RecordOrder(view)
-        self._expectation = Expectation(view.table, as_json=schemas is None)
-        self._reader = TopicReader(view.table, schemas)
+        self._expectation = Expectation(view.table, as_json=format.as_json)
+        self._reader = TopicReader(view.table, format, schemas)
         self._found = Compared()
 
     def compare(self, answers: Sequence[Answer]) -> Compared:

@@ -324,7 +324,8 @@ class _VerifyDriver:
     def _compare(self, moment: Moment, oid: int, answers: Sequence[tuple[bool, dict[int, Answer]]]) -> Compared:
         view = self._views(moment, {})[oid]
         schemas = lane.of_topic(self._schemas, TableMapping.of(self._pipeline).record(view.topic))
-        return Comparison(view, schemas).compare([found[oid] for _, found in answers if oid in found])
+        comparison = Comparison(view, self._pipeline.record_format, schemas)
+        return comparison.compare([found[oid] for _, found in answers if oid in found])
 
     def _judge(self, oid: int, compared: Compared, ends: Mapping[str, Sequence[int]] | None, *, first: bool) -> None:
         """Decide about the keys that differ.

@@ -54,7 +54,7 @@ def run(pipeline: Settings, reading: VerifyTask, *, stopped: Callable[[], None] 
 
 
 def schemas(pipeline: Settings) -> Schemas | None:
-    """Reads the registry's schemas by id, each once; None for JSON."""
+    """Reads the registry's schemas by id, each once; None if the format needs none."""
     registry = Registry.of(pipeline)
     return None if registry is None else functools.cache(registry.schema)
 
@@ -71,9 +71,9 @@ def of_topic(schemas: Schemas | None, record: names.Record) -> Schemas | None:
     def schema(number: int) -> str | None:
         text = schemas(number)
         found = json.loads(text) if text else None
-        if not isinstance(found, dict) or found.get("type") != "record":
+        name = found.get("name" if found.get("type") == "record" else "title") if isinstance(found, dict) else None
+        if not isinstance(found, dict) or not isinstance(name, str):
             return text
-        name = str(found["name"])
         full = name if "." in name else ".".join(filter(None, (found.get("namespace"), name)))
         return text if full.removesuffix("_key") == ".".join(record).removesuffix("_key") else None
 
@@ -110,12 +110,14 @@ class _TaskRun:
         return self._buckets.setdefault(oid, Buckets(self._reading.view(oid).bits))
 
     def _scan(self, view: View) -> Scan:
-        table = view.table
+        table, format = view.table, self._pipeline.record_format
         if table.oid not in self._scans:
             schemas = of_topic(self._schemas, TableMapping.of(self._pipeline).record(view.topic))
             self._scans[table.oid] = (
-                compile_scan(table, schemas, self._reading.seed) if table.keyed else None
-            ) or PlainScan(Expectation(table, as_json=schemas is None), TopicReader(table, schemas), self._reading.seed)
+                compile_scan(table, format, schemas, self._reading.seed) if table.keyed else None
+            ) or PlainScan(
+                Expectation(table, as_json=format.as_json), TopicReader(table, format, schemas), self._reading.seed
+            )
         return self._scans[table.oid]
 
     def _chosen(self, view: View, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

@@ -335,10 +335,12 @@ def _json_array(data, at, size, field, seed, scratch, text):
 
 
 @compiled
-def _json(data, size, names, name_ends, fields, seed, scratch, text):
+def _json(data, size, plan, seed, scratch, text):
     """(sum of the columns' hashes, whether it is an object of these members in their order, some of which may lack)."""
-    total, at, n = np.uint64(0), np.int64(1), 0
-    if size < 2 or data[0] != ord("{"):
+    _, fields, names, name_ends, _, framed = plan
+    start = 5 if framed else 0
+    total, at, n = np.uint64(0), np.int64(start + 1), 0
+    if size < start + 2 or data[start] != ord("{"):
         return total, False
     while data[at] != ord("}"):
         behind = np.int64(-1)
@@ -368,11 +370,11 @@ def _json(data, size, names, name_ends, fields, seed, scratch, text):
 # ---------------------------------------------------------------------- records
 @compiled
 def _sum(data, size, schema, plan, seed, scratch, text):
-    schemas, fields, names, name_ends, as_json = plan
-    if as_json:
-        return _json(data, size, names, name_ends, fields, seed, scratch, text)
+    schemas, fields, as_json = plan[0], plan[1], plan[4]
     if schema < 0:
         return np.uint64(0), False
+    if as_json:
+        return _json(data, size, plan, seed, scratch, text)
     return _avro(data, size, schemas[schema], fields, seed, scratch)
 
 

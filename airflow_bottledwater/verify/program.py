@@ -14,6 +14,7 @@ from airflow_bottledwater.encoding.layout import Rows
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.topic_reader import RecordBlock
 from airflow_bottledwater.model.relation import ColumnType, SourceTable
+from airflow_bottledwater.pipeline.formats import Format
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.verify import fields as f
 from airflow_bottledwater.verify.buckets import Hashes
@@ -163,14 +164,35 @@ class _Schemas:
         """What the kernels take."""
         nothing = np.zeros(1, dtype=np.uint8)
         ends = np.zeros(1, dtype=np.int64)
-        return _rows(self._found, f.SCHEMA), _rows(self._fields, f.FIELD), nothing, ends, False
+        return _rows(self._found, f.SCHEMA), _rows(self._fields, f.FIELD), nothing, ends, False, True
 
 
-def _json_plan(columns: list[tuple[str, _Field]]) -> tuple[Any, ...]:
-    found = [types.json_key(name) for name, _ in columns]
-    ends = np.cumsum([len(name) for name in found] or [0], dtype=np.int64)
-    text = np.frombuffer(bytearray(b"".join(found) or b"\0"), dtype=np.uint8)
-    return _rows([], f.SCHEMA), _rows([field for _, field in columns], f.FIELD), text, ends, True
+class _Members:
+    """The same of JSON: a schema says nothing that a value itself does not, but a registry must know it.
+
+    :param columns: the members' names, in the order in which they come.
+    :param schemas: None if records have none.
+    """
+
+    def __init__(self, columns: list[tuple[str, _Field]], schemas: Schemas | None) -> None:
+        self._schemas = schemas
+        found = [types.json_key(name) for name, _ in columns]
+        ends = np.cumsum([len(name) for name in found] or [0], dtype=np.int64)
+        text = np.frombuffer(bytearray(b"".join(found) or b"\0"), dtype=np.uint8)
+        fields = _rows([field for _, field in columns], f.FIELD)
+        self._plan = _rows([], f.SCHEMA), fields, text, ends, True, schemas is not None
+
+    def numbers(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """0 for each schema that there is; -1 for none."""
+        if self._schemas is None:
+            return np.zeros(len(ids), dtype=np.int64)
+        found, places = np.unique(ids, return_inverse=True)
+        known = [number >= 0 and self._schemas(number) is not None for number in found.tolist()]
+        return np.where(known, 0, -1)[places]
+
+    def plan(self) -> tuple[Any, ...]:
+        """What the kernels take."""
+        return self._plan
 
 
 def _scratch() -> tuple[Any, ...]:
@@ -179,12 +201,12 @@ def _scratch() -> tuple[Any, ...]:
     return np.zeros(f.ROOM, dtype=np.uint8), double, double.view(np.int64), single, single.view(np.int32), left
 
 
-def compile_scan(table: SourceTable, schemas: Schemas | None, seed: bytes) -> CompiledScan | None:
+def compile_scan(table: SourceTable, format: Format, schemas: Schemas | None, seed: bytes) -> CompiledScan | None:
     """The compiled way for a table; None if one of its columns has no compiled form."""
-    forms = [_form(column.type, as_json=schemas is None) for column in table.columns]
+    forms = [_form(column.type, as_json=format.as_json) for column in table.columns]
     if unverified(table) or any(form is None for form in forms):
         return None
-    return CompiledScan(table, [form for form in forms if form is not None], schemas, seed)
+    return CompiledScan(table, [form for form in forms if form is not None], format, schemas, seed)
 
 
 class CompiledScan:
@@ -193,25 +215,27 @@ class CompiledScan:
     :param forms: of each column.
     """
 
-    def __init__(self, table: SourceTable, forms: list[_Form], schemas: Schemas | None, seed: bytes) -> None:
+    def __init__(
+        self, table: SourceTable, forms: list[_Form], format: Format, schemas: Schemas | None, seed: bytes
+    ) -> None:
         warm_up()
         self._seed: Hashes = np.frombuffer(bytearray(seed[:16]), dtype=np.uint64)
         fields = {c.name: form.field(i) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))}
         self._fields = _rows(list(fields.values()), f.FIELD)
         self._key = np.array([c.name in table.key for c in table.columns], dtype=np.bool_)
         self._scratch, self._room = _scratch(), np.zeros((2, 1 << 16), dtype=np.uint8)
-        self._avro: tuple[_Schemas, _Schemas] | None = None
-        if schemas is None:
+        self._schemas: tuple[_Schemas, _Schemas] | tuple[_Members, _Members]
+        if format.as_json or schemas is None:
             shown = {c.name: c.field for c in table.columns}
-            self._json = (
-                _json_plan([(shown[n], fields[n]) for n in table.key]),
-                _json_plan([(shown[n], field) for n, field in fields.items()]),
+            self._schemas = (
+                _Members([(shown[n], fields[n]) for n in table.key], schemas),
+                _Members([(shown[n], field) for n, field in fields.items()], schemas),
             )
         else:
             known = {
                 names.mangle(c.field): (i, form) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))
             }
-            self._avro = _Schemas(known, schemas), _Schemas(known, schemas)
+            self._schemas = _Schemas(known, schemas), _Schemas(known, schemas)
 
     def _texts(self, largest: int) -> npt.NDArray[np.uint8]:
         """Room for two values of this size, and what their forms need beyond it."""
@@ -230,16 +254,12 @@ class CompiledScan:
         """See :meth:`Scan.records <airflow_bottledwater.verify.scan.Scan.records>`."""
         messages = block.messages
         out = np.zeros(len(block), dtype=np.uint64), np.zeros(len(block), dtype=np.uint64)
-        which = np.full((2, len(block)), -1, dtype=np.int64)
-        if self._avro is not None:
-            head = np.zeros(5, dtype=np.uint8)
-            for n, schemas in enumerate(self._avro):
-                ids = np.zeros(len(block), dtype=np.int64)
-                schema_ids(messages, n == 0, head, ids)
-                which[n] = schemas.numbers(ids)
-            key_plan, value_plan = self._avro[0].plan(), self._avro[1].plan()
-        else:
-            key_plan, value_plan = self._json
+        which = np.zeros((2, len(block)), dtype=np.int64)
+        head = np.zeros(5, dtype=np.uint8)
+        for n in range(2):
+            schema_ids(messages, n == 0, head, which[n])
+            which[n] = self._schemas[n].numbers(which[n])
+        key_plan, value_plan = (schemas.plan() for schemas in self._schemas)
         largest = max(int(messages["key_len"].max(initial=0)), int(messages["len"].max(initial=0)))
         hash_records(messages, which, key_plan, value_plan, self._seed, self._scratch, self._texts(largest), out)
         return out
@@ -255,6 +275,6 @@ def _hash_nothing() -> None:
     seed, fields = np.zeros(2, dtype=np.uint64), _rows([], f.FIELD)
     offsets, key = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.bool_)
     hash_rows(room[0], offsets, fields, key, seed, _scratch()[:3], room, out)
-    messages, plan = np.zeros(0, dtype=rd.MESSAGE), _json_plan([])
+    messages, plan = np.zeros(0, dtype=rd.MESSAGE), _Members([], None).plan()
     schema_ids(messages, True, room[0], offsets)
     hash_records(messages, np.zeros((2, 0), dtype=np.int64), plan, plan, seed, _scratch(), room, out)

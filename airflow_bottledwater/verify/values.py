@@ -18,8 +18,9 @@ from typing import Any
 import fastavro
 from psycopg import sql
 
-from airflow_bottledwater.encoding import avro, masks, names, types, wire
+from airflow_bottledwater.encoding import avro, json_schema, masks, names, types, wire
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
+from airflow_bottledwater.pipeline.formats import Format
 from airflow_bottledwater.verify.expected import json_native, native, parsed, without_logical
 from airflow_bottledwater.verify.nested import Unrepresentable
 
@@ -29,6 +30,9 @@ _EXACT = Context(prec=150_000)
 _MAGIC = 0
 #: types that PostgreSQL's text does not tell about: what is published is the binary form
 _BINARY_ONLY = {3361, 3402, 5017, 4600, 4601}
+
+#: the name of records in a schema that is only compared by its properties
+_NAMELESS = names.Record("", "")
 
 #: returns the text of a schema by its id; None if there is none
 Schemas = Callable[[int], str | None]
@@ -89,18 +93,18 @@ class Decoded:
 
 class TopicReader:
     """Decodes the keys and values of a table's topic as a consumer does: Avro by the schema whose id the record has,
-    JSON with exact numbers.
+    JSON with exact numbers; the registry must know its id, too, if it has one.
 
-    :param schemas: the registry's schemas; None for JSON.
+    :param format: the topic's.
+    :param schemas: the registry's schemas; None if the format needs none.
     """
 
-    def __init__(self, table: SourceTable, schemas: Schemas | None) -> None:
-        self._schemas = schemas
+    def __init__(self, table: SourceTable, format: Format, schemas: Schemas | None) -> None:
+        self._schemas, self._as_json = schemas, format.as_json
         self._known: dict[int, tuple[Any, frozenset[str]]] = {}
         self._columns = {c.name: c for c in table.columns}
-        self._names = {names.mangle(c.field) if schemas else c.field: c.name for c in table.columns}
-        fields = json.loads(avro.value_schema(table))["fields"] if schemas else []
-        self._today = {field["name"]: _plain(field["type"]) for field in fields}
+        self._names = {c.field if format.as_json else names.mangle(c.field): c.name for c in table.columns}
+        self._today = json_schema.value_schema(table, _NAMELESS) if format.as_json else avro.value_schema(table)
 
     def key(self, data: bytes) -> dict[str, Any]:
         """A key by column.
@@ -127,6 +131,8 @@ class TopicReader:
             raise Unreadable("it is not in Confluent's wire format")
         number = int.from_bytes(data[1:5], "big")
         schema, older = self._schema(number)
+        if self._as_json:
+            return _json(data[5:]), older
         body = io.BytesIO(data[5:])
         try:
             found: Any = fastavro.schemaless_reader(body, schema, None)
@@ -139,15 +145,28 @@ class TopicReader:
         return found, older
 
     def _schema(self, number: int) -> tuple[Any, frozenset[str]]:
+        """A schema as fastavro takes it (None: JSON needs none), and the names of those fields that it has with other
+        types than today's, or that have gone since.
+
+        :raises Unreadable: the registry does not know it.
+        """
         if number not in self._known:
             assert self._schemas is not None
             if (text := self._schemas(number)) is None:
                 raise Unreadable(f"the registry has no schema {number} of this topic's records")
-            schema = json.loads(text)
-            fields = schema.get("fields", []) if isinstance(schema, dict) else []
-            older = {f["name"] for f in fields if _plain(f["type"]) != self._today.get(f["name"])}
-            self._known[number] = fastavro.parse_schema(without_logical(schema)), frozenset(older)
+            if self._as_json:
+                self._known[number] = None, frozenset(json_schema.altered(text, self._today))
+            else:
+                schema, today = json.loads(text), _fields(json.loads(self._today))
+                older = {name for name, kind in _fields(schema).items() if kind != today.get(name)}
+                self._known[number] = fastavro.parse_schema(without_logical(schema)), frozenset(older)
         return self._known[number]
+
+
+def _fields(schema: Any) -> dict[str, Any]:
+    """The types of a record's fields, without what says nothing about values."""
+    fields = schema.get("fields", []) if isinstance(schema, dict) else []
+    return {field["name"]: _plain(field["type"]) for field in fields}
 
 
 def _plain(schema: Any) -> Any:

@@ -1,4 +1,5 @@
-"""``encode``: rows/s from COPY's binary bytes, already in memory, to Avro key and value, in one process.
+"""``encode``: rows/s from COPY's binary bytes, already in memory, to key and value, in one process: Avro, and
+the other formats as variants.
 
 References: draining the same COPY from PostgreSQL over one connection, and psycopg's rows encoded by fastavro (which
 reads from PostgreSQL, too; compare it with ``with_copy``, which is reading and encoding here).
@@ -128,14 +129,13 @@ def _timed_peer(source: Workload, table: SourceTable, rows: int) -> float:
 
 
 def _measure(source: Workload, table: SourceTable, rows: int) -> tuple[dict[str, Any], float]:
-    """Rates of both formats, of reading and encoding, and the size; and that of draining COPY."""
+    """Rates of all formats, of reading and encoding, and the size; and that of draining COPY."""
     query = copy_all(table)
     blocks = read_blocks(source.dsn, query)
     assert sum(b.count for b in blocks) == rows
     size = sum(int(b.offsets[-1]) for b in blocks)
     rates: dict[str, Any] = {
-        format: best(rows, *(timed_encode(table, format, blocks) for _ in range(_REPEAT)))
-        for format in ("avro", "json")
+        format: best(rows, *(timed_encode(table, format, blocks) for _ in range(_REPEAT))) for format in FORMATS
     }
     rates["with_copy"] = best(rows, *(_timed_both(source, table, query) for _ in range(_REPEAT)))
     rates["bytes_per_s"] = size / rows * rates["avro"]

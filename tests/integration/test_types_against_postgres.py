@@ -25,6 +25,7 @@ from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.process import plain_environment
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, connect
@@ -359,6 +360,7 @@ def parsed(table: SourceTable, record: dict[str, Any]) -> dict[str, Any]:
 def same(connection: Connection, table: SourceTable, stream: dict[str, list[Made]]) -> int:
     """Hold the three against each other; returns how many rows there were."""
     expected = texts(connection, table)
+    assert not any(differ_otherwise(*each) for each in zip(stream["json"], stream["json-schema"], strict=True))
     for format in ("avro", "json"):
         snapshot = copied(connection, table, format)
         streamed = stream[format]
@@ -380,12 +382,19 @@ def same(connection: Connection, table: SourceTable, stream: dict[str, list[Made
 
 
 def streamed(follower: Follower) -> dict[str, list[Made]]:
-    """All that is new, in both formats."""
+    """All that is new, in every format."""
     batches = follower.batches()
     return {
         format: [row for batch in batches for row in encoded(batch, follower.completer, format)[0]]
-        for format in ("avro", "json")
+        for format in FORMATS
     }
+
+
+def differ_otherwise(plain: Made, framed: Made) -> bool:
+    """Whether a record with ids of its schemas has anything else than one without."""
+    ids = [b"\0" + number.to_bytes(4, "big") for number in (KEY_ID, VALUE_ID)]
+    made = [None if data is None else at + data for at, data in zip(ids, (plain.key, plain.value), strict=True)]
+    return bool(plain.error != framed.error or (not plain.error and made != [framed.key, framed.value]))
 
 
 def test_the_table_of_types_is_all_here(prepared: Connection) -> None:

@@ -12,30 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from airflow_bottledwater.encoding import avro
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.verify.expected import json_native, native
 from airflow_bottledwater.verify.program import compile_scan
 from airflow_bottledwater.verify.scan import PlainScan, Scan, line
-from airflow_bottledwater.verify.values import Expectation, Schemas, TopicReader, copied, select_list, unverified
+from airflow_bottledwater.verify.values import Expectation, TopicReader, copied, select_list, unverified
 from tests.integration.test_conformance import CASES, FORMS, SETUP, Case, supported
 from tests.support.blocks import Records, rows
 from tests.support.examples import examples
 from tests.support.paths import KEY_ID, VALUE_ID, Made
 from tests.support.paths import copied as encoded
+from tests.support.reference import schemas_of
 
 pytestmark = pytest.mark.long
 
 SEED = bytes(range(32))
-
-
-def schemas_of(table: SourceTable, format: str) -> Schemas | None:
-    known = {KEY_ID: avro.key_schema(table), VALUE_ID: avro.value_schema(table)}
-    return known.get if format == "avro" else None
 
 
 def lines_of(connection: Connection, table: SourceTable) -> list[bytes]:
@@ -45,9 +41,11 @@ def lines_of(connection: Connection, table: SourceTable) -> list[bytes]:
     return [line(block, i) for block in copy.lines(connection, query) for i in range(block.count)]
 
 
-def check(table: SourceTable, made: Sequence[Made], lines: Sequence[bytes], schemas: Schemas | None) -> bool:
+def check(table: SourceTable, made: Sequence[Made], lines: Sequence[bytes], format: str) -> bool:
     """Compare rows with records in every way; returns whether there is a compiled one."""
-    expectation, reader = Expectation(table, as_json=schemas is None), TopicReader(table, schemas)
+    known, kind = schemas_of(table, format, KEY_ID, VALUE_ID), FORMATS[format]
+    schemas = known.get if known else None
+    expectation, reader = Expectation(table, as_json=kind.as_json), TopicReader(table, kind, schemas)
     kept = [(m, one) for m, one in zip(made, lines, strict=True) if not m.error]
     records = [(m.key, m.value) for m, _ in kept if m.key is not None and m.value is not None]
     for (key, value), (_, text) in zip(records, kept, strict=True):
@@ -55,7 +53,7 @@ def check(table: SourceTable, made: Sequence[Made], lines: Sequence[bytes], sche
         assert reader.key(key) == expectation.key(texts)
         assert expectation.difference(texts, reader.value(value)) is None, table.columns[-1].type
         assert not reader.value(value).older
-    scans: list[Scan | None] = [PlainScan(expectation, reader, SEED), compile_scan(table, schemas, SEED)]
+    scans: list[Scan | None] = [PlainScan(expectation, reader, SEED), compile_scan(table, kind, schemas, SEED)]
     for scan in scans:
         if scan is not None and records:
             ours, theirs = scan.rows(rows([text for _, text in kept])), scan.records(Records(records))
@@ -66,7 +64,7 @@ def check(table: SourceTable, made: Sequence[Made], lines: Sequence[bytes], sche
     return scans[1] is not None
 
 
-@pytest.mark.parametrize("format", ["avro", "json"])
+@pytest.mark.parametrize("format", list(FORMATS))
 @pytest.mark.parametrize("forms", FORMS)
 def test_every_type_verifies_as_equal(database: str, forms: str, format: str) -> None:
     chosen = TypeOptions(**json.loads(forms))
@@ -92,7 +90,7 @@ def test_every_type_verifies_as_equal(database: str, forms: str, format: str) ->
                 table,
                 encoded(connection, table, format),
                 lines_of(connection, table),
-                schemas_of(table, format),
+                format,
             )
         assert compiled or json.loads(forms), "no type has a compiled form"
 

@@ -3603,6 +3603,18 @@ MUTANTS = (
         f"{_REGISTRY}::test_a_field_that_was_gone_meanwhile_is_compared_with_what_it_was",
     ),
     Mutant(
+        "a JSON Schema keeps the properties of dropped columns",
+        "Registry._amended",
+        swap("amended(schema, latest)", "schema"),
+        "tests/integration/test_json_schema.py::test_columns_come_and_go_under_the_registrys_default_level",
+    ),
+    Mutant(
+        "a string in base64 is no text",
+        "json_schema._string",
+        never("schema.get('contentEncoding') == 'base64'"),
+        "tests/unit/encoding/test_json_schema.py::test_only_a_string_does_not_show_what_it_is",
+    ),
+    Mutant(
         "logical types say what a value means",
         "meaning._value",
         never("logical and logical not in _SAME_VALUE"),
@@ -3659,8 +3671,14 @@ MUTANTS = (
     Mutant(
         "an id that means another schema is lost",
         "schemas.lost",
-        swap("meaning.same(known[each.number] or '', each.schema)", "known[each.number]"),
+        swap("same(known[each.number] or '', each.schema)", "known[each.number]"),
         f"{_REGISTRY}::test_an_id_that_means_another_schema_is_lost",
+    ),
+    Mutant(
+        "JSON with the id of a schema that the registry does not have is no row",
+        "_Members.numbers",
+        swap("self._schemas(number) is not None", "True"),
+        "tests/unit/verify/test_scan.py::test_a_record_whose_schema_the_registry_does_not_have_is_no_row",
     ),
     Mutant(
         "the verification does not read records by other topics' schemas",

@@ -12,12 +12,24 @@ from typing import Any
 
 import fastavro
 
-from airflow_bottledwater.encoding import avro, wire
+from airflow_bottledwater.encoding import avro, json_schema, names, wire
 from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.verify.expected import json_native, native, without_logical
 from airflow_bottledwater.verify.nested import Unrepresentable
 
-__all__ = ["Unrepresentable", "avro_row", "json_native", "json_row", "native", "without_logical"]
+__all__ = ["Unrepresentable", "avro_row", "json_native", "json_row", "native", "schemas_of", "without_logical"]
+
+#: what the records of the tests' tables are called
+RECORD = names.Record("bottledwater.public", "t")
+
+
+def schemas_of(table: SourceTable, format: str, key_id: int, value_id: int) -> dict[int, str] | None:
+    """A table's schemas, as a registry has them; None if the format needs none."""
+    if not FORMATS[format].uses_registry:
+        return None
+    made = json_schema if FORMATS[format].as_json else avro
+    return {key_id: made.key_schema(table, RECORD), value_id: made.value_schema(table, RECORD)}
 
 
 def _avro(schema: str, schema_id: int, record: dict[str, Any]) -> bytes:

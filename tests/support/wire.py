@@ -25,6 +25,7 @@ def program_of(opcode: int, argument: int = 0, *, json: bool = True) -> layout.P
     column = dict.fromkeys(layout.COLUMN.names or (), 0) | {"opcode": opcode, "argument": argument}
     return layout.Program(
         json,
+        False,
         layout.rows(layout.RELATION, []),
         np.zeros(1, dtype=np.int64),
         layout.rows(layout.COLUMN, [column]),

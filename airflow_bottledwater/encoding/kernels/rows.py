@@ -73,11 +73,11 @@ def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
     json = program.json
     if out.size - o < 8:
         return np.int64(SPACE), np.int64(-1)
+    if program.framed:
+        o = _frame(relation.key_schema if is_key else relation.value_schema, out, o)
     if json:
         out[o] = OPEN
         o += 1
-    else:
-        o = _frame(relation.key_schema if is_key else relation.value_schema, out, o)
     for i in range(relation.keys if is_key else relation.columns):
         c = column_of(program, relation, is_key, i)
         column = program.columns[relation.column + c]

@@ -104,7 +104,7 @@ ALL = {
     (format, copied): compile_programs(
         [(TABLE, Target(0, 3, 1, 2)), (UNKEYED, Target(1, 3, 0, 3))], FORMATS[format], copied=copied
     )
-    for format in ("avro", "json")
+    for format in FORMATS
     for copied in (True, False)
 }
 
@@ -314,7 +314,7 @@ def scratch_of(programs: Programs) -> Guarded:
 
 
 @settings(max_examples=examples(60))
-@given(st.data(), st.sampled_from(["avro", "json"]), st.sampled_from([0, 1]), outputs)
+@given(st.data(), st.sampled_from(list(FORMATS)), st.sampled_from([0, 1]), outputs)
 def test_damaged_copy_rows_are_verdicts(data: st.DataObject, format: str, relation: int, size: int) -> None:
     programs = ALL[format, True]
     given_rows = [data.draw(damaged(w.copy_row(*data.draw(rows())))) for _ in range(data.draw(st.integers(1, 3)))]
@@ -360,7 +360,7 @@ def assert_one_form(programs: Programs, relation: int, row: bytes, largest: int)
 
 
 @settings(max_examples=15)
-@given(rows(), st.sampled_from(["avro", "json"]), st.sampled_from([0, 1]))
+@given(rows(), st.sampled_from(list(FORMATS)), st.sampled_from([0, 1]))
 def test_a_row_is_whole_or_not_there_in_a_buffer_of_any_size(
     values: list[bytes | None], format: str, relation: int
 ) -> None:
@@ -410,7 +410,7 @@ def changes(draw: st.DrawFn) -> bytes:
 
 
 @settings(max_examples=examples(60))
-@given(st.lists(changes(), min_size=1, max_size=4), st.sampled_from(["avro", "json"]), st.data(), outputs)
+@given(st.lists(changes(), min_size=1, max_size=4), st.sampled_from(list(FORMATS)), st.data(), outputs)
 def test_damaged_changes_are_verdicts(messages: list[bytes], format: str, data: st.DataObject, size: int) -> None:
     programs = ALL[format, False]
     source, fields = guarded_bytes(b"".join(messages)), scratch_of(programs)

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from airflow_bottledwater.encoding import avro, types
+from airflow_bottledwater.encoding import types
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
+from airflow_bottledwater.pipeline.formats import FORMATS, JSON
 from airflow_bottledwater.verify.program import compile_scan
 from airflow_bottledwater.verify.scan import PlainScan, Scan
-from airflow_bottledwater.verify.values import Expectation, TopicReader, canonical
+from airflow_bottledwater.verify.values import Expectation, TopicReader, Unreadable, canonical
 from tests.support import reference
 from tests.support.blocks import Records, rows
 from tests.support.examples import examples
@@ -102,6 +103,9 @@ COLUMNS: list[tuple[str, ColumnType, st.SearchStrategy[str]]] = [
     ("any", kind(1700), st.sampled_from(["0", "1e400".replace("e400", "0" * 400), "NaN", "-0.000"])),
 ]  # fmt: skip
 TABLE = SourceTable(1, "public", "t", "d", ("id", "name"), tuple(Column(name, of) for name, of, _ in COLUMNS))
+SCHEMAS = {
+    format: known.get if (known := reference.schemas_of(TABLE, format, KEY, VALUE)) else None for format in FORMATS
+}
 ROW = st.tuples(*(s if n < 2 else st.none() | s for n, (_, _, s) in enumerate(COLUMNS)))
 
 
@@ -123,24 +127,24 @@ def record(row: tuple[str | None, ...], format: str) -> tuple[bytes, bytes]:
         key, value = reference.avro_row(TABLE, list(row), KEY, VALUE)
         assert key is not None
         return key, value
-    found = reference.json_row(TABLE, list(row))
-    return tuple(json.dumps(each, separators=(",", ":"), ensure_ascii=False).encode() for each in found)  # type: ignore[return-value]
+    frames = [bytes([0]) + number.to_bytes(4, "big") if SCHEMAS[format] else b"" for number in (KEY, VALUE)]
+    found = zip(frames, reference.json_row(TABLE, list(row)), strict=True)
+    return tuple(at + json.dumps(each, separators=(",", ":"), ensure_ascii=False).encode() for at, each in found)  # type: ignore[return-value]
 
 
-def schemas(number: int) -> str | None:
-    return {KEY: avro.key_schema(TABLE), VALUE: avro.value_schema(TABLE)}.get(number)
+def reader_of(format: str) -> TopicReader:
+    return TopicReader(TABLE, FORMATS[format], SCHEMAS[format])
 
 
 def scan(way: str, format: str) -> Scan:
-    given = schemas if format == "avro" else None
     if way == "compiled":
-        found = compile_scan(TABLE, given, bytes(range(32)))
+        found = compile_scan(TABLE, FORMATS[format], SCHEMAS[format], bytes(range(32)))
         assert found is not None
         return found
-    return PlainScan(Expectation(TABLE, as_json=given is None), TopicReader(TABLE, given), bytes(range(32)))
+    return PlainScan(Expectation(TABLE, as_json=FORMATS[format].as_json), reader_of(format), bytes(range(32)))
 
 
-WAYS = [(way, format) for way in ("compiled", "plain") for format in ("avro", "json")]
+WAYS = [(way, format) for way in ("compiled", "plain") for format in FORMATS]
 
 
 @pytest.mark.parametrize(("way", "format"), WAYS)
@@ -160,7 +164,7 @@ def test_a_row_with_another_value_in_a_column_has_another_hash(
     way: str, format: str, row: tuple[Any, ...], other: tuple[Any, ...], at: int
 ) -> None:
     changed = (*row[:at], other[at], *row[at + 1 :])
-    of = Expectation(TABLE, as_json=format == "json")
+    of = Expectation(TABLE, as_json=FORMATS[format].as_json)
     assume(canonical(of.values(row)) != canonical(of.values(changed)))
     found = scan(way, format)
     keys, hashes = found.rows(rows([line(row)]))
@@ -182,7 +186,7 @@ def test_damaged_bytes_have_another_hash_and_harm_nothing(
     found = scan(way, format)
     before = found.records(Records([(key, value)]))[1][0]
     after = found.records(Records([(key, damaged), (b"", b""), (noise, None)]))[1]
-    reader = TopicReader(TABLE, schemas if format == "avro" else None)
+    reader = reader_of(format)
     try:
         same = canonical(dict(reader.value(damaged).values)) == canonical(dict(reader.value(value).values))
     except ValueError:
@@ -191,9 +195,21 @@ def test_damaged_bytes_have_another_hash_and_harm_nothing(
     assert after[2] == 0
 
 
+@pytest.mark.parametrize("way", ["compiled", "plain"])
+@pytest.mark.parametrize("format", [each.name for each in FORMATS.values() if each.uses_registry])
+def test_a_record_whose_schema_the_registry_does_not_have_is_no_row(way: str, format: str) -> None:
+    row = ("1", "x", *[None] * (len(COLUMNS) - 2))
+    key, value = record(row, format)
+    unknown = value[:1] + (VALUE + 1).to_bytes(4, "big") + value[5:]
+    found = scan(way, format).records(Records([(key, value), (key, unknown)]))[1]
+    assert found[0] == scan(way, format).rows(rows([line(row)]))[1][0] != found[1]
+    with pytest.raises(Unreadable, match="has no schema"):
+        reader_of(format).value(unknown)
+
+
 def test_types_without_a_compiled_form_take_the_other_way() -> None:
     wide = SourceTable(1, "public", "t", "d", ("id",), (Column("id", kind(20)), Column("v", kind(1186))))
-    assert types.mapping(kind(1186)) and compile_scan(wide, None, bytes(32)) is None
+    assert types.mapping(kind(1186)) and compile_scan(wide, JSON, None, bytes(32)) is None
 
 
 def test_a_canonical_number_does_not_depend_on_its_type() -> None:

@@ -20,6 +20,21 @@ def keyed(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def without_primary_keys(seed: int, tables: Iterable[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The options by which some tables have the key that they had as their primary key, and the statements that make
+    it a unique index only."""
+    dice = random.Random(f"keys {seed}")
+    some = [table for table in tables if dice.random() < 0.4]
+    return {table: {"key": ["id"]} for table in some}, [
+        statement
+        for table in some
+        for statement in (
+            f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey",
+            f"ALTER TABLE {table} ALTER id SET NOT NULL, ADD UNIQUE (id), REPLICA IDENTITY FULL",
+        )
+    ]
+
+
 def drawn(dice: random.Random, tables: Iterable[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Options for some of the tables: as rules for one table, and one for all.
 

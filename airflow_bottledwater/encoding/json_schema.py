@@ -136,6 +136,11 @@ def altered(known: str, today: str) -> set[str]:
     return {name for name, each in one.items() if name not in other or _with_dropped(other[name], each) != each}
 
 
+def title(text: str) -> str:
+    """The full name of a schema's records; empty if it has none."""
+    return str(_parse(text).get("title", ""))
+
+
 def same(known: str, wanted: str) -> bool:
     """Whether a schema that a registry has under an id is the one that is wanted there. It may have more properties:
     those of columns that were dropped."""

@@ -94,15 +94,18 @@ class Program(NamedTuple):
     """The description of tables for kernels.
 
     :param json: whether the output is JSON instead of Avro.
+    :param protobuf: whether it is Protocol Buffers.
     :param framed: whether keys and values begin with the ids of their schemas.
     :param relations: rows of :data:`RELATION`.
     :param keys: the key columns, by their number within their relation.
     :param columns: rows of :data:`COLUMN`.
-    :param names: the names of columns as they are written before their values, and the labels of enums; then
+    :param names: what is written before the values of columns (names in JSON, tags in Protocol Buffers), and the labels
+        of enums; then
         :data:`WORD` more bytes.
     """
 
     json: bool
+    protobuf: bool
     framed: bool
     relations: Rows
     keys: npt.NDArray[np.int64]

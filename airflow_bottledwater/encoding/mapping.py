@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from airflow_bottledwater.encoding import avro, hashes, json_schema, masks, names
+from airflow_bottledwater.encoding import avro, hashes, json_schema, masks, names, protobuf
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, SourceTable
@@ -28,7 +28,7 @@ class _SchemaMaker(Protocol):
 
 
 #: by what a registry calls them
-_SCHEMAS: dict[str, _SchemaMaker] = {"AVRO": avro, "JSON": json_schema}
+_SCHEMAS: dict[str, _SchemaMaker] = {"AVRO": avro, "JSON": json_schema, "PROTOBUF": protobuf}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import fastavro
 from fastavro.types import Schema
 
-from airflow_bottledwater.encoding import json_schema
+from airflow_bottledwater.encoding import json_schema, protobuf
 
 #: writer's type → the other types that a reader may read it as (Schema Resolution in the specification)
 _PROMOTED = {
@@ -143,22 +143,33 @@ def _value(schema: Any) -> str:
     return "a number" if kind in ("int", "long", "float", "double") else "bytes" if kind == "fixed" else kind
 
 
+def _name(text: str) -> str:
+    found = json.loads(text)
+    if not isinstance(found, dict) or found.get("type") != "record":
+        return ""
+    name = str(found["name"])
+    return name if "." in name else ".".join(filter(None, (found.get("namespace"), name)))
+
+
 class Meaning(NamedTuple):
     """What the schemas of one type mean.
 
     :param same: whether a schema that a registry has (the first) is the one that is wanted.
     :param misread: see :func:`misread`.
+    :param name: the full name of a schema's records; empty if it does not say.
     :param amended: a new schema with what it has to keep of the latest version of its subject (the second); None if
         that is nothing.
     """
 
     same: Callable[[str, str], bool]
     misread: Callable[[str, str], list[str]]
+    name: Callable[[str], str]
     amended: Callable[[str, str], str] | None = None
 
 
 #: by what a registry calls them (:class:`~airflow_bottledwater.pipeline.formats.Format`)
 OF = {
-    "AVRO": Meaning(same, misread),
-    "JSON": Meaning(json_schema.same, json_schema.misread, json_schema.amended),
+    "AVRO": Meaning(same, misread, _name),
+    "PROTOBUF": Meaning(protobuf.same, protobuf.misread, protobuf.full_name, protobuf.amended),
+    "JSON": Meaning(json_schema.same, json_schema.misread, json_schema.title, json_schema.amended),
 }

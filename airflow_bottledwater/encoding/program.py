@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from psycopg import sql
 
-from airflow_bottledwater.encoding import layout, masks, types, unheld, wire
+from airflow_bottledwater.encoding import layout, masks, protobuf, types, unheld, wire
 from airflow_bottledwater.model.relation import ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import Format
 
@@ -58,20 +58,22 @@ class Programs:
         name = f", column {table.columns[column].name!r}" if 0 <= column < len(table.columns) else ""
         place = f" (at byte {offset} of the row)" if code == wire.MALFORMED and offset >= 0 else ""
         known = 0 <= column < len(table.columns) and code == wire.NO_REPRESENTATION
-        explained = unheld.explain(table.columns[column].type, json=self.program.json) if known else ""
+        holds_all = self.program.json or self.program.protobuf
+        explained = unheld.explain(table.columns[column].type, json=holds_all) if known else ""
         return f"{table.qualified}{name}: {wire.REASONS.get(code, code)}{place}{explained}"
 
 
 class _Builder:
     """Collects the rows of a program's arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, format: Format) -> None:
+        self._tagged = format.as_protobuf
         self.relations: list[dict[str, int]] = []
         self.columns: list[dict[str, int]] = []
         self.conversions: list[tuple[ColumnType, types.Sql | None]] = []
         self.keys: list[int] = []
         self.names = bytearray()
-        self._made_of: list[tuple[int, tuple[types.Part, ...]]] = []
+        self._made_of: list[tuple[int, ColumnType, types.TypeMapping]] = []
 
     def add_table(self, table: SourceTable, target: Target, *, copied: bool) -> None:
         """Add a relation, its key and its columns."""
@@ -96,15 +98,15 @@ class _Builder:
         )
         self.keys += [positions[name] for name in table.key]
         for column, mapping, convert in zip(table.columns, mappings, converted, strict=True):
-            part = types.Part(types.json_key(column.field), column.type, mapping)
-            self._add(part, converted=convert, required=column.required)
+            head = protobuf.column_tag(column.field, mapping.opcode) if self._tagged else types.json_key(column.field)
+            self._add(types.Part(head, column.type, mapping), converted=convert, required=column.required)
             self.conversions.append((column.type, mapping.convert))
 
     def _add(self, part: types.Part, *, converted: bool = False, required: bool = False) -> None:
         opcode = argument = 0
         if part.mapping is not None and part.type is not None:
             opcode, argument = part.mapping.opcode, part.mapping.argument(part.type)
-            self._made_of.append((len(self.columns), part.mapping.parts))
+            self._made_of.append((len(self.columns), part.type, part.mapping))
         self.columns.append(
             {
                 "opcode": opcode,
@@ -121,11 +123,12 @@ class _Builder:
     def add_parts(self) -> None:
         """Add the rows for parts after those of all columns, so that the columns of a relation are together."""
         while self._made_of:
-            of, parts = self._made_of.pop()
-            if parts:
+            of, column, mapping = self._made_of.pop()
+            if mapping.parts:
                 self.columns[of]["child"] = len(self.columns)
-            for part in parts:
-                self._add(part)
+            tags = protobuf.part_tags(column, mapping) if self._tagged else [part.name for part in mapping.parts]
+            for part, head in zip(mapping.parts, tags, strict=True):
+                self._add(replace(part, name=head))
 
 
 def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *, copied: bool) -> Programs:
@@ -133,13 +136,14 @@ def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *
 
     :param copied: whether the rows come from a COPY, whose query itself converts values (:func:`select_list`).
     """
-    built = _Builder()
+    built = _Builder(format)
     for table, target in tables:
         built.add_table(table, target, copied=copied)
     built.add_parts()
     return Programs(
         program=layout.Program(
             json=format.as_json,
+            protobuf=format.as_protobuf,
             framed=format.uses_registry,
             relations=layout.rows(layout.RELATION, built.relations),
             keys=np.array(built.keys or [0], dtype=np.int64),

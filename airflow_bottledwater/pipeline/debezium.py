@@ -287,9 +287,10 @@ class _Import:
     def _format(self) -> None:
         converter = self.given.get("value.converter", "")
         registry = self.given.get("value.converter.schema.registry.url", "")
-        if "Avro" in converter or "JsonSchema" in converter:
-            if "JsonSchema" in converter:
-                self._put("kafka.format", "json-schema")
+        formats = {"Avro": "", "JsonSchema": "json-schema", "Protobuf": "protobuf"}
+        if (found := next((format for name, format in formats.items() if name in converter), None)) is not None:
+            if found:
+                self._put("kafka.format", found)
             self._put("kafka.registry", f"{self.made['name']}_registry")
             if registry:
                 self._put("kafka.registry_properties", {"url": registry})

@@ -147,7 +147,9 @@ SECRET_PROPERTIES = ("password", "secret", "user.info", "token", "passphrase", "
 class FormatSettings:
     """In which format it is published."""
 
-    format: Annotated[Literal["avro", "json", "json-schema"], about("Format of the records.", changes="never")] = "avro"
+    format: Annotated[
+        Literal["avro", "json", "json-schema", "protobuf"], about("Format of the records.", changes="never")
+    ] = "avro"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ def run(pipeline: Settings) -> Findings:
         raise PreflightError(list(dict.fromkeys(problems)))
     for warning in found.warnings:
         log.warning("%s", warning)
-    found.notes += unheld.notes(found.tables, json=pipeline.record_format.as_json)
+    found.notes += unheld.notes(found.tables, json=pipeline.record_format.holds_all)
     for note in found.notes:
         log.info("%s", note)
     return found

@@ -49,7 +49,7 @@ class Comparison:
 
     def __init__(self, view: View, format: Format, schemas: Schemas | None) -> None:
         self._view, self._places = view, RecordOrder(view)
-        self._expectation = Expectation(view.table, as_json=format.as_json)
+        self._expectation = Expectation(view.table, format)
         self._reader = TopicReader(view.table, format, schemas)
         self._found = Compared()
 

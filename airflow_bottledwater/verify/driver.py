@@ -323,7 +323,7 @@ class _VerifyDriver:
 
     def _compare(self, moment: Moment, oid: int, answers: Sequence[tuple[bool, dict[int, Answer]]]) -> Compared:
         view = self._views(moment, {})[oid]
-        schemas = lane.of_topic(self._schemas, TableMapping.of(self._pipeline).record(view.topic))
+        schemas = lane.of_topic(self._pipeline, self._schemas, view.topic)
         comparison = Comparison(view, self._pipeline.record_format, schemas)
         return comparison.compare([found[oid] for _, found in answers if oid in found])
 

@@ -317,6 +317,29 @@ _JSON: dict[int, Callable[[ColumnType, str], Any]] = {
 }
 
 
+#: a value in Protocol Buffers where it differs from JSON's, by opcode
+_PROTOBUF: dict[int, Callable[[ColumnType, str], Any]] = {
+    wire.OP_FLOAT4: lambda column, text: _single(text),
+    wire.OP_FLOAT8: lambda column, text: float(text),
+    wire.OP_DOUBLE: _double,
+    wire.OP_BYTEA: lambda column, text: bytes.fromhex(text.removeprefix("\\x")),
+    wire.OP_HEX: lambda column, text: bytes.fromhex(text),
+}
+
+
+def protobuf_native(column: ColumnType, text: str) -> Any:
+    """What a consumer makes of a value in Protocol Buffers: numbers, bytes and booleans are these, all else is as in
+    JSON.
+
+    :raises Unrepresentable: it cannot hold it.
+    """
+    opcode = mapping(column).opcode
+    if opcode in _NESTED:
+        return _nested(column, text, protobuf_native, names.mangle)
+    make = _PROTOBUF.get(opcode) or _JSON.get(opcode)
+    return text if make is None else make(column, text)
+
+
 def parsed(text: str | bytes) -> Any:
     """A JSON text with its numbers as they are written, however many digits they have: Python makes no int of more than
     4,300."""

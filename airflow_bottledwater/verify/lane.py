@@ -4,7 +4,6 @@ sums them up by buckets, or returns what is in the buckets that are wanted."""
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -13,7 +12,7 @@ import psycopg
 
 from airflow_bottledwater import memory
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding import meaning
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.key_table import RANGES
@@ -59,23 +58,18 @@ def schemas(pipeline: Settings) -> Schemas | None:
     return None if registry is None else functools.cache(registry.schema)
 
 
-def of_topic(schemas: Schemas | None, record: names.Record) -> Schemas | None:
+def of_topic(pipeline: Settings, schemas: Schemas | None, topic: str) -> Schemas | None:
     """The same for a topic: an id that means the schema of other records has no schema there. The registry may have
-    been emptied since, and have given the id again.
-
-    :param record: the name of the records in the topic.
-    """
+    been emptied since, and have given the id again."""
     if schemas is None:
         return None
+    mapping = TableMapping.of(pipeline)
+    wanted, name_of = ".".join(mapping.record(topic)).removesuffix("_key"), meaning.OF[mapping.format.schema_type].name
 
     def schema(number: int) -> str | None:
         text = schemas(number)
-        found = json.loads(text) if text else None
-        name = found.get("name" if found.get("type") == "record" else "title") if isinstance(found, dict) else None
-        if not isinstance(found, dict) or not isinstance(name, str):
-            return text
-        full = name if "." in name else ".".join(filter(None, (found.get("namespace"), name)))
-        return text if full.removesuffix("_key") == ".".join(record).removesuffix("_key") else None
+        name = name_of(text) if text else ""
+        return text if not name or name.removesuffix("_key") == wanted else None
 
     return schema
 
@@ -112,12 +106,10 @@ class _TaskRun:
     def _scan(self, view: View) -> Scan:
         table, format = view.table, self._pipeline.record_format
         if table.oid not in self._scans:
-            schemas = of_topic(self._schemas, TableMapping.of(self._pipeline).record(view.topic))
+            schemas = of_topic(self._pipeline, self._schemas, view.topic)
             self._scans[table.oid] = (
                 compile_scan(table, format, schemas, self._reading.seed) if table.keyed else None
-            ) or PlainScan(
-                Expectation(table, as_json=format.as_json), TopicReader(table, format, schemas), self._reading.seed
-            )
+            ) or PlainScan(Expectation(table, format), TopicReader(table, format, schemas), self._reading.seed)
         return self._scans[table.oid]
 
     def _chosen(self, view: View, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

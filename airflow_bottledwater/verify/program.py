@@ -202,9 +202,9 @@ def _scratch() -> tuple[Any, ...]:
 
 
 def compile_scan(table: SourceTable, format: Format, schemas: Schemas | None, seed: bytes) -> CompiledScan | None:
-    """The compiled way for a table; None if one of its columns has no compiled form."""
+    """The compiled way for a table; None if its format, or one of its columns, has no compiled form."""
     forms = [_form(column.type, as_json=format.as_json) for column in table.columns]
-    if unverified(table) or any(form is None for form in forms):
+    if format.as_protobuf or unverified(table) or any(form is None for form in forms):
         return None
     return CompiledScan(table, [form for form in forms if form is not None], format, schemas, seed)
 

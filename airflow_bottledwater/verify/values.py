@@ -13,16 +13,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import fastavro
 from psycopg import sql
 
-from airflow_bottledwater.encoding import avro, json_schema, masks, names, types, wire
+from airflow_bottledwater.encoding import avro, json_schema, masks, names, protobuf, types, wire
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import Format
-from airflow_bottledwater.verify.expected import json_native, native, parsed, without_logical
+from airflow_bottledwater.verify.expected import json_native, native, parsed, protobuf_native, without_logical
 from airflow_bottledwater.verify.nested import Unrepresentable
+from airflow_bottledwater.verify.protobuf import decode
 
 #: enough digits for any numeric (131072 before the point, 16383 behind it: NUMERIC_MAX_PRECISION and its like)
 _EXACT = Context(prec=150_000)
@@ -32,7 +33,7 @@ _MAGIC = 0
 _BINARY_ONLY = {3361, 3402, 5017, 4600, 4601}
 
 #: the name of records in a schema that is only compared by its properties
-_NAMELESS = names.Record("", "")
+_NAMELESS = names.Record("nameless", "nameless")
 
 #: returns the text of a schema by its id; None if there is none
 Schemas = Callable[[int], str | None]
@@ -92,19 +93,19 @@ class Decoded:
 
 
 class TopicReader:
-    """Decodes the keys and values of a table's topic as a consumer does: Avro by the schema whose id the record has,
-    JSON with exact numbers; the registry must know its id, too, if it has one.
+    """Decodes the keys and values of a table's topic as a consumer does: by the schema whose id the record has, JSON
+    with exact numbers; the registry must know its id, too, if it has one.
 
     :param format: the topic's.
     :param schemas: the registry's schemas; None if the format needs none.
     """
 
     def __init__(self, table: SourceTable, format: Format, schemas: Schemas | None) -> None:
-        self._schemas, self._as_json = schemas, format.as_json
+        self._schemas, self._way = schemas, _way(format)
         self._known: dict[int, tuple[Any, frozenset[str]]] = {}
         self._columns = {c.name: c for c in table.columns}
         self._names = {c.field if format.as_json else names.mangle(c.field): c.name for c in table.columns}
-        self._today = json_schema.value_schema(table, _NAMELESS) if format.as_json else avro.value_schema(table)
+        self._today = self._way.schema(table, _NAMELESS)
 
     def key(self, data: bytes) -> dict[str, Any]:
         """A key by column.
@@ -126,27 +127,20 @@ class TopicReader:
 
     def _decode(self, data: bytes) -> tuple[dict[str, Any], frozenset[str]]:
         if self._schemas is None:
-            return _json(data), frozenset()
+            return _json(None, data), frozenset()
         if len(data) < 5 or data[0] != _MAGIC:
             raise Unreadable("it is not in Confluent's wire format")
         number = int.from_bytes(data[1:5], "big")
         schema, older = self._schema(number)
-        if self._as_json:
-            return _json(data[5:]), older
-        body = io.BytesIO(data[5:])
         try:
-            found: Any = fastavro.schemaless_reader(body, schema, None)
+            return self._way.decode(schema, data[5:]), older
+        except Unreadable:
+            raise
         except Exception as error:  # fastavro raises whatever the bytes lead to
             raise Unreadable(f"it does not fit schema {number}: {type(error).__name__}") from None
-        if body.read(1):
-            raise Unreadable(f"it has more bytes than schema {number} tells about")
-        if not isinstance(found, dict):
-            raise Unreadable("it is not a record")
-        return found, older
 
     def _schema(self, number: int) -> tuple[Any, frozenset[str]]:
-        """A schema as fastavro takes it (None: JSON needs none), and the names of those fields that it has with other
-        types than today's, or that have gone since.
+        """A schema, and the names of those fields that it has with other types than today's, or that have gone since.
 
         :raises Unreadable: the registry does not know it.
         """
@@ -154,19 +148,64 @@ class TopicReader:
             assert self._schemas is not None
             if (text := self._schemas(number)) is None:
                 raise Unreadable(f"the registry has no schema {number} of this topic's records")
-            if self._as_json:
-                self._known[number] = None, frozenset(json_schema.altered(text, self._today))
-            else:
-                schema, today = json.loads(text), _fields(json.loads(self._today))
-                older = {name for name, kind in _fields(schema).items() if kind != today.get(name)}
-                self._known[number] = fastavro.parse_schema(without_logical(schema)), frozenset(older)
+            self._known[number] = self._way.parse(text), frozenset(self._way.altered(text, self._today))
         return self._known[number]
+
+
+def _altered(text: str, today: str) -> set[str]:
+    """Of Avro, see :func:`airflow_bottledwater.encoding.json_schema.altered`."""
+    of_today = _fields(json.loads(today))
+    return {name for name, kind in _fields(json.loads(text)).items() if kind != of_today.get(name)}
 
 
 def _fields(schema: Any) -> dict[str, Any]:
     """The types of a record's fields, without what says nothing about values."""
     fields = schema.get("fields", []) if isinstance(schema, dict) else []
     return {field["name"]: _plain(field["type"]) for field in fields}
+
+
+def _avro(schema: Any, data: bytes) -> dict[str, Any]:
+    body = io.BytesIO(data)
+    found: Any = fastavro.schemaless_reader(body, schema, None)
+    if body.read(1):
+        raise Unreadable("it has more bytes than its schema tells about")
+    if not isinstance(found, dict):
+        raise Unreadable("it is not a record")
+    return found
+
+
+def _protobuf(schema: Any, data: bytes) -> dict[str, Any]:
+    if not data.startswith(b"\0"):
+        raise Unreadable("it is not the first message of its schema")
+    return decode(schema.message, data[1:])
+
+
+class _Way(NamedTuple):
+    """How the records of a format are decoded, and what they are then.
+
+    :param schema: makes that of a table's rows.
+    :param parse: makes of a schema's text what ``decode`` takes.
+    :param altered: see :func:`airflow_bottledwater.encoding.json_schema.altered`.
+    :param make: makes what they must be from PostgreSQL's text.
+    """
+
+    schema: Callable[[SourceTable, names.Record], str]
+    parse: Callable[[str], Any]
+    altered: Callable[[str, str], set[str]]
+    decode: Callable[[Any, bytes], dict[str, Any]]
+    make: Callable[[ColumnType, str], Any]
+
+
+def _way(format: Format) -> _Way:
+    if format.as_json:
+        return _Way(json_schema.value_schema, str, json_schema.altered, _json, json_native)
+    if format.as_protobuf:
+        return _Way(protobuf.value_schema, protobuf.parse, protobuf.altered, _protobuf, protobuf_native)
+    return _Way(avro.value_schema, _parsed_avro, _altered, _avro, native)
+
+
+def _parsed_avro(text: str) -> Any:
+    return fastavro.parse_schema(without_logical(json.loads(text)))
 
 
 def _plain(schema: Any) -> Any:
@@ -181,7 +220,7 @@ def _plain(schema: Any) -> Any:
     return schema
 
 
-def _json(data: bytes) -> dict[str, Any]:
+def _json(schema: Any, data: bytes) -> dict[str, Any]:
     try:
         found = parsed(data)
     except ValueError as error:
@@ -228,12 +267,12 @@ def _selected(column: Column) -> sql.Composable:
 class Expectation:
     """What a consumer must find for a row.
 
-    :param as_json: the topic's format.
+    :param format: the topic's.
     """
 
-    def __init__(self, table: SourceTable, *, as_json: bool) -> None:
+    def __init__(self, table: SourceTable, format: Format) -> None:
         self.table = table
-        self._make = json_native if as_json else native
+        self._make = _way(format).make
         left_out = set(unverified(table))
         self._compared = [(i, c) for i, c in enumerate(table.columns) if c.name not in left_out]
         self._key = [next((i, c) for i, c in enumerate(table.columns) if c.name == name) for name in table.key]

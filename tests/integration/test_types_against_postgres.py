@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,8 @@ from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, connect
 from tests.support import reference
 from tests.support.paths import KEY_ID, VALUE_ID, Follower, Made, copied, encoded, texts
+from tests.support.protobuf_messages import fill, message_class
+from tests.support.reference import schemas_of
 
 PREPARE = """
 CREATE TYPE mood AS ENUM ('sad', 'it''s "ok"', 'glück\U0001f600');
@@ -361,7 +364,8 @@ def same(connection: Connection, table: SourceTable, stream: dict[str, list[Made
     """Hold the three against each other; returns how many rows there were."""
     expected = texts(connection, table)
     assert not any(differ_otherwise(*each) for each in zip(stream["json"], stream["json-schema"], strict=True))
-    for format in ("avro", "json"):
+    classes = [message_class(text) for text in (schemas_of(table, "protobuf", KEY_ID, VALUE_ID) or {}).values()]
+    for format in ("avro", "json", "protobuf"):
         snapshot = copied(connection, table, format)
         streamed = stream[format]
         assert len(snapshot) == len(streamed) == len(expected)
@@ -371,6 +375,12 @@ def same(connection: Connection, table: SourceTable, stream: dict[str, list[Made
             assert one.value is not None
             if format == "avro":
                 assert (one.key, one.value) == reference.avro_row(table, row, KEY_ID, VALUE_ID), row
+            elif format == "protobuf":
+                for of, number, data, values in zip(
+                    classes, (KEY_ID, VALUE_ID), (one.key, one.value), reference.protobuf_row(table, row), strict=True
+                ):
+                    if data is not None and values is not None:
+                        same_message(of, number, data, values)
             else:
                 key, value = reference.json_row(table, row)
                 assert parsed(table, json.loads(one.value)) == parsed(table, value), row
@@ -379,6 +389,15 @@ def same(connection: Connection, table: SourceTable, stream: dict[str, list[Made
                     None if key is None else parsed(table, key)
                 )
     return len(expected)
+
+
+def same_message(of: type[Message], number: int, data: bytes, values: dict[str, Any]) -> None:
+    """What Google's library reads is what it writes: each value, and as many bytes."""
+    assert data[:6] == b"\0" + number.to_bytes(4, "big") + b"\0"
+    found, wanted = of.FromString(data[6:]), fill(of(), values)
+    written = wanted.SerializeToString()
+    assert found.SerializeToString() == written, values
+    assert len(data) == len(written) + 6
 
 
 def streamed(follower: Follower) -> dict[str, list[Made]]:

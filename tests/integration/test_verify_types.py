@@ -45,7 +45,7 @@ def check(table: SourceTable, made: Sequence[Made], lines: Sequence[bytes], form
     """Compare rows with records in every way; returns whether there is a compiled one."""
     known, kind = schemas_of(table, format, KEY_ID, VALUE_ID), FORMATS[format]
     schemas = known.get if known else None
-    expectation, reader = Expectation(table, as_json=kind.as_json), TopicReader(table, kind, schemas)
+    expectation, reader = Expectation(table, kind), TopicReader(table, kind, schemas)
     kept = [(m, one) for m, one in zip(made, lines, strict=True) if not m.error]
     records = [(m.key, m.value) for m, _ in kept if m.key is not None and m.value is not None]
     for (key, value), (_, text) in zip(records, kept, strict=True):

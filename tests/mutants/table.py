@@ -3609,6 +3609,33 @@ MUTANTS = (
         "tests/integration/test_json_schema.py::test_columns_come_and_go_under_the_registrys_default_level",
     ),
     Mutant(
+        "the number of a Protobuf field is made from its name",
+        "protobuf.number",
+        swap("zlib.crc32(name.encode())", "len(name)"),
+        "tests/unit/encoding/test_protobuf.py::test_a_name_has_one_number_for_ever",
+    ),
+    Mutant(
+        "a Protobuf schema keeps the fields of dropped columns",
+        "protobuf._with_dropped",
+        swap(
+            "{**message.fields, **{n: each for n, each in before.fields.items() if n not in message.fields}}",
+            "message.fields",
+        ),
+        "tests/unit/encoding/test_protobuf.py::test_a_schema_keeps_what_was_dropped_and_is_still_the_one_that_is_wanted",
+    ),
+    Mutant(
+        "a Protobuf field with another type is misread",
+        "protobuf._misread",
+        never("(each.type, each.label) != (its.type, its.label)"),
+        "tests/unit/encoding/test_protobuf.py::test_another_type_is_misread_and_a_wider_integer_is_the_same",
+    ),
+    Mutant(
+        "Protobuf names that become one are refused",
+        "protobuf._several",
+        never("taken := ..."),
+        "tests/unit/encoding/test_protobuf.py::test_names_that_become_one_are_refused",
+    ),
+    Mutant(
         "a string in base64 is no text",
         "json_schema._string",
         never("schema.get('contentEncoding') == 'base64'"),
@@ -3683,7 +3710,7 @@ MUTANTS = (
     Mutant(
         "the verification does not read records by other topics' schemas",
         "lane.of_topic",
-        always("full.removesuffix('_key') == '.'.join(record).removesuffix('_key')"),
+        always("not name or name.removesuffix('_key') == wanted"),
         f"{_REGISTRY}::test_verification_says_what_carries_the_id_of_another_schema",
     ),
     Mutant(
@@ -3767,7 +3794,7 @@ MUTANTS = (
     Mutant(
         "preflight says for which columns a value may come that has no form",
         "preflight.run",
-        drop("found.notes += unheld.notes(found.tables, json=pipeline.record_format.as_json)"),
+        drop("found.notes += unheld.notes(found.tables, json=pipeline.record_format.holds_all)"),
         "tests/integration/test_unheld.py::test_the_setting_that_holds_a_value_without_a_form_is_named_and_helps",
     ),
     Mutant(

@@ -12,13 +12,22 @@ from typing import Any
 
 import fastavro
 
-from airflow_bottledwater.encoding import avro, json_schema, names, wire
+from airflow_bottledwater.encoding import avro, json_schema, names, protobuf, wire
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.formats import FORMATS
-from airflow_bottledwater.verify.expected import json_native, native, without_logical
+from airflow_bottledwater.verify.expected import json_native, native, protobuf_native, without_logical
 from airflow_bottledwater.verify.nested import Unrepresentable
 
-__all__ = ["Unrepresentable", "avro_row", "json_native", "json_row", "native", "schemas_of", "without_logical"]
+__all__ = [
+    "Unrepresentable",
+    "avro_row",
+    "json_native",
+    "json_row",
+    "native",
+    "protobuf_row",
+    "schemas_of",
+    "without_logical",
+]
 
 #: what the records of the tests' tables are called
 RECORD = names.Record("bottledwater.public", "t")
@@ -28,7 +37,7 @@ def schemas_of(table: SourceTable, format: str, key_id: int, value_id: int) -> d
     """A table's schemas, as a registry has them; None if the format needs none."""
     if not FORMATS[format].uses_registry:
         return None
-    made = json_schema if FORMATS[format].as_json else avro
+    made = json_schema if FORMATS[format].as_json else protobuf if FORMATS[format].as_protobuf else avro
     return {key_id: made.key_schema(table, RECORD), value_id: made.value_schema(table, RECORD)}
 
 
@@ -51,6 +60,15 @@ def avro_row(table: SourceTable, texts: list[str | None], key_id: int, value_id:
         by_name = {c.name: f["name"] for c, f in zip(table.columns, fields, strict=True)}
         key = _avro(avro.key_schema(table), key_id, {by_name[name]: values[by_name[name]] for name in table.key})
     return key, _avro(avro.value_schema(table), value_id, values)
+
+
+def protobuf_row(table: SourceTable, texts: list[str | None]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Key and value of a row in Protocol Buffers, by the fields' names; None for none."""
+    values = {
+        names.mangle(column.field): None if text is None else protobuf_native(column.type, text)
+        for column, text in zip(table.columns, texts, strict=True)
+    }
+    return ({names.mangle(name): values[names.mangle(name)] for name in table.key} if table.keyed else None), values
 
 
 def json_row(table: SourceTable, texts: list[str | None]) -> tuple[dict[str, Any] | None, dict[str, Any]]:

@@ -26,6 +26,7 @@ def program_of(opcode: int, argument: int = 0, *, json: bool = True) -> layout.P
     return layout.Program(
         json,
         False,
+        False,
         layout.rows(layout.RELATION, []),
         np.zeros(1, dtype=np.int64),
         layout.rows(layout.COLUMN, [column]),

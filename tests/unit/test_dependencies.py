@@ -24,6 +24,7 @@ PROJECT = CONFIGURATION["project"]
 
 #: where the distribution's name is not the import's with dashes
 DISTRIBUTIONS = {
+    "google.protobuf": "protobuf",
     "opentelemetry": "opentelemetry-sdk",
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "airflow": "apache-airflow",

@@ -45,7 +45,7 @@ _EMPTY = np.frombuffer(b',"empty":', dtype=np.uint8)
 
 
 @compiled
-def _array_is_malformed(b, p, n):
+def array_is_malformed(b, p, n):
     """Whether an array is not in the layout of array_send (src/backend/utils/adt/arrayfuncs.c): int32 dimensions, flags
     and element type; for each dimension int32 size and lower bound; then the elements, row by row."""
     dimensions = i32(b, p) if n >= 12 else np.int64(-1)
@@ -63,7 +63,7 @@ def _array_is_malformed(b, p, n):
 
 
 @compiled
-def _array_fits(b, p, depth):
+def array_fits(b, p, depth):
     """Whether an array has as many dimensions as declared (or is empty), and every lower bound is 1."""
     dimensions = i32(b, p)
     for d in range(dimensions):
@@ -163,9 +163,9 @@ def write_value(program, node, b, p, n, out, o):
     flags = np.int64(0)
     there = np.int64(0)  # attributes that the value has
     if op == OP_ARRAY:
-        if _array_is_malformed(b, p, n):
+        if array_is_malformed(b, p, n):
             return np.int64(MALFORMED)
-        if not _array_fits(b, p, program.columns[node].argument):
+        if not array_fits(b, p, program.columns[node].argument):
             return np.int64(NO_REPRESENTATION)
         dimensions = i32(b, p)
         count = np.int64(1 if dimensions > 0 else 0)

@@ -15,6 +15,7 @@ from airflow_bottledwater.encoding.kernels.fields import (
     read_copy_row,
 )
 from airflow_bottledwater.encoding.kernels.nested import single_value, write_value
+from airflow_bottledwater.encoding.kernels.to_protobuf import message_value, protobuf_value
 from airflow_bottledwater.encoding.kernels.writing import CLOSE, COMMA, NULL, OPEN, copy_name, literal
 from airflow_bottledwater.encoding.wire import (
     CHANGED,
@@ -61,6 +62,40 @@ def _field(program, column, field, b, texts, out, o):
     if opcode >= OP_ENUM:
         return write_value(program, column, source, field.position, field.length, out, o)
     return single_value(program, column, source, field.position, field.length, out, o)
+
+
+@compiled
+def _encode_message(program, relation, is_key, b, texts, fields, out, o):
+    """Like :func:`_encode_columns`, of Protocol Buffers: what is NULL is not there. Behind the schema's id, Confluent's
+    framing has the place of the message in its file; that of the first one is a zero byte."""
+    if out.size - o < 8:
+        return np.int64(SPACE), np.int64(-1)
+    o = _frame(relation.key_schema if is_key else relation.value_schema, out, o)
+    out[o] = 0
+    o += 1
+    for i in range(relation.keys if is_key else relation.columns):
+        c = column_of(program, relation, is_key, i)
+        field, number = fields[c], relation.column + c
+        column = program.columns[number]
+        if field.kind == FIELD_NULL:
+            if is_key:
+                return np.int64(NO_KEY), c
+            continue
+        if field.kind == FIELD_UNCHANGED:
+            return np.int64(UNCHANGED), c
+        if field.kind == FIELD_TEXT and column.opcode != OP_TEXT:
+            return np.int64(MALFORMED), c
+        if out.size - o < 16:
+            return np.int64(SPACE), c
+        o = copy_name(program.names, column.name, column.name_length, out, o)
+        source = texts if field.kind == FIELD_CONVERTED else b
+        if column.opcode >= OP_ENUM:
+            o = message_value(program, number, source, field.position, field.length, out, o)
+        else:
+            o = protobuf_value(column.opcode, column.argument, source, field.position, field.length, out, o, out.size)
+        if o < 0:
+            return np.int64(o), c
+    return np.int64(o), np.int64(-1)
 
 
 @compiled
@@ -115,17 +150,24 @@ def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
 
 
 @compiled
+def _encode(program, relation, is_key, b, texts, fields, out, o):
+    if program.protobuf:
+        return _encode_message(program, relation, is_key, b, texts, fields, out, o)
+    return _encode_columns(program, relation, is_key, b, texts, fields, out, o)
+
+
+@compiled
 def _encode_row(program, relation, b, texts, fields, out, o):
     """Write a row's key, if its table has one, and then the row; returns what :func:`_encode_columns` does, and the
     key's length or -1."""
     key_length = np.int64(-1)
     value = np.int64(o)
     if relation.keys > 0:
-        value, column = _encode_columns(program, relation, True, b, texts, fields, out, o)
+        value, column = _encode(program, relation, True, b, texts, fields, out, o)
         if value < 0:
             return value, column, key_length
         key_length = value - o
-    end, column = _encode_columns(program, relation, False, b, texts, fields, out, value)
+    end, column = _encode(program, relation, False, b, texts, fields, out, value)
     return end, column, key_length
 
 
@@ -296,7 +338,7 @@ def encode_changes(b, changes, start, program, texts, cursor, fields, output):
         end = o
         offset = np.int64(-1)
         if has_old_key:
-            end, column = _encode_columns(program, relation, True, b, texts.data, old, out, o)
+            end, column = _encode(program, relation, True, b, texts.data, old, out, o)
             if end < 0:
                 offset = _offset_of(old, column, change.offset)
         key = end

@@ -368,7 +368,7 @@ def test_a_row_is_whole_or_not_there_in_a_buffer_of_any_size(
 
 
 @pytest.mark.parametrize("column", range(len(COLUMNS)))
-@pytest.mark.parametrize("format", ["avro", "json"])
+@pytest.mark.parametrize("format", ["avro", "json", "protobuf"])
 @settings(max_examples=12)
 @given(st.data())
 def test_so_is_a_value_of_each_type_by_itself(format: str, column: int, data: st.DataObject) -> None:

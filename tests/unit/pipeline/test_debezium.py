@@ -72,6 +72,21 @@ def test_a_connector_becomes_a_pipeline() -> None:
     assert set(said(found)) == {"slot.name", "database.password", "topic.prefix"}
 
 
+@pytest.mark.parametrize(
+    ("converter", "format"),
+    [
+        ("json.JsonSchemaConverter", "json-schema"),
+        ("protobuf.ProtobufConverter", "protobuf"),
+        ("avro.AvroConverter", "avro"),
+    ],
+)
+def test_a_converter_with_a_registry_becomes_a_format_with_one(converter: str, format: str) -> None:
+    config = {**SHOP, "value.converter": f"io.confluent.connect.{converter}"}
+    made = Description.of(imported({"name": "shop", "config": config}).description)
+    assert made.settings().get("format", "avro") == format
+    assert made.kafka.registry == "shop_cdc_registry"
+
+
 def test_nothing_secret_is_written() -> None:
     secrets = {
         "database.password": "s3cret",
@@ -99,7 +114,7 @@ def test_records_without_envelope_keep_their_topics() -> None:
         ("transforms", "route", "no transformations"),
         ("column.exclude.list", "card", "schema.table.column"),
         ("something.new", "1", "not known"),
-        ("value.converter", "io.confluent.connect.protobuf.ProtobufConverter", "no equal"),
+        ("value.converter", "org.apache.kafka.connect.converters.ByteArrayConverter", "no equal"),
     ],
 )
 def test_what_differs_is_said(name: str, value: str, words: str) -> None:

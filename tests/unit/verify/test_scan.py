@@ -19,6 +19,7 @@ from airflow_bottledwater.verify.values import Expectation, TopicReader, Unreada
 from tests.support import reference
 from tests.support.blocks import Records, rows
 from tests.support.examples import examples
+from tests.support.protobuf_messages import fill, message_class
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +107,7 @@ TABLE = SourceTable(1, "public", "t", "d", ("id", "name"), tuple(Column(name, of
 SCHEMAS = {
     format: known.get if (known := reference.schemas_of(TABLE, format, KEY, VALUE)) else None for format in FORMATS
 }
+MESSAGES = [message_class(text) for text in (reference.schemas_of(TABLE, "protobuf", KEY, VALUE) or {}).values()]
 ROW = st.tuples(*(s if n < 2 else st.none() | s for n, (_, _, s) in enumerate(COLUMNS)))
 
 
@@ -127,6 +129,10 @@ def record(row: tuple[str | None, ...], format: str) -> tuple[bytes, bytes]:
         key, value = reference.avro_row(TABLE, list(row), KEY, VALUE)
         assert key is not None
         return key, value
+    if FORMATS[format].as_protobuf:
+        heads = [b"\0" + number.to_bytes(4, "big") + b"\0" for number in (KEY, VALUE)]
+        parts = zip(heads, MESSAGES, reference.protobuf_row(TABLE, list(row)), strict=True)
+        return tuple(head + fill(of(), values or {}).SerializeToString() for head, of, values in parts)  # type: ignore[return-value]
     frames = [bytes([0]) + number.to_bytes(4, "big") if SCHEMAS[format] else b"" for number in (KEY, VALUE)]
     found = zip(frames, reference.json_row(TABLE, list(row)), strict=True)
     return tuple(at + json.dumps(each, separators=(",", ":"), ensure_ascii=False).encode() for at, each in found)  # type: ignore[return-value]
@@ -141,10 +147,16 @@ def scan(way: str, format: str) -> Scan:
         found = compile_scan(TABLE, FORMATS[format], SCHEMAS[format], bytes(range(32)))
         assert found is not None
         return found
-    return PlainScan(Expectation(TABLE, as_json=FORMATS[format].as_json), reader_of(format), bytes(range(32)))
+    return PlainScan(Expectation(TABLE, FORMATS[format]), reader_of(format), bytes(range(32)))
 
 
-WAYS = [(way, format) for way in ("compiled", "plain") for format in FORMATS]
+#: there are no compiled readers of Protocol Buffers
+WAYS = [
+    (way, each.name)
+    for way in ("compiled", "plain")
+    for each in FORMATS.values()
+    if way[0] == "p" or not each.as_protobuf
+]
 
 
 @pytest.mark.parametrize(("way", "format"), WAYS)
@@ -164,7 +176,7 @@ def test_a_row_with_another_value_in_a_column_has_another_hash(
     way: str, format: str, row: tuple[Any, ...], other: tuple[Any, ...], at: int
 ) -> None:
     changed = (*row[:at], other[at], *row[at + 1 :])
-    of = Expectation(TABLE, as_json=FORMATS[format].as_json)
+    of = Expectation(TABLE, FORMATS[format])
     assume(canonical(of.values(row)) != canonical(of.values(changed)))
     found = scan(way, format)
     keys, hashes = found.rows(rows([line(row)]))
@@ -195,8 +207,7 @@ def test_damaged_bytes_have_another_hash_and_harm_nothing(
     assert after[2] == 0
 
 
-@pytest.mark.parametrize("way", ["compiled", "plain"])
-@pytest.mark.parametrize("format", [each.name for each in FORMATS.values() if each.uses_registry])
+@pytest.mark.parametrize(("way", "format"), [each for each in WAYS if FORMATS[each[1]].uses_registry])
 def test_a_record_whose_schema_the_registry_does_not_have_is_no_row(way: str, format: str) -> None:
     row = ("1", "x", *[None] * (len(COLUMNS) - 2))
     key, value = record(row, format)

@@ -16,7 +16,7 @@ import shutil
 import socket
 import subprocess
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,18 +148,21 @@ def describe(
     return application, conf, files, submit.arguments(path, bounded=bounded, job_id=identity["id"], more=more)
 
 
-def start(hook: Any, identity: Identity, application: str, *, ends_with_parent: bool) -> None:
+def start(
+    hook: Any, identity: Identity, application: str, *, variables: Mapping[str, str], ends_with_parent: bool
+) -> None:
     """Start a job in client mode, as a supervised family of processes.
 
     :param hook: a ``SparkSubmitHook`` of the Spark provider, which makes the command line from a connection.
     :param application: the path of its entry point.
+    :param variables: further ones of its environment.
     :param ends_with_parent: whether the job ends with this process, for whatever reason that ends.
     """
     made = submission(hook, application)
     supervise.start(
         Path(identity["folder"]),
         made.command,
-        {**submit.environment(master=made.master), **made.variables},
+        {**submit.environment(master=made.master), **variables, **made.variables},
         ends_with_parent=ends_with_parent,
     )
 

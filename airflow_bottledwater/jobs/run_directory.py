@@ -119,7 +119,7 @@ def write(folder: Path, record: RunRecord) -> None:
     :raises OSError: the folder does not exist, or the disk is full.
     """
     temporary = folder / f".{record.FILE}-{os.getpid()}"
-    # a supervisor lives as long as its job, and shall be small: it needs msgspec only to read
+    # see read
     temporary.write_text(json.dumps(asdict(record)))
     temporary.rename(folder / record.FILE)
 
@@ -127,9 +127,10 @@ def write(folder: Path, record: RunRecord) -> None:
 def read(folder: Path, kind: type[R]) -> R | None:
     """A record of a run directory; None if it does not exist, or is malformed."""
     try:
-        import msgspec
+        # a supervisor lives as long as its job, and shall be small: it needs this only to read
+        from airflow_bottledwater.decoding import from_json
 
-        return msgspec.json.decode((folder / kind.FILE).read_bytes(), type=kind)
+        return from_json((folder / kind.FILE).read_bytes(), kind)
     # the last if this Python's packages were removed while a job ran, whose supervisor goes on
     except (OSError, ValueError, OverflowError, ImportError):
         return None

@@ -6,7 +6,7 @@ import bisect
 import threading
 from collections.abc import Sequence
 
-from airflow_bottledwater.metrics.registry import SECONDS, Metric
+from airflow_bottledwater.metrics.registry import ROWS, SECONDS, Metric
 from airflow_bottledwater.metrics.sample import Distribution, Labelled
 
 
@@ -61,6 +61,14 @@ class Meter:
             self._observed[metric.name] = Distribution(
                 [a + b for a, b in zip(before.counts, counts, strict=True)], before.sum + total
             )
+
+    def rows(self) -> dict[str, int]:
+        """The changes that were published, by table."""
+        found: dict[str, int] = {}
+        with self._lock:
+            for (table, _), count in self._counted.get(ROWS.name, {}).items():
+                found[table] = found.get(table, 0) + int(count)
+        return found
 
     def counted(self) -> tuple[dict[str, list[Labelled]], dict[str, Distribution]]:
         """All that was counted until now: values by metric, and distributions."""

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from airflow.sdk import Asset, AssetAlias
 
 from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.kafka.clients import first_broker
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.rules import listed
@@ -73,15 +74,9 @@ def inlets_of(pipeline: Mapping[str, Any] | str, tables: Any = None) -> list[Ass
     return [table_asset(source.conn_id, f"{schema or 'public'}.{name}") for schema, name in (m.groups() for m in found)]
 
 
-def server_of(pipeline: Settings) -> str:
-    """Host and port of the first of the brokers, by which a Kafka is named."""
-    server = pipeline.kafka["bootstrap.servers"].split(",")[0].strip()
-    return server.rpartition("://")[2]
-
-
 def topic_uri(pipeline: Settings, topic: str) -> str:
     """The address of a topic as the Kafka provider's assets have it."""
-    return f"kafka://{server_of(pipeline)}/{topic}"
+    return f"kafka://{first_broker(pipeline.kafka)}/{topic}"
 
 
 class AssetEvents:

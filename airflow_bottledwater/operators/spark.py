@@ -34,7 +34,7 @@ from airflow_bottledwater.operators.base import (
     is_first_try,
     known_event,
 )
-from airflow_bottledwater.operators.lineage import LineageMixin
+from airflow_bottledwater.operators.lineage import LineageMixin, parent_of_job
 from airflow_bottledwater.operators.watching import BlockingWatch
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
@@ -148,6 +148,8 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
                 self.described().spark.settings_file or None,
                 bounded=bounded,
             )
+            variables = parent_of_job(ti)
+            self.conf |= {f"spark.executorEnv.{name}": value for name, value in variables.items()}
             hook = self._get_hook()
             self._identity = identity
             store.set(JOB, identity, retention=NEVER_EXPIRE)
@@ -163,7 +165,11 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             self._check_killed()
             if not place.cluster:
                 spark_job.start(
-                    hook, identity, self.application, ends_with_parent=self.ends_with_task and not self.deferrable
+                    hook,
+                    identity,
+                    self.application,
+                    variables=variables,
+                    ends_with_parent=self.ends_with_task and not self.deferrable,
                 )
                 return identity
         except BaseException:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.encoding.names import service_topic
 from airflow_bottledwater.kafka.offsets import RangeReader
 from airflow_bottledwater.kafka.topics import Topics
@@ -27,6 +28,9 @@ class _DeadLetter(msgspec.Struct):
     by: str
     error: str
     key: dict[str, str | None] | None = None
+
+
+prepare(_DeadLetter)
 
 
 def newest(kafka: Mapping[str, str], name: str, prefix: str, *, keys: bool) -> dict[str, Any]:

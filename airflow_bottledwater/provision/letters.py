@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.kafka.publisher import single
 from airflow_bottledwater.kafka.topic_reader import KeySet, RecordBlock, blocks
 from airflow_bottledwater.kafka.topics import Topics
@@ -56,6 +57,9 @@ class _Head(msgspec.Struct):
     relation: str
     oid: int
     by: str
+
+
+prepare(_Head)
 
 
 class LettersTopic:

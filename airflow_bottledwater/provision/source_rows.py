@@ -10,16 +10,20 @@ from typing import Any
 
 import msgspec
 
+from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.current import FoundRows, row_key
 
 _SNAPSHOT = "r"
+
+prepare(Version, SourceTable)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,9 @@ from airflow_bottledwater.errors import (
     TakenOver,
 )
 from airflow_bottledwater.guard.guard import SourceGuard, guarded
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.jobs.control import Controller
+from airflow_bottledwater.lineage.job import telling
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, format_lsn
@@ -42,6 +44,7 @@ from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pinned import pins
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import COMPLETE, Complete, StateRecord, stream_id, table_key
 from airflow_bottledwater.state.schemas import register_value
 
@@ -77,10 +80,20 @@ def run(
         controller.status.state = "snapshot"
         with contextlib.closing(claim), controller.reporting():
             sampler = Sampler(pipeline, controller.name, lambda: controller.status, Meter())
-            with sampler as meter, guarded(pipeline, controller, meter, sampler.source, snapshot=True) as guard:
+            with (
+                sampler as meter,
+                guarded(pipeline, controller, meter, sampler.source, snapshot=True) as guard,
+                telling(pipeline, "snapshot", lambda: _rows(claim.state)) as tell,
+            ):
+                tell(claim.state.tables.values())
                 result = _SnapshotDriver(pipeline, connection, claim, controller, guard, run_lanes, report).run()
             controller.finish("finished")
     return result
+
+
+def _rows(known: PipelineState) -> dict[str, int]:
+    """The rows that are published, by table."""
+    return {table.table: table.rows for table in status.tables(known)}
 
 
 class _SnapshotDriver:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 
+from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.problem import Problem
@@ -388,6 +389,7 @@ ControlRecord = (
 )  # fmt: skip
 
 R = TypeVar("R", bound=ControlRecord)
+prepare(*get_args(ControlRecord))
 
 
 def encode(record: ControlRecord) -> dict[str, Any]:

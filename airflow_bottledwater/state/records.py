@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.errors import LOST_STATE, StateError
 from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.boundary import Boundary
@@ -390,6 +391,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     "live": LiveProgress,
     LETTERS: Letters,
 }
+prepare(*_KINDS.values())
 
 R = TypeVar("R")
 

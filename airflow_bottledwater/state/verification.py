@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from airflow_bottledwater.decoding import prepare
+
 Kind = Literal["missing", "surplus", "different", "wrong partition", "unreadable"]
 
 #: differences of a table that are reported one by one
@@ -179,3 +181,6 @@ class Verification:
                 f"({why}{more}). Verify the others by name (verify_tables), or set allow_unverified if that is meant."
             )
         return ""
+
+
+prepare(Verification)

@@ -22,6 +22,7 @@ from airflow_bottledwater.errors import (
 from airflow_bottledwater.guard.guard import SourceGuard, guarded
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import Controller
+from airflow_bottledwater.lineage.job import Tell, telling
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.memory import Rest
 from airflow_bottledwater.metrics.line import ProgressLine
@@ -137,7 +138,8 @@ def follow(
         stoppable(stopped),
         (sampler := Sampler(pipeline, controller.name, lambda: controller.status, Meter())) as meter,
         guarded(pipeline, controller, meter, sampler.source) as guard,
-        contextlib.closing(_Follower(pipeline, start, controller, bounded, stopped, meter, guard)) as follower,
+        telling(pipeline, "stream", meter.rows) as tell,
+        contextlib.closing(_Follower(pipeline, start, controller, bounded, stopped, meter, guard, tell)) as follower,
     ):
         return follower.run()
 
@@ -154,8 +156,9 @@ class _Follower:
         stopped: threading.Event,
         meter: Meter,
         guard: SourceGuard,
+        tell: Tell,
     ) -> None:
-        self._meter, self._guard = meter, guard
+        self._meter, self._guard, self._tell_lineage = meter, guard, tell
         self._pipeline, self._start, self._bounded, self._stopped = pipeline, start, bounded, stopped
         self._known = read_state(pipeline, start.state_topic, must_exist=True)
         self._backoff = stream_backoff(pipeline, stopped)
@@ -237,6 +240,7 @@ class _Follower:
         stopped, live = self._stopped, publisher.live
         self._report.begin(publisher.counters)
         pinned = publisher.state.tables.values()
+        self._tell_lineage(pinned)
         with (
             contextlib.closing(
                 SchemaWatch(self._pipeline, pinned, self._problems, self._start.schemas.lost)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from airflow.providers.openlineage.extractors.manager import ExtractorManager
@@ -14,13 +18,17 @@ from airflow.sdk import TaskInstanceState
 from openlineage.client.serde import Serde
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_bottledwater.errors import SlotError
+from airflow_bottledwater.lineage.job import PARENT, is_told
 from airflow_bottledwater.operators.assets import AssetEvents
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
+from airflow_bottledwater.operators.lineage import parent_of_job
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 from airflow_bottledwater.state.verification import TableResult, Verification
 from tests.support.topics import Flow, MakeFlow, airflow_connections
+from tests.support.waiting import until
 
 OPTIONS = {"people": {"mask": {"email": "hash"}, "rename": {"n": "number"}, "exclude": "secret"}}
 
@@ -116,6 +124,76 @@ def test_a_verification_is_an_assertion_of_each_topic(flow: Flow, equal: bool) -
     assert not facets[flow.topic("orders")]
 
 
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
+    """OpenLineage's client is configured by its own variables; returns the events that jobs have sent since."""
+    file = tmp_path / "events"
+    transport = {"type": "file", "log_file_path": str(file), "append": True}
+    for name, value in transport.items():
+        monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__{name.upper()}", str(value))
+    monkeypatch.setenv(PARENT, "airflow/shop.stream/01941f29-7c00-7087-8906-40e512c257bd")
+    return lambda: [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_jobs_tell_what_they_publish_while_they_run(
+    make_flow: MakeFlow, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    begun, *_, ended = events()
+    assert (begun["eventType"], ended["eventType"]) == ("START", "COMPLETE")
+    assert ended["job"]["name"] == f"{flow.pipeline.slot}.snapshot"
+    rows = {each["name"]: each["outputFacets"]["outputStatistics"]["rowCount"] for each in ended["outputs"]}
+    assert rows == {flow.topic("people"): 5, flow.topic("orders"): 0}
+
+    def latest() -> dict[str, Any]:
+        return events()[-1]
+
+    with flow.streaming():
+        until(lambda: latest()["eventType"] == "RUNNING" and len(latest()["inputs"]) == 2, "its tables are told")
+        flow.execute("CREATE TABLE more (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1), (2)")
+        until(lambda: len(latest()["inputs"]) == 3, "a new table is told")
+    told = latest()
+    assert told["eventType"] == "COMPLETE" and told["run"]["facets"]["parent"]["job"]["name"] == "shop.stream"
+    assert told["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
+    rows = {each["name"]: each["outputFacets"]["outputStatistics"]["rowCount"] for each in told["outputs"]}
+    assert rows[flow.topic("orders")] == 2
+    assert len({each["run"]["runId"] for each in events()}) == 2
+
+
+def test_a_job_that_fails_says_why(make_flow: MakeFlow, events: Callable[[], list[dict[str, Any]]]) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.execute(f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')")
+    with pytest.raises(SlotError):
+        flow.snapshot()
+    assert events()[-1]["eventType"] == "FAIL"
+    assert flow.pipeline.slot in events()[-1]["run"]["facets"]["errorMessage"]["message"]
+
+
+def test_a_job_goes_on_if_nobody_takes_what_it_tells(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:1")
+    flow = make_flow()
+    flow.create()
+    assert flow.snapshot().rows == 5
+    until(lambda: "OpenLineage is not told of the job" in caplog.text, "it is said")
+    monkeypatch.setenv("OPENLINEAGE_DISABLED", "true")
+    assert not is_told()
+
+
+def test_a_job_gets_the_run_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SimpleNamespace(logical_date=datetime(2026, 1, 1, tzinfo=UTC))
+    ti = SimpleNamespace(dag_id="shop", task_id="stream", try_number=1, map_index=-1, task=None)
+    ti.get_template_context = lambda: {"dag_run": run}
+    assert parent_of_job(ti) == {}
+    monkeypatch.setenv("AIRFLOW__OPENLINEAGE__TRANSPORT", '{"type": "console"}')
+    namespace, name, run_id = parent_of_job(ti)[PARENT].split("/")
+    assert (namespace, name) == ("default", "shop.stream") and UUID(run_id)
+
+
 def test_without_a_place_to_tell_it_nothing_is_read(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,5 +205,5 @@ def test_without_a_place_to_tell_it_nothing_is_read(
     caplog.clear()
     monkeypatch.delenv("AIRFLOW__OPENLINEAGE__TRANSPORT")
     operator.keep_lineage()
-    assert not caplog.text
+    assert "the tables and topics of the task" not in caplog.text
     assert operator.get_openlineage_facets_on_complete(None) is None

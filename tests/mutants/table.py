@@ -3900,6 +3900,18 @@ MUTANTS = (
         "tests/unit/plugin/test_app.py::test_who_may_not_read_the_dag_does_not_see_its_pipeline",
     ),
     Mutant(
+        "what is decoded is looked at before there are other threads",
+        "decoding.prepare",
+        swap("msgspec.json.Decoder(kind)", "None"),
+        "tests/unit/test_decoding.py::test_the_records_of_both_kinds_of_topics_are_prepared",
+    ),
+    Mutant(
+        "a job tells OpenLineage what it publishes",
+        "_JobRun._run",
+        swap("client.emit(self._event(last or state))", "client.emit(None)"),
+        "tests/integration/test_lineage.py::test_jobs_tell_what_they_publish_while_they_run",
+    ),
+    Mutant(
         "of which rows dead letters are is shown to who may have them published",
         "Rights.may_see_rows",
         swap("self.may_trigger(dag_id)", "True"),

@@ -42,6 +42,7 @@ ROOMS: list[tuple[set[str], list[str]]] = [
     ({"metrics"}, ["metrics/prometheus.py", "metrics/otlp.py", "cli/metrics.py"]),
     ({"spark"}, ["metrics/batch.py"]),
     ({"airflow", "openlineage"}, ["operators/lineage.py"]),
+    ({"openlineage"}, ["lineage/*.py"]),
     (set(), ["local/commands.py"]),
     ({"airflow", "spark", "local"}, ["local/*.py"]),
     (

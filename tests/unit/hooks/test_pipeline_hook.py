@@ -251,7 +251,7 @@ def test_a_job_is_started_as_the_spark_provider_would(
         conf={"spark.ui.enabled": "false"}, conn_id="spark_default", name="n", num_executors=3, driver_memory="1g",
         application_args=["--pipeline", "x.json"], env_vars={"TZ": "UTC", "N": 5}, files="x.json",
     )  # fmt: skip
-    spark_job.start(provider, IDENTITY, "job.py", ends_with_parent=False)
+    spark_job.start(provider, IDENTITY, "job.py", variables={}, ends_with_parent=False)
     ((command, environment),) = started
     assert command == [
         "spark-submit", "--master", host, "--conf", "spark.ui.enabled=false", "--files", "x.json", "--num-executors",

@@ -76,7 +76,7 @@ def test_what_is_malformed_is_as_if_it_were_not_there(
 def test_a_supervisor_goes_on_whose_packages_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_directory.write(tmp_path, Driver(17))
     assert run_directory.read(tmp_path, Driver) == Driver(17)
-    monkeypatch.setitem(sys.modules, "msgspec", None)
+    monkeypatch.setitem(sys.modules, "airflow_bottledwater.decoding", None)
     assert run_directory.read(tmp_path, Driver) is None
 
 

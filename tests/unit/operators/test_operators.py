@@ -483,7 +483,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> S
     monkeypatch.setattr(
         spark_job,
         "start",
-        lambda *_, ends_with_parent: world.done.append("start, ends with task" if ends_with_parent else "start"),
+        lambda *_, ends_with_parent, **__: world.done.append("start, ends with task" if ends_with_parent else "start"),
     )
     monkeypatch.setattr(spark_job, "send", lambda *_: world.done.append("send"))
     monkeypatch.setattr(SnapshotToKafkaOperator, "_wait", wait)

@@ -90,7 +90,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     made = World()
 
-    def start(hook: Any, identity: Any, application: str, *, ends_with_parent: bool) -> None:
+    def start(hook: Any, identity: Any, application: str, *, ends_with_parent: bool, **_: Any) -> None:
         made.done.append("start, ends with task" if ends_with_parent else "start")
         made.arguments = list(hook._application_args)
         made.living.add(identity["id"])

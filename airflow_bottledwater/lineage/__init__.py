@@ -1,0 +1,1 @@
+"""What OpenLineage is told of a pipeline: its tables and topics, and by its jobs while they run."""

@@ -217,6 +217,21 @@ const DeadLetters = ({ of }: { readonly of: Found }) => {
   );
 };
 
+const LIMITS: Record<string, string> = {
+  wal: "WAL kept", xmin: "age of xmin", locks: "waiting for locks", replica: "lag of standbys",
+};
+
+const Guard = ({ of }: { readonly of: Found }) => (
+  <Section title="Guard">
+    <Text fontSize="sm">
+      {Object.entries(of.pressure).map(([limit, used]) => `${LIMITS[limit] ?? limit}: ${(100 * used).toFixed(0)} % of the limit`).join(" · ")}
+    </Text>
+    {of.guard.slice(-5).reverse().map((step) => (
+      <Text color="fg.warning" fontSize="sm" key={`${step.at} ${step.limit}`}>{ago(step.at)}: {step.reason}</Text>
+    ))}
+  </Section>
+);
+
 const Facts = ({ of }: { readonly of: Found }) => {
   const facts: [string, ReactNode][] = [
     ["Job", `${of.job.id.slice(0, 8)} (${of.kind}), process ${of.job.pid} on ${of.job.host}, started ${ago(of.job.started)}; ${of.job.epoch} claims of the slot`],
@@ -286,6 +301,7 @@ export const Detail = ({ of }: { readonly of: { kafka: string; name: string } })
       <Plots of={data} />
       <Tables of={data} />
       {data.dead_letters > 0 && <DeadLetters of={data} />}
+      {(data.guard.length > 0 || Object.keys(data.pressure).length > 0) && <Guard of={data} />}
       <Facts of={data} />
     </Box>
   );

@@ -83,6 +83,9 @@ export type Detail = Row & {
   position: string;
   counters: Record<string, number>;
   problems: Problem[];
+  // how much of each limit of the guard is used: 1 is all of it
+  pressure: Record<string, number>;
+  guard: { at: number; limit: string; step: string; reason: string }[];
   verification: { at: number; rows: number; different: string[]; unverified: string[] } | null;
   live: Live[];
   tables: TableRow[];

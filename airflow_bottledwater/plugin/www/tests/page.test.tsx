@@ -81,7 +81,7 @@ it("asks for the pipelines of a DAG on its tab", async () => {
 
 const detail = (more: Record<string, unknown> = {}) => ({
   ...row("good"), job: { id: "j", host: "h", pid: 1, epoch: 1, started: 0, repeats: 0 }, error: "", permanent: false,
-  position: "", counters: {}, problems: [], verification: null, live: [], tables: [], open_letters: {}, settings: {},
+  position: "", counters: {}, problems: [], pressure: {}, guard: [], verification: null, live: [], tables: [], open_letters: {}, settings: {},
   connections: {}, actions: [], no_actions: "", unknown: "", away: "", ...more,
 });
 
@@ -101,6 +101,15 @@ it("shows why records could not be published, and of which rows they are to who 
   answers["api/dead_letters"] = { letters: [{ ...letter, key: null }], complete: true, keys: false };
   shown("/plugin/bottledwater?kafka=kafka_default&name=7/shop/good");
   expect(await screen.findByText(/^hidden/)).toBeTruthy();
+});
+
+it("shows how near the limits are, and what the guard has done", async () => {
+  const step = { at: Date.now() / 1000 - 300, limit: "locks", step: "rested", reason: "3 sessions wait." };
+  answers["api/pipelines"] = detail({ pressure: { wal: 0.254 }, guard: [step] });
+  answers["api/history"] = { at: [], step: 10, complete: true, series: {} };
+  shown("/plugin/bottledwater?kafka=kafka_default&name=7/shop/good");
+  expect(await screen.findByText("WAL kept: 25 % of the limit")).toBeTruthy();
+  expect(screen.getByText("5 min ago: 3 sessions wait.")).toBeTruthy();
 });
 
 it("asks for no dead letters where there are none", async () => {

@@ -65,6 +65,7 @@ def detail(watch: KafkaWatch, name: str, seen: KafkaLook) -> dict[str, Any]:
         "live": _live(name, seen),
         "tables": _tables(known, name, seen),
         "open_letters": known.open_letters if known is not None else {},
+        "publications": _publications(known),
         "settings": settings,
         "unknown": unknown,
     }  # fmt: skip
@@ -129,6 +130,12 @@ def _tables(known: PipelineState | None, name: str, seen: KafkaLook) -> list[dic
             )
     ordered = sorted(found.items(), key=lambda item: ("problems" not in item[1], item[0]))
     return [{"table": table_name, **of} for table_name, of in ordered[:_TABLES]]
+
+
+def _publications(known: PipelineState | None) -> list[str]:
+    """The publications, and what each sends, as the stream has seen them last."""
+    found = known.coverage.publications if known is not None and known.coverage is not None else {}
+    return [f"{name} ({each.sends}{' of all tables' if each.all_tables else ''})" for name, each in found.items()]
 
 
 def _verification(name: str, seen: KafkaLook) -> dict[str, Any] | None:

@@ -41,6 +41,7 @@ def test_a_running_pipeline_has_its_state_its_tables_and_its_history(shown: Flow
         until(counted, "the table's rows are counted")
         found = detail(watch, shown.name, watch.look())
         assert found["tables"][0]["topic"] == shown.topic("a") and found["tables"][0]["complete"]
+        assert found["publications"][0].startswith(shown.pipeline.publication_name)
         assert found["settings"]["skip_snapshot"] is True and found["unknown"] == ""
         seen = until(
             lambda: (s := plots.look())["complete"] and any(s["series"]["deletes"]) and s, "the history is read"

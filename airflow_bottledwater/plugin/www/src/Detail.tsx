@@ -239,6 +239,7 @@ const Facts = ({ of }: { readonly of: Found }) => {
     ["Position", <Code key="position">{of.position || NONE}</Code>],
     ["Published", Object.entries(of.counters).map(([name, value]) => `${name.replaceAll("_", " ")} ${count(value)}`).join(" · ")],
     ["Verified", of.verification === null ? "never" : `${ago(of.verification.at)}, ${count(of.verification.rows)} rows${of.verification.different.length ? `; different: ${of.verification.different.join(", ")}` : ""}${of.verification.unverified.length ? `; unverified: ${of.verification.unverified.join(", ")}` : ""}`],
+    ["Publications", of.publications.join(", ") || NONE],
     ["Connections", Object.values(of.connections).join(", ") || NONE],
     ["Settings", <Code key="settings" whiteSpace="pre-wrap">{Object.entries(of.settings).map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join("\n") || "all defaults"}</Code>],
   ];

@@ -90,6 +90,7 @@ export type Detail = Row & {
   live: Live[];
   tables: TableRow[];
   open_letters: Record<string, Record<string, number>>;
+  publications: string[];
   settings: Record<string, unknown>;
   connections: Record<string, string>;
   actions: Action[];

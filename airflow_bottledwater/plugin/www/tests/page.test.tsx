@@ -81,7 +81,7 @@ it("asks for the pipelines of a DAG on its tab", async () => {
 
 const detail = (more: Record<string, unknown> = {}) => ({
   ...row("good"), job: { id: "j", host: "h", pid: 1, epoch: 1, started: 0, repeats: 0 }, error: "", permanent: false,
-  position: "", counters: {}, problems: [], pressure: {}, guard: [], verification: null, live: [], tables: [], open_letters: {}, settings: {},
+  position: "", counters: {}, problems: [], pressure: {}, guard: [], publications: [], verification: null, live: [], tables: [], open_letters: {}, settings: {},
   connections: {}, actions: [], no_actions: "", unknown: "", away: "", ...more,
 });
 

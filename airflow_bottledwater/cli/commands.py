@@ -13,6 +13,7 @@ from rich.console import Console
 
 from airflow_bottledwater import extras
 from airflow_bottledwater.cli import jobs, probe, report
+from airflow_bottledwater.cli.ddl import ddl_group
 from airflow_bottledwater.cli.importing import import_debezium
 from airflow_bottledwater.cli.log import setup_log
 from airflow_bottledwater.cli.metrics import metrics_command, top_command
@@ -241,6 +242,7 @@ cli.add_command(snapshot)
 cli.add_command(snapshots_command)
 cli.add_command(pause_table)
 cli.add_command(resume_table)
+cli.add_command(ddl_group)
 cli.add_command(import_debezium)
 cli.add_command(metrics_command)
 cli.add_command(top_command)

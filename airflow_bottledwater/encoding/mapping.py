@@ -41,6 +41,7 @@ class TableMapping:
     :param rules: the options of single tables, by pattern.
     :param ends: the name, without the prefix, of the topic of transactions' ends; empty for none.
     :param messages: those of the topics of logical messages, by the messages' prefixes with ``*`` and ``?``.
+    :param ddl: the name, without the prefix, of the topic of DDL statements; empty for none.
     :param on_error: what happens at a record that cannot be published, unless a table's options say otherwise.
     :param hash_key: the id of the key of masks that are hashes; empty for none.
     """
@@ -51,6 +52,7 @@ class TableMapping:
     rules: Mapping[str, Table] = field(default_factory=dict)
     ends: str = ""
     messages: Mapping[str, str] = field(default_factory=dict)
+    ddl: str = ""
     on_error: str = "exit"
     hash_key: str = ""
 
@@ -64,6 +66,7 @@ class TableMapping:
             rules=pipeline.table_options,
             ends=pipeline.transaction_topic,
             messages=pipeline.messages,
+            ddl=pipeline.ddl_topic,
             on_error=pipeline.on_error,
             hash_key=hashes.remember(pipeline.hash_key).id if pipeline.hash_key else "",
         )
@@ -82,7 +85,12 @@ class TableMapping:
     def named_topics(self) -> tuple[str, ...]:
         """The topics that the settings name and that are no table's."""
         of_messages = sorted({self._prefixed(name) for name in self.messages.values()})
-        return (*((self.ends_topic,) if self.ends else ()), *of_messages)
+        return (*(self._prefixed(name) for name in (self.ends, self.ddl) if name), *of_messages)
+
+    @property
+    def ddl_topic(self) -> str:
+        """The topic of DDL statements; empty if there is none."""
+        return self._prefixed(self.ddl) if self.ddl else ""
 
     def message_topic(self, prefix: str) -> str:
         """The topic of the logical messages with a prefix: that of just this prefix, or else of the last pattern that

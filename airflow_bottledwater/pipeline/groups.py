@@ -209,6 +209,14 @@ class TopicSettings:
             allowed=f"prefixes with names of topics: {_TOPIC}",
         ),
     ] = field(default_factory=dict)
+    ddl_topic: Annotated[
+        str,
+        about(
+            "The topic, behind topic_prefix, that gets DDL statements, which event triggers tell; empty: none.",
+            allowed=f"{_TOPIC}, or nothing",
+            pattern=f"^({_TOPIC_NAME})?{_END}",
+        ),
+    ] = ""
     xid_header: Annotated[bool, about("Also send the source transaction's 32-bit id, as the header xid.")] = False
     snapshot_headers: Annotated[
         bool, about("Also send headers on rows of the snapshot: op is r, pos is all zeros.")

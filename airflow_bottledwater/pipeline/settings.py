@@ -79,6 +79,11 @@ class Settings(
         return cls(**{"postgres": "", **{name: value for name, value in values.items() if value is not None}})
 
     @property
+    def sends_messages(self) -> bool:
+        """Whether PostgreSQL is asked for logical messages."""
+        return bool(self.messages or self.ddl_topic)
+
+    @property
     def publication_name(self) -> str:
         """The name of the publication of the keyed tables."""
         return self.publication or self.slot

@@ -115,6 +115,11 @@ def truncate(data: bytes) -> TruncateMessage:
     return TruncateMessage(oids, bool(options & TRUNCATE_CASCADE), bool(options & TRUNCATE_RESTART_IDENTITY))
 
 
+def with_content(data: bytes, content: bytes) -> bytes:
+    """A logical message with another content."""
+    return data[: data.index(b"\0", 10) + 1] + struct.pack(">I", len(content)) + content
+
+
 def message(data: bytes) -> LogicalMessage:
     """Decode a logical message.
 

@@ -15,6 +15,7 @@ from airflow_bottledwater.errors import (
 )
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres import ddl
 from airflow_bottledwater.postgres.connect import connect, session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.array_checks import check_arrays
@@ -94,6 +95,12 @@ def _check(pipeline: Settings, problems: list[str]) -> Findings:
             raise PreflightError([*problems, str(error)]) from None
         except Refused:
             pass  # the checks of Kafka meet it again, and report it
+        if pipeline.ddl_topic and not ddl.installed(connection):
+            problems.append(
+                "ddl_topic is set, and the event triggers that tell of DDL statements are not in database "
+                f"{cluster.database!r}, or do not fire. As a superuser, run: bottledwater ddl install; or leave "
+                "ddl_topic out."
+            )
         problems += check_sessions(connection, pipeline, found)
         problems += check_tables(connection, pipeline, found)
         stops = TableMapping.of(pipeline).stops

@@ -24,7 +24,7 @@ from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.postgres import ddl, pgoutput
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.replication import XLOG_HEADER
 from airflow_bottledwater.publish.batch import Batch
@@ -86,6 +86,7 @@ class TransactionAssembler:
     ) -> None:
         self.position = start
         self._messages_as: Callable[[str], Version | None] | None = None
+        self._statement: Callable[[bytes, Callable[[int], Version | None]], bytes] | None = None
         #: the numbers of the versions of logical messages, by their topics
         self._of_messages: dict[str, int] = {}
         self._boundaries = dict(boundaries)
@@ -125,12 +126,21 @@ class TransactionAssembler:
         if not self._state.count:
             self._allocate()
 
-    def take_messages(self, messages_as: Callable[[str], Version | None]) -> None:
+    def take_messages(
+        self,
+        messages_as: Callable[[str], Version | None],
+        statement: Callable[[bytes, Callable[[int], Version | None]], bytes] | None = None,
+    ) -> None:
         """Take logical messages, too, which PostgreSQL is asked for; without this, they are passed over.
 
         :param messages_as: the version as which messages with a prefix are published; None for those that are left out.
+        :param statement: makes what is published of a DDL statement, see :class:`~airflow_bottledwater.stream.ddl`.
         """
-        self._messages_as = messages_as
+        self._messages_as, self._statement = messages_as, statement
+
+    def _now_of(self, oid: int) -> Version | None:
+        """The version that a table's rows have here; None if none has come yet."""
+        return self._versions[self._current[oid]] if oid in self._current else None
 
     def leave_out(self, oids: Iterable[int]) -> None:
         """Leave out the changes of these tables from now on."""
@@ -405,6 +415,8 @@ class TransactionAssembler:
             self._of_messages[version.topic] = len(self._versions)
             self._versions.append(version)
         relation = self._of_messages[version.topic]
+        if message.prefix == ddl.PREFIX and self._statement is not None:
+            data = pgoutput.with_content(data, self._statement(message.content, self._now_of))
         if message.transactional:
             self._keep(data, relation, place, state["xid"], state["time"])
             return None

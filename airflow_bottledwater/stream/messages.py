@@ -12,7 +12,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.postgres import ddl, pgoutput
 from airflow_bottledwater.postgres.server import OWN_PREFIX
 from airflow_bottledwater.publish.batch import Batch
 
@@ -42,7 +42,9 @@ class MessageTopics:
 
     def __call__(self, prefix: str) -> Version | None:
         """The version of messages with a prefix; None if they are not published."""
-        if prefix == OWN_PREFIX or not (topic := self._mapping.message_topic(prefix)):
+        if prefix == OWN_PREFIX:
+            return None
+        if not (topic := self._mapping.ddl_topic if prefix == ddl.PREFIX else self._mapping.message_topic(prefix)):
             return None
         return self._versions.setdefault(topic, Version(_MESSAGE, topic))
 

@@ -303,7 +303,7 @@ class StreamPublisher:
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
         session, messages, outbox, unfit = self._session, NO_RECORDS, NO_RECORDS, list[Rejection]()
-        if self._pipeline.messages:  # otherwise there are none
+        if self._pipeline.sends_messages:  # otherwise there are none
             messages = message_records(completed.batch, session.index, session.partitions, headers)
         if self._outbox is not None:
             outbox, unfit = self._outbox.records(completed.batch, headers)

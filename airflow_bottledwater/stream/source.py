@@ -36,6 +36,7 @@ from airflow_bottledwater.state.identity import check_slot, via_root
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import assembler
 from airflow_bottledwater.stream.assembler import TransactionAssembler
+from airflow_bottledwater.stream.ddl import Statements
 from airflow_bottledwater.stream.messages import MessageTopics
 from airflow_bottledwater.stream.relations import Resolver
 from airflow_bottledwater.stream.start import Start
@@ -96,8 +97,9 @@ class ChangeSource:
             unknown=resolver.unknown,
             aside=self._set_aside,
         )
-        if pipeline.messages:
-            self._assembler.take_messages(MessageTopics(TableMapping.of(pipeline)))
+        if pipeline.sends_messages:
+            mapping = TableMapping.of(pipeline)
+            self._assembler.take_messages(MessageTopics(mapping), Statements(mapping, self._tables, resolver))
         self._assembler.leave_out(state.accepted | state.held)
         self._stream: ReplicationStream | None = None
         self._worked, self._connected = False, math.inf
@@ -293,7 +295,7 @@ class ChangeSource:
             self._record.name,
             publication.names(self._pipeline.publication_name),
             self._assembler.position.lsn,
-            messages=bool(self._pipeline.messages),
+            messages=self._pipeline.sends_messages,
             buffer_bytes=self._pipeline.buffer_bytes,
         )
         self._worked, self._connected = True, time.monotonic()

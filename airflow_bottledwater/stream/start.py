@@ -94,7 +94,8 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
     check_topics(pipeline, known)
     options.check(connection, pipeline, known)
     before = {
-        name: (known.settings or {}).get(name, SETTINGS[name].default) for name in ("transaction_topic", "messages")
+        name: (known.settings or {}).get(name, SETTINGS[name].default)
+        for name in ("transaction_topic", "messages", "ddl_topic")
     }
     if set(TableMapping.of(pipeline).named_topics) - set(TableMapping.of(pipeline.with_(**before)).named_topics):
         make_named(pipeline, cluster)
@@ -128,8 +129,9 @@ def _check_fingerprint(pipeline: Settings, known: PipelineState, cluster: Cluste
     before = stored.fingerprint or today
     if before != today and before.removesuffix(_MESSAGES) == today.removesuffix(_MESSAGES):
         raise Refused(
-            "The stream stopped inside a large transaction, and since then the setting messages was "
-            f"{'set' if pipeline.messages else 'taken back'}: the transaction's changes would be counted otherwise.",
+            "The stream stopped inside a large transaction, and since then the settings messages or ddl_topic were "
+            f"{'set' if pipeline.sends_messages else 'taken back'}: the transaction's changes would be counted "
+            "otherwise.",
             "Set it as it was, and run the stream until it has passed that transaction (a bounded run is enough); then "
             "change it.",
         )
@@ -145,4 +147,4 @@ def fingerprint(pipeline: Settings, known: PipelineState, cluster: Cluster) -> s
     """Identifies what decides which changes a transaction has: PostgreSQL's major version, the tables, and whether
     logical messages are sent. If it differs, ordinals inside a transaction have another meaning."""
     tables = ",".join(map(str, sorted(known.tables)))
-    return f"{cluster.version // 10000}:{tables}{_MESSAGES if pipeline.messages else ''}"
+    return f"{cluster.version // 10000}:{tables}{_MESSAGES if pipeline.sends_messages else ''}"

@@ -182,7 +182,7 @@ def test_whether_messages_are_sent_does_not_change_inside_a_transaction(
     running.stop_inside(flow.pipeline)
     other = {} if before else {"mail": "mails"}
     flow.change(messages=other)
-    with pytest.raises(Refused, match=f"setting messages was {'set' if other else 'taken back'}"):
+    with pytest.raises(Refused, match=f"ddl_topic were {'set' if other else 'taken back'}"):
         flow.stream()
     flow.change(messages=before)
     flow.stream()

@@ -40,6 +40,7 @@ _ROWS = "tests/integration/test_rows.py"
 _ISOLATE, _ASIDE = "tests/integration/test_isolate.py", "tests/unit/stream/test_aside.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
 _ENDS, _MESSAGES = "tests/integration/test_ends.py", "tests/integration/test_messages.py"
+_DDL, _TAKE_OVER = "tests/integration/test_ddl.py", "tests/integration/test_take_over.py"
 _OUTBOX, _UNIT_OUTBOX = "tests/integration/test_outbox.py", "tests/unit/publish/test_outbox.py"
 _CHANGES = "tests/integration/test_changes.py"
 _GUARD = "tests/integration/test_guard.py"
@@ -226,14 +227,53 @@ MUTANTS = (
     Mutant(
         "ordinals mean the same before and after a restart: messages are sent or not",
         "start.fingerprint",
-        swap("_MESSAGES if pipeline.messages else ''", "''"),
+        swap("_MESSAGES if pipeline.sends_messages else ''", "''"),
         f"{_MESSAGES}::test_whether_messages_are_sent_does_not_change_inside_a_transaction",
     ),
     Mutant(
         "the messages of pipelines themselves are nobody's",
         "MessageTopics.__call__",
-        drop("prefix == OWN_PREFIX"),
+        never("prefix == OWN_PREFIX"),
         f"{_MESSAGES}::test_messages_of_a_transaction_are_in_its_place",
+    ),
+    Mutant(
+        "a trigger that fails lets the application's statement pass",
+        "ddl._NOTED",
+        text("EXCEPTION WHEN OTHERS THEN\n    RAISE LOG 'bottledwater could not write %: %', TG_TAG, SQLERRM;\n", ""),
+        f"{_DDL}::test_a_trigger_that_fails_lets_the_statement_pass",
+    ),
+    Mutant(
+        "a statement of DDL comes before the change that follows it",
+        "ddl._NOTED",
+        text("PERFORM pg_logical_emit_message(false, 'bottledwater', '');", ""),
+        f"{_DDL}::test_each_statement_is_told_at_its_place",
+    ),
+    Mutant(
+        "what a statement of DDL may have as a secret is not told",
+        "ddl._NOTED",
+        text("SUBSCRIPTION|USER MAPPING|SERVER|FOREIGN DATA WRAPPER", "NOTHING"),
+        f"{_DDL}::test_each_statement_is_told_at_its_place",
+    ),
+    Mutant(
+        "preflight says that the event triggers are missing",
+        "preflight._check",
+        never("pipeline.ddl_topic and not ddl.installed(connection)"),
+        f"{_DDL}::test_each_statement_is_told_at_its_place",
+    ),
+    Mutant(
+        "statements of DDL are in their topic, and in no other",
+        "MessageTopics.__call__",
+        swap(
+            "self._mapping.ddl_topic if prefix == ddl.PREFIX else self._mapping.message_topic(prefix)",
+            "self._mapping.message_topic(prefix)",
+        ),
+        f"{_DDL}::test_each_statement_is_told_at_its_place",
+    ),
+    Mutant(
+        "a statement of DDL has the ids of the records behind it",
+        "Statements._schemas",
+        swap("self._resolve(message, current)", "current"),
+        f"{_DDL}::test_a_statement_has_the_schemas_of_the_records_behind_it",
     ),
     Mutant(
         "a message of no transaction is no transaction with an end",

@@ -1,0 +1,38 @@
+"""``ddl``: what tells a pipeline of DDL statements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from airflow_bottledwater.cli.options import options, pipeline_of
+
+
+@click.group("ddl")
+def ddl_group() -> None:
+    """Install or remove the event triggers that write DDL statements for the setting ddl_topic."""
+
+
+@ddl_group.command("install")
+@options(everything=False)
+def install(**values: Any) -> None:
+    """Make the event triggers in the source database, or make them anew; this needs a superuser."""
+    from airflow_bottledwater.postgres import connect, ddl
+
+    with connect.session(pipeline_of(values, later=True).postgres, "Installing event triggers") as connection:
+        ddl.install(connection)
+    click.echo(
+        f"Event triggers {' and '.join(ddl.TRIGGERS)} are there, and their functions in schema {ddl.SCHEMA}.", err=True
+    )
+
+
+@ddl_group.command("remove")
+@options(everything=False)
+def remove(**values: Any) -> None:
+    """Drop the event triggers from the source database, with all that install has made."""
+    from airflow_bottledwater.postgres import connect, ddl
+
+    with connect.session(pipeline_of(values, later=True).postgres, "Removing event triggers") as connection:
+        ddl.remove(connection)
+    click.echo("The event triggers are dropped.", err=True)

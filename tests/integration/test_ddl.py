@@ -1,0 +1,133 @@
+"""DDL statements as records, at their places among the changes of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.errors import PreflightError, Refused
+from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.postgres import connect, ddl
+from tests.support.topics import Flow, MakeFlow
+
+
+@pytest.fixture
+def flow_settings() -> dict[str, Any]:
+    """Of other messages, all have a topic, too."""
+    return {"tables": "a", "skip_snapshot": True, "ddl_topic": "ddl", "messages": {"*": "others"}}
+
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    """A table."""
+    return ("CREATE TABLE a (id int PRIMARY KEY, b text)",)
+
+
+def _install(flow: Flow) -> None:
+    with connect.session(flow.dsn) as connection:
+        ddl.install(connection)
+
+
+def _statements(flow: Flow) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [each.value for each in flow.read("ddl")]
+    return found
+
+
+def test_each_statement_is_told_at_its_place(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    with pytest.raises(PreflightError, match="bottledwater ddl install"):
+        flow.create()
+    _install(flow)
+    _install(flow)
+    flow.create()
+    flow.transaction(
+        "INSERT INTO a VALUES (1, 'b')", "ALTER TABLE a ADD c int, DROP b", "INSERT INTO a VALUES (2, 3)",
+        "CREATE SCHEMA s CREATE TABLE t (id int) CREATE VIEW v AS SELECT * FROM t", "DROP SCHEMA s CASCADE",
+    )  # fmt: skip
+    flow.execute("BEGIN; ALTER TABLE a ADD d int; ROLLBACK", "CREATE TEMP TABLE temporary (id int)")
+    flow.execute("CREATE FOREIGN DATA WRAPPER w; CREATE SERVER f FOREIGN DATA WRAPPER w OPTIONS (password 'secret')")
+    flow.execute("SELECT pg_logical_emit_message(true, 'bottledwater', '1')", "ALTER TABLE a RENAME c TO e")
+    flow.stream()
+    altered, *of_schema, gone, wrapper, server, renamed = flow.read("ddl")
+    assert (altered.value["tag"], altered.value["statement"]) == ("ALTER TABLE", "ALTER TABLE a ADD c int, DROP b")
+    assert altered.value["objects"] == [{"type": "table", "schema": "public", "name": "a", "identity": "public.a"}]
+    column = {"type": "table column", "schema": "public", "name": None, "identity": "public.a.b"}
+    assert altered.value["dropped"] == [column] and "schemas" not in altered.value
+    before, after = flow.read("a")
+    assert [before.pos[17:], altered.pos[17:], after.pos[17:]] == ["00000001", "00000002", "00000003"]
+    assert before.pos[:16] == altered.pos[:16] and altered.op == "m"
+    assert {each["identity"] for one in of_schema for each in one.value["objects"]} == {"s", "s.t", "s.v"}
+    assert {each["identity"] for each in gone.value["dropped"]} >= {"s", "s.t", "s.v"} and not gone.value["objects"]
+    assert [each.value["statement"] for each in (wrapper, server)] == [None, None]
+    assert renamed.value["statement"] == "ALTER TABLE a RENAME c TO e" and not renamed.value["dropped"]
+    assert "secret" not in str(_statements(flow)) and not flow.read("others")
+
+
+def test_a_statement_has_the_schemas_of_the_records_behind_it(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+    flow = make_flow(registry)
+    _install(flow)
+    flow.create()
+    # read only when the table has another column already
+    flow.execute("INSERT INTO a VALUES (1, 'b')", "ALTER TABLE a ADD c int", "INSERT INTO a VALUES (2, 'b', 3)")
+    flow.execute("ALTER TABLE a ADD d int", "CREATE TABLE other (id int)", "INSERT INTO a VALUES (3, 'b', 3, 4)")
+    flow.stream()
+    raw, subject = _ids(flow), f"{flow.topic('a')}-value"
+    first, second, other = _statements(flow)
+    assert [first["schemas"][subject], second["schemas"][subject]] == raw[1:] and len(set(raw)) == 3
+    assert "schemas" not in other
+    key = Registry(flow.pipeline.registry).schema(first["schemas"][f"{flow.topic('a')}-key"])
+    assert key is not None and '"id"' in key
+    flow.execute("ALTER TABLE a ALTER b TYPE int USING 1", "CREATE VIEW v AS SELECT 1")
+    flow.change(on_error="log")
+    flow.stream()
+    assert _statements(flow)[3]["schemas"] == {**first["schemas"], subject: None}
+
+
+def _ids(flow: Flow) -> list[int]:
+    """The ids of the value schemas in the topic of the table."""
+    from tests.integration.test_messages import _raw
+
+    return [int.from_bytes((each.value() or b"")[1:5], "big") for each in _raw(flow, "a")]
+
+
+def test_a_trigger_that_fails_lets_the_statement_pass(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    _install(flow)
+    flow.create()
+    for name in ("note_ddl", "note_dropped"):
+        ((made,),) = flow.execute(f"SELECT pg_get_functiondef('bottledwater.{name}'::regproc)")
+        flow.execute(made.replace("PERFORM ", "PERFORM nothing(1), "))
+    flow.execute("ALTER TABLE a ADD c int", "ALTER TABLE a DROP c", "INSERT INTO a VALUES (1)")
+    flow.stream()
+    assert not flow.read("ddl") and len(flow.read("a")) == 1
+    _install(flow)
+    flow.execute("ALTER TABLE a ADD c int")
+    flow.stream()
+    assert [each["tag"] for each in _statements(flow)] == ["ALTER TABLE"]
+
+
+def test_only_what_was_installed_is_removed(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    _install(flow)
+    with connect.session(flow.dsn) as connection:
+        ddl.remove(connection)
+        ddl.remove(connection)
+        assert not ddl.installed(connection)
+        assert not connection.execute("SELECT FROM pg_namespace WHERE nspname = 'bottledwater'").fetchone()
+        ddl.install(connection)
+        connection.execute("CREATE TABLE bottledwater.of_others (id int)")
+        connection.execute("ALTER EVENT TRIGGER bottledwater_ddl DISABLE")
+        assert not ddl.installed(connection)
+        ddl.remove(connection)
+        assert connection.execute("SELECT count(*) FROM bottledwater.of_others").fetchone() == (0,)
+        connection.execute("CREATE ROLE nobody_special NOLOGIN")
+        connection.execute(f"GRANT CREATE ON DATABASE {connection.info.dbname} TO nobody_special")  # type: ignore[arg-type]
+        connection.execute("SET ROLE nobody_special")
+        with pytest.raises(Refused, match="may not make or drop event triggers") as caught:
+            ddl.install(connection)
+        assert "superuser" in str(caught.value)
+        connection.execute("RESET ROLE")
+        connection.execute("DROP OWNED BY nobody_special")
+        connection.execute("DROP ROLE nobody_special")

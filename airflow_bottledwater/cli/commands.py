@@ -87,6 +87,21 @@ def preflight(**values: Any) -> None:
     log.info("Ready: %d tables (%d with a key) of database %r.", len(found.tables), keyed, found.cluster.database)
 
 
+@cli.command("take-over")
+@options(everything=True)
+def take_over_command(**values: Any) -> None:
+    """Go on with a slot that another program has read, such as a connector of Debezium, without a snapshot.
+
+    The slot is taken over at its confirmed position; what was committed before is not published. Stop the other program
+    first, then run this once, and start the pipeline.
+    """
+    from airflow_bottledwater.model.lsn import format_lsn
+    from airflow_bottledwater.provision.take_over import take_over
+
+    made = take_over(pipeline_of({name: value for name, value in values.items() if name not in RUN_ONLY}))
+    click.echo(f"Slot {made.name!r} is taken over at {format_lsn(made.consistent_point)}: start the stream.", err=True)
+
+
 @cli.command()
 @options(everything=False)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")

@@ -176,10 +176,16 @@ class _Import:
             "tombstone. Operation, position and time are in the headers.",
         )
         self.made["name"] = self._take("slot.name") or "debezium"
+        publication = self.given.get("publication.name", "dbz_publication")
+        second = '"' + f"{publication}_unkeyed".replace('"', '""') + '"'
         self._say(
             "slot.name",
             "The pipeline makes a slot of its own, and takes a snapshot: give it another name to run both side by "
-            "side, or drop the connector's slot before.",
+            "side, or drop the connector's slot before. Or go on with the connector's slot, without a snapshot: set "
+            f"source.publication to {publication} and source.create_publication to false; while the connector still "
+            f"runs, run in the database: CREATE PUBLICATION {second} WITH (publish = "
+            "'insert, truncate'); stop the connector; then run: bottledwater take-over -c FILE (docs/debezium.md says "
+            "what that means).",
         )
         for part in (self._source, self._tables, self._columns, lambda: self._topics(flat), self._values, self._rest):
             part()

@@ -144,7 +144,7 @@ def assume_complete(pipeline: Settings, position: Position) -> SlotRecord:
             )
         claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
         try:
-            record = _assume(pipeline, claim, connection, findings, present.confirmed, position)
+            record = assume(pipeline, claim, connection, findings, present.confirmed, position)
         finally:
             claim.close()
     log.warning(
@@ -155,7 +155,7 @@ def assume_complete(pipeline: Settings, position: Position) -> SlotRecord:
     return record
 
 
-def _assume(
+def assume(
     pipeline: Settings,
     claim: Claim,
     connection: Connection,

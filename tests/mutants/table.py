@@ -362,6 +362,24 @@ MUTANTS = (
         f"{_OUTBOX}::test_rows_become_the_records_that_they_describe",
     ),
     Mutant(
+        "a slot is taken over at its confirmed position",
+        "take_over.take_over",
+        swap("Position(present.confirmed, 0)", "Position(present.confirmed + (1 << 20), 0)"),
+        f"{_TAKE_OVER}::test_the_first_changes_are_those_behind_the_confirmed_position",
+    ),
+    Mutant(
+        "a slot is taken over where its publications were there",
+        "take_over.take_over",
+        drop("_check_publications(connection, pipeline)"),
+        f"{_TAKE_OVER}::test_a_slot_that_cannot_be_taken_over_is_left_alone",
+    ),
+    Mutant(
+        "topics with other records are not written to",
+        "take_over.take_over",
+        drop("_check_topics(pipeline, findings.tables)"),
+        f"{_TAKE_OVER}::test_topics_with_other_records_are_refused",
+    ),
+    Mutant(
         "a message does not pass the transaction whose commit follows it",
         "TransactionAssembler._take_message",
         swap("Position(message.lsn - 1, 1)", "Position(message.lsn, 1)"),

@@ -1,0 +1,161 @@
+"""Takes over a slot that another program has read, such as a connector of Debezium, from where that has stopped, and
+without a snapshot: at the user's word that everything before is in the topics, or need not be."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.errors import Refused, SlotError, SlotInUse, StateError
+from airflow_bottledwater.kafka.clients import errors, made, reader_config
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.slot import SlotRecord
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres import publication, slot
+from airflow_bottledwater.postgres.connect import Connection, session
+from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.create import assume
+from airflow_bottledwater.state.claim import Claim
+
+log = logging.getLogger(__name__)
+
+#: records of a partition, before its end, among which the last one is looked for: some of them may be no rows
+_LAST = 5
+#: seconds for which a record is waited for
+_WAIT = 5.0
+#: milliseconds for which it is looked whether the slot's next change can be sent
+_PEEK_MS = 60_000
+
+
+def take_over(pipeline: Settings) -> SlotRecord:
+    """Write the state of a pipeline whose snapshot is complete, and whose stream begins at the slot's confirmed
+    position.
+
+    :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
+    :raises StateError: the slot is this pipeline's already.
+    :raises SlotError: there is no such slot, it is not one of pgoutput, of another database or invalidated, or the
+        publications did not exist at its position.
+    :raises SlotInUse: somebody reads from it.
+    :raises Refused: the topics have other records than the pipeline would write.
+    """
+    findings = preflight.run(pipeline.with_(adopt_slot=True, create_publication=False))
+    if findings.state.slot is not None:
+        raise StateError(f"Slot {pipeline.slot!r} is this pipeline's already.", "Start the stream.")
+    with session(pipeline.postgres, f"Taking slot {pipeline.slot!r} over") as connection:
+        present = slot.state(connection, pipeline.slot)
+        if present is None:
+            raise SlotError(
+                f"There is no slot {pipeline.slot!r}.",
+                "Check its name: it is the connector's slot.name. Without one, start with a snapshot.",
+            )
+        slot.check(present, findings.cluster.database)
+        if present.active_pid is not None:
+            raise SlotInUse(
+                f"Slot {pipeline.slot!r} is in use by process {present.active_pid}.", "Stop the connector first."
+            )
+        _check_publications(connection, pipeline)
+        _check_topics(pipeline, findings.tables)
+        position = Position(present.confirmed, 0)
+        claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
+        try:
+            record = assume(pipeline, claim, connection, findings, present.confirmed, position)
+        finally:
+            claim.close()
+    log.warning(
+        "Slot %r is taken over at %s. Whether everything before it is in the topics is not known; what the other "
+        "program has published behind it is published again. bottledwater verify says which rows are missing.",
+        pipeline.slot,
+        format_lsn(present.confirmed),
+    )
+    return record
+
+
+def _check_publications(connection: Connection, pipeline: Settings) -> None:
+    """Let PostgreSQL decode the slot's next change, without moving the slot: it can send nothing from before the
+    publications were made.
+
+    :raises SlotError: it cannot.
+    """
+    names = publication.as_option(publication.names(pipeline.publication_name), connection)
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL statement_timeout = {_PEEK_MS}")
+            connection.execute(
+                "SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, 1, 'proto_version', '1', "
+                "'publication_names', %s)",
+                (pipeline.slot, names),
+            )
+    except psycopg.errors.QueryCanceled:
+        log.info("No change of the tables was found in %d s; the stream looks further.", _PEEK_MS // 1000)
+    except psycopg.errors.UndefinedObject as error:
+        raise SlotError(
+            f"Slot {pipeline.slot!r} has changes from before its publications were made: {str(error).splitlines()[0]}.",
+            "Let the connector read on until it has confirmed what was written after both were made (with a heartbeat, "
+            "if nothing is written to its tables), stop it, and try again.",
+        ) from None
+
+
+def _check_topics(pipeline: Settings, tables: list[SourceTable]) -> None:
+    """Compare the last record of each topic that exists with what the pipeline writes; where there is a registry,
+    it has compared the schemas.
+
+    :raises Refused: a topic has other records.
+    """
+    if pipeline.record_format.uses_registry:
+        return
+    by_topic = {name: table for name, table in TableMapping.of(pipeline).by_topic(tables).items() if not table.outbox}
+    present = Topics(pipeline.kafka).describe(list(by_topic))
+    for name, topic in present.items():
+        for key, value in _last(pipeline.kafka, name, topic.partitions):
+            if why := unlike(by_topic[name], key, value):
+                raise Refused(
+                    f"Topic {name!r} has records that the pipeline would not write: {why}.",
+                    "Give the pipeline topics of its own (another topic_prefix): consumers then read the old topics "
+                    "to their end, and the new ones from their beginning.",
+                )
+
+
+def unlike(table: SourceTable, key: bytes | None, value: bytes | None) -> str:
+    """What tells a record of a topic from those of a table in JSON; empty if nothing does."""
+    fields = {column.field for column in table.columns}
+    of_key = {column.field for column in table.columns if column.name in table.key}
+    try:
+        read: list[Any] = [None if each is None else json.loads(each) for each in (key, value)]
+    except ValueError:
+        return "they are no JSON"
+    if any(isinstance(each, dict) and each.keys() == {"schema", "payload"} for each in read):
+        return "they have the schema with each of them (schemas.enable)"
+    if (read[0].keys() if isinstance(read[0], dict) else set()) != of_key:
+        return f"their keys are not the columns {', '.join(sorted(of_key)) or '(none)'}"
+    if isinstance(read[1], dict) and {"before", "after", "op"} <= read[1].keys():
+        return "they have Debezium's envelope (before, after)"
+    if read[1] is not None and not (isinstance(read[1], dict) and read[1].keys() <= fields):
+        return "their values have other fields than the table's columns"
+    return ""
+
+
+def _last(kafka: Mapping[str, str], topic: str, partitions: int) -> list[tuple[bytes | None, bytes | None]]:
+    """The key and value of the last record of each partition that has one."""
+    found = []
+    consumer = made(Consumer, {**reader_config(kafka), "enable.partition.eof": "true"})
+    try:
+        with errors(kafka):
+            for partition in range(partitions):
+                low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_WAIT)
+                consumer.assign([TopicPartition(topic, partition, max(low, high - _LAST))])
+                last = None
+                while low < high and (message := consumer.poll(_WAIT)) is not None and message.error() is None:
+                    last = message.key(), message.value()
+                found += [last] if last is not None else []
+    finally:
+        consumer.close()
+    return found

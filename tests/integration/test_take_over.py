@@ -1,0 +1,156 @@
+"""Taking over the slot of a connector of Debezium, from where it has stopped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_bottledwater.errors import PreflightError, Refused, SlotError, SlotInUse, StateError
+from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.lsn import Position, parse_lsn
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.replication import ReplicationStream
+from airflow_bottledwater.provision.take_over import take_over, unlike
+from airflow_bottledwater.verify import driver
+from tests.support.topics import Flow, MakeFlow
+from tests.support.wire import INT4, TEXT, plain, table
+
+#: what a connector makes, and what is to be made while it runs
+_DEBEZIUM = "CREATE PUBLICATION dbz_publication FOR TABLE a"
+_SECOND = "CREATE PUBLICATION dbz_publication_unkeyed WITH (publish = 'insert, truncate')"
+
+
+@pytest.fixture
+def flow_settings() -> dict[str, Any]:
+    """A connector's publication."""
+    return {"tables": "a", "publication": "dbz_publication", "create_publication": False}
+
+
+@pytest.fixture
+def flow_statements() -> tuple[str, ...]:
+    """A table."""
+    return ("CREATE TABLE a (id int PRIMARY KEY, b text)",)
+
+
+def _slot(flow: Flow) -> None:
+    flow.execute(f"SELECT pg_create_logical_replication_slot('{flow.pipeline.slot}', 'pgoutput')")
+
+
+def _confirm(flow: Flow) -> str:
+    """The connector has read everything."""
+    slot = flow.pipeline.slot
+    ((lsn,),) = flow.execute(
+        f"SELECT end_lsn::text FROM pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())"
+    )
+    return str(lsn)
+
+
+def test_the_first_changes_are_those_behind_the_confirmed_position(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.execute(_DEBEZIUM, _SECOND)
+    _slot(flow)
+    flow.execute("INSERT INTO a VALUES (1, 'read by the connector')")
+    confirmed = _confirm(flow)
+    flow.execute(
+        "INSERT INTO a VALUES (2, 'not read')", "DELETE FROM a WHERE id = 1", "INSERT INTO a VALUES (3, 'new')"
+    )
+    with pytest.raises(PreflightError, match="was not created by this pipeline"):
+        flow.create()
+    record = take_over(flow.pipeline)
+    assert record.consistent_point == parse_lsn(confirmed)
+    flow.stream()
+    found = flow.read("a")
+    assert [(each.key["id"], each.op) for each in found] == [(2, "c"), (1, "d"), (3, "c")]
+    assert all(each.pos > str(Position(parse_lsn(confirmed), 0)) for each in found)
+    assert flow.snapshot().rows == 0 and len(flow.read("a")) == 3
+    with pytest.raises(StateError, match="is this pipeline's already"):
+        take_over(flow.pipeline)
+    flow.execute("INSERT INTO a VALUES (4, 'x')")
+    flow.stream()
+    assert [each.key["id"] for each in flow.read("a")] == [2, 1, 3, 4]
+
+
+def test_a_verification_says_which_rows_the_topics_do_not_have(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.execute(_DEBEZIUM, _SECOND, "INSERT INTO a VALUES (1, 'before'), (2, 'before')")
+    _slot(flow)
+    _confirm(flow)
+    flow.execute("UPDATE a SET b = 'behind' WHERE id = 2")
+    take_over(flow.pipeline)
+    with flow.streaming():
+        found = driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
+    (of_a,) = found.tables
+    assert of_a.counts == {"missing": 1} and of_a.differences[0].key == {"id": "1"}
+
+
+def test_a_slot_that_cannot_be_taken_over_is_left_alone(make_flow: MakeFlow) -> None:
+    flow = make_flow(outage_timeout=10.0)
+    flow.execute(_DEBEZIUM)
+    with pytest.raises(PreflightError, match="Publication 'dbz_publication_unkeyed' does not exist"):
+        take_over(flow.pipeline)
+    _slot(flow)
+    flow.execute("INSERT INTO a VALUES (1, 'before the second publication')", _SECOND)
+    ((version,),) = flow.execute("SELECT current_setting('server_version_num')::int")
+    if version < 180000:  # since then it is no error for PostgreSQL
+        with pytest.raises(SlotError, match="changes from before its publications were made"):
+            take_over(flow.pipeline)
+    _confirm(flow)
+    slot = flow.pipeline.slot
+    stream = ReplicationStream(flow.dsn, slot, ("dbz_publication",), 0, messages=False, buffer_bytes=1 << 20)
+    with pytest.raises((PreflightError, SlotInUse), match="is in use by process"):
+        take_over(flow.pipeline)
+    stream.close()
+    flow.execute("CREATE TABLE c (id int PRIMARY KEY)")
+    flow.change(tables=("a", "c"))
+    with pytest.raises(PreflightError, match=r"public\.c"):
+        take_over(flow.pipeline)
+    flow.change(tables="a", slot=f"{slot}_no")
+    with pytest.raises(SlotError, match="There is no slot"):
+        take_over(flow.pipeline)
+    flow.execute(f"SELECT pg_create_physical_replication_slot('{slot}_no')")
+    with pytest.raises(PreflightError, match="uses 'physical', not pgoutput"):
+        take_over(flow.pipeline)
+    assert not [name for name in Topics(flow.pipeline.kafka).names() if name.startswith(flow.pipeline.topic_prefix)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ({"id": 1}, {"before": None, "after": {"id": 1}, "op": "c", "source": {}}, "Debezium's envelope"),
+        ({"schema": {}, "payload": {"id": 1}}, {"id": 1}, "schemas.enable"),
+        ({"id": 1, "b": "x"}, {"id": 1}, "their keys"),
+        (None, {"id": 1}, "their keys"),
+        ({"id": 1}, {"id": 1, "other": 2}, "other fields"),
+        ({"id": 1}, 5, "other fields"),
+        ({"id": 1}, {"id": 1, "b": "x"}, ""),
+        ({"id": 1}, None, ""),
+    ],
+)
+def test_records_that_the_pipeline_would_not_write_are_told_apart(key: Any, value: Any, said: str) -> None:
+    of = table(("id", plain(INT4)), ("b", plain(TEXT)), key=("id",))
+    as_bytes = [None if each is None else json.dumps(each).encode() for each in (key, value)]
+    found = unlike(of, *as_bytes)
+    assert said in found if said else not found
+
+
+@pytest.mark.parametrize("plain_rows", [False, True])
+def test_topics_with_other_records_are_refused(make_flow: MakeFlow, plain_rows: bool) -> None:
+    flow = make_flow()
+    flow.execute(_DEBEZIUM, _SECOND)
+    _slot(flow)
+    topics = Topics(flow.pipeline.kafka)
+    topics.create(flow.topic("a"), partitions=2, replication=1, config={"cleanup.policy": "compact"})
+    value = {"id": 1, "b": "x"} if plain_rows else {"before": None, "after": {"id": 1, "b": "x"}, "op": "c"}
+    producer = Producer(flow.pipeline.kafka)
+    producer.produce(flow.topic("a"), json.dumps(value), json.dumps({"id": 1}), 1)
+    assert not producer.flush(30)
+    if plain_rows:
+        take_over(flow.pipeline)
+        return
+    with pytest.raises(Refused, match="Debezium's envelope"):
+        take_over(flow.pipeline)
+    with connect(flow.dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone()

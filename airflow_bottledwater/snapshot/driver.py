@@ -220,7 +220,7 @@ class _SnapshotDriver:
             self._guard.stepped(limit, "stopped", f"{pressed.what} The job ends.")
             raise pressed
         self._guard.stepped(limit, "renewed", f"{pressed.what} What is left is read under a new snapshot.")
-        self._guard.watch((), tuple)
+        self._guard.watch(list(self._claim.state.tables), tuple)
         holder.close()
         # each lane publishes the range that it reads, and then finds that nobody holds the snapshot any more
         if not watch.ended(self._pipeline.transaction_timeout):

@@ -260,9 +260,8 @@ def test_a_live_snapshot_gives_its_locks_to_who_waits(make_flow: MakeFlow) -> No
         request_id = flow.ask("a", where="pg_sleep(0.01) IS NOT NULL")
         until(lambda: flow.reported(request_id).state == "reading", "it reads", failed=errors)
         until(lambda: job(flow).pressure, "it is guarded", failed=errors)
-        began = time.monotonic()
-        flow.execute("ALTER TABLE a ADD more int")
-        assert time.monotonic() - began < 30
+        # the condition alone takes minutes
+        flow.execute("SET lock_timeout = '60s'", "ALTER TABLE a ADD more int")
         until(lambda: ("locks", "rested") in steps(flow), "the status has it", failed=errors)
         snapshots_cancelled(flow, request_id)
 

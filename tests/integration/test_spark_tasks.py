@@ -18,12 +18,17 @@ from confluent_kafka import Producer
 from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 
 from airflow_bottledwater.errors import Outage, Refused, TakenOver
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.jobs.submit import LOCAL_CONF
+from airflow_bottledwater.postgres import watch
+from airflow_bottledwater.snapshot import driver as snapshot_driver
+from airflow_bottledwater.snapshot.task import SnapshotResult
 from airflow_bottledwater.spark import error_codec, job, snapshot, stream, verify
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.verify import driver
 from tests.support.topics import MakeFlow
+from tests.support.waiting import until
 
 # Spark's workers do not have this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -93,6 +98,42 @@ def test_a_verification_reads_tables_and_topics_in_tasks(
     assert not errors
     with pytest.raises(Refused, match="/nowhere"):
         verify.run_readings(context, flow.pipeline, SettingsFile("/nowhere/pipeline.json"), [NOWHERE])
+
+
+@pytest.mark.long
+def test_tasks_read_on_under_a_new_snapshot_when_theirs_is_given_up(
+    context: SparkContext, make_flow: MakeFlow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_INTERVAL", 0.2)
+    flow = make_flow(tables="items", lock_queue_limit=0.3, range_bytes=65536)
+    flow.execute("CREATE TABLE items (id bigint PRIMARY KEY, name text)")
+    flow.execute("INSERT INTO items SELECT g, repeat('item ' || g, 5) FROM generate_series(1, 500000) g")
+    flow.create()
+    file = SettingsFile(str(flow.pipeline.write(tmp_path)))
+    results: list[Any] = []
+
+    def work() -> None:
+        try:
+            results.append(
+                snapshot_driver.run(flow.pipeline, partial(snapshot.run_lanes, context, flow.pipeline, file))
+            )
+        except BaseException as error:
+            results.append(error)
+
+    def found() -> Any:
+        return status.report(flow.pipeline).job
+
+    taking = threading.Thread(target=work, daemon=True)
+    taking.start()
+    until(lambda: found() and found().progress.get("ranges_done"), "it reads", failed=results)
+    flow.transaction("LOCK TABLE items IN ACCESS EXCLUSIVE MODE", "UPDATE items SET name = 'new' WHERE id % 1000 = 1")
+    taking.join(120)
+    assert [(each.limit, each.step) for each in found().guard] == [("locks", "renewed")]
+    (result,) = results
+    assert isinstance(result, SnapshotResult) and 500_000 <= result.rows < 600_000, result
+    flow.execute("DELETE FROM items WHERE id % 1000 = 2")
+    flow.stream()
+    assert flow.compare("items").differences == []
 
 
 def test_a_lanes_permanent_error_is_not_tried_again(context: SparkContext) -> None:

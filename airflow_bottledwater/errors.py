@@ -89,6 +89,11 @@ class SourcePressed(Outage):
         self.limit = limit
 
 
+class HolderEnded(Outage):
+    """The session that holds the snapshot has ended: nothing can be read under it any more, however often it is
+    tried."""
+
+
 class ApplicationEnded(Outage):
     """The Spark application of a job was ended by its cluster; the job may be submitted again."""
 

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.errors import HolderEnded, Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog, locks, partitions, row_filter, slot
@@ -311,7 +311,7 @@ def begin_task(connection: Connection, table: SourceTable, held: ExportedSnapsho
         # the snapshot's name still exists, but not the process that exported it (ProcArrayInstallImportedXmin)
         psycopg.errors.ObjectNotInPrerequisiteState,
     ) as error:
-        raise Outage(
+        raise HolderEnded(
             "The session that holds the snapshot has ended.", "Run the snapshot again: finished ranges are kept."
         ) from error
     _check_names(connection, named)

@@ -80,8 +80,8 @@ def returned(work: Callable[[], T], *, repeated: bool = True) -> T | Failure:
         return work()
     except BottledWaterError as error:
         carried = pack(error)
-        # the driver settles what the registry has lost
-        if repeated and transient(error) and not isinstance(error, errors.SchemasLost):
+        # the driver settles what the registry has lost, and has another session hold another snapshot
+        if repeated and transient(error) and not isinstance(error, errors.SchemasLost | errors.HolderEnded):
             raise carried from error
         return Failure(str(carried))
 

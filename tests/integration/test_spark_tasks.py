@@ -23,7 +23,7 @@ from airflow_bottledwater.jobs.submit import LOCAL_CONF
 from airflow_bottledwater.postgres import watch
 from airflow_bottledwater.snapshot import driver as snapshot_driver
 from airflow_bottledwater.snapshot.task import SnapshotResult
-from airflow_bottledwater.spark import error_codec, job, snapshot, stream, verify
+from airflow_bottledwater.spark import error_codec, job, snapshot, stream, tasks, verify
 from airflow_bottledwater.spark.job import SettingsFile
 from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.verify import driver
@@ -110,6 +110,7 @@ def test_tasks_read_on_under_a_new_snapshot_when_theirs_is_given_up(
     flow.execute("INSERT INTO items SELECT g, repeat('item ' || g, 5) FROM generate_series(1, 500000) g")
     flow.create()
     file = SettingsFile(str(flow.pipeline.write(tmp_path)))
+    tasks.warm_workers(context, flow.pipeline, 2, snapshot.warm)
     results: list[Any] = []
 
     def work() -> None:

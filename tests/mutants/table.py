@@ -1900,10 +1900,16 @@ MUTANTS = (
         "Spark does not repeat a permanent error",
         "returned",
         swap(
-            "repeated and transient(error) and (not isinstance(error, errors.SchemasLost))",
-            "True or not isinstance(error, errors.SchemasLost)",
+            "repeated and transient(error) and (not isinstance(error, errors.SchemasLost | errors.HolderEnded))",
+            "True or not isinstance(error, errors.SchemasLost | errors.HolderEnded)",
         ),
         f"{_TASKS}::test_a_lanes_permanent_error_is_not_tried_again",
+    ),
+    Mutant(
+        "a task whose snapshot was given up is not started again",
+        "returned",
+        swap("errors.SchemasLost | errors.HolderEnded", "errors.SchemasLost"),
+        "tests/unit/spark/test_error_codec.py::test_a_task_whose_snapshot_was_given_up_is_not_started_again",
     ),
     Mutant(
         "a repeated task looks first whose the slot is",

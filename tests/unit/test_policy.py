@@ -32,6 +32,7 @@ CLASSES = [
 EXPECTED = {
     errors.Outage: ErrorAction.WAIT,
     errors.SourcePressed: ErrorAction.WAIT,
+    errors.HolderEnded: ErrorAction.WAIT,
     errors.ApplicationEnded: ErrorAction.WAIT,
     errors.Interrupted: ErrorAction.WAIT,
     errors.SlotInUse: ErrorAction.WAIT,
@@ -64,6 +65,7 @@ def test_only_what_passes_by_waiting_is_submitted_again(kind: type[errors.Bottle
     passing = (
         errors.Outage,
         errors.SourcePressed,
+        errors.HolderEnded,
         errors.ApplicationEnded,
         errors.Interrupted,
         errors.SlotInUse,

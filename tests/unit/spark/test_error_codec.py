@@ -60,6 +60,14 @@ def test_text_without_a_token_carries_nothing() -> None:
     assert unpack("java.lang.OutOfMemoryError") is None
 
 
+def test_a_task_whose_snapshot_was_given_up_is_not_started_again() -> None:
+    def ended() -> None:
+        raise errors.HolderEnded("The session that holds the snapshot has ended.", "Run it again.")
+
+    with pytest.raises(errors.HolderEnded, match="Run it again"):
+        received(returned(ended))
+
+
 def test_what_passes_is_raised_so_that_spark_starts_the_task_again() -> None:
     def away() -> None:
         raise errors.Outage("The broker is away.")

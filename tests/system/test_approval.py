@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.airflow_client import AirflowClient
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.triggers.watching import SETTLED
 from tests.support.describing import described
 from tests.support.topics import Flow
 from tests.support.waiting import until
@@ -68,6 +70,9 @@ def asked(client: AirflowClient, run_id: str) -> dict[str, Any]:
         return any(t["state"] == "awaiting_input" for t in client.task_instances("asks", run_id))
 
     until(waiting, "it asks", 300)
+    # nobody answers as fast as this: Airflow's scheduler could take the end of the process that has asked for the end
+    # of the task
+    time.sleep(SETTLED)
     return client.request("GET", f"dags/asks/dagRuns/{run_id}/taskInstances/drop/-1/hitlDetails")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_bottledwater.encoding import names, types
 from airflow_bottledwater.errors import SchemaRefused
-from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.relation import Column, SourceTable
 
 
 def _distinct(table: SourceTable, fields: list[dict[str, Any]]) -> None:
@@ -62,10 +62,10 @@ def value_schema(table: SourceTable, record: names.Record | None = None) -> str:
     :param record: what it is called; None: by the table's name.
     :raises SchemaRefused: two columns, or two types, would get the same Avro name.
     """
-    record = record or _by_name(table)
+    record = record or names.named(table.schema, table.name)
     fields: list[dict[str, Any]] = []
     for column in table.columns:
-        kind = types.mapping(column.type).avro(column.type)
+        kind = _kind(column, record)
         field: dict[str, Any] = {
             "name": names.mangle(column.field),
             "type": kind if column.required else ["null", kind],
@@ -93,23 +93,57 @@ def key_schema(table: SourceTable, record: names.Record | None = None) -> str:
 
     :param record: what the record of a row is called; None: by the table's name.
     """
-    record = record or _by_name(table)
+    record = record or names.named(table.schema, table.name)
     columns = {column.name: column for column in table.columns}
     fields = [
         {
             "name": names.mangle(columns[name].field),
-            "type": types.plain(types.mapping(columns[name].type).avro(columns[name].type)),
+            "type": types.plain(_kind(columns[name], record)),
         }
         for name in table.key
     ]
     schema = {
         "type": "record",
-        "name": f"{record.name}_key",
+        "name": record.key,
         "namespace": record.namespace,
         "fields": fields,
     }
     return json.dumps(_named_once(table, schema, {}), separators=(",", ":"), ensure_ascii=False)
 
 
-def _by_name(table: SourceTable) -> names.Record:
-    return names.Record(names.namespace(table.schema), names.mangle(table.name))
+#: the names that Debezium has for what Avro's logical types say
+#: (https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-temporal-types). Kafka
+#: Connect knows date and decimal by themselves, and refuses them with another name
+_CONNECT = {
+    "time-micros": "io.debezium.time.MicroTime",
+    "timestamp-micros": "io.debezium.time.MicroTimestamp",
+    "local-timestamp-micros": "io.debezium.time.MicroTimestamp",
+    "uuid": "io.debezium.data.Uuid",
+}
+
+
+def _kind(column: Column, record: names.Record) -> Any:
+    """The schema of a column's values; with the names that Kafka Connect takes for its own where there is an
+    envelope."""
+    found = types.mapping(column.type).avro(column.type)
+    return _for_connect(found) if record.envelope else found
+
+
+def _for_connect(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_for_connect(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inside = {name: _for_connect(schema[name]) for name in ("type", "items", "values", "fields") if name in schema}
+    if name := _CONNECT.get(schema.get("logicalType", "")):
+        inside |= {"connect.version": 1, "connect.name": name}
+    return {**schema, **inside}
+
+
+def without_logical(schema: Any) -> Any:
+    """The schema with plain types: fastavro then leaves values as they are on the wire."""
+    if isinstance(schema, dict):
+        return {k: without_logical(v) for k, v in schema.items() if k not in ("logicalType", "precision", "scale")}
+    if isinstance(schema, list):
+        return [without_logical(s) for s in schema]
+    return schema

@@ -79,7 +79,7 @@ def value_schema(table: SourceTable, record: names.Record) -> str:
     :param record: what it is called.
     """
     schema = _object([(column, _schema(column.type)) for column in table.columns])
-    return _text(".".join(record), schema, table.comment)
+    return _text(f"{record.namespace}.{record.name}", schema, table.comment)
 
 
 def key_schema(table: SourceTable, record: names.Record) -> str:
@@ -91,7 +91,7 @@ def key_schema(table: SourceTable, record: names.Record) -> str:
     columns = {column.name: column for column in table.columns}
     properties = {columns[name].field: _plain(_schema(columns[name].type)) for name in table.key}
     schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    return _text(f"{'.'.join(record)}_key", schema)
+    return _text(f"{record.namespace}.{record.key}", schema)
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -50,6 +50,23 @@ RELATION = int64s(
     "converts",  # whether one of its columns is converted
     "filtered",  # whether an insert may have been an update, for a row filter, and lack values
     "outbox",  # whether its rows are records of other topics (kernels.outbox)
+    "whole_old",  # whether the whole old row is published, and not its key alone
+    "envelope",  # its first row in the table of segments: what is around a row (kernels.envelope); -1: nothing
+    "key_head",  # what is in front of a key, likewise; -1: nothing
+)
+
+#: bytes that are the same in each record of a relation version, in the program's names
+SEGMENT = int64s("position", "length")
+
+#: what an envelope tells of a change or a row; a row of a COPY has no number and no xid (-1)
+FACTS = int64s(
+    "snapshot",  # where the row comes from: wire.FROM_…
+    "event",
+    "time",  # of the commit, in microseconds since 1970
+    "lsn",  # 0: not known
+    "ordinal",
+    "xid",
+    "now",  # when it is encoded, in microseconds since 1970
 )
 
 #: a field of the row that is encoded: its format (wire.FIELD_…), and where its bytes are
@@ -60,7 +77,7 @@ FIELD = int64s("kind", "position", "length")
 CHANGE = int64s("kind", "offset", "length", "relation", "lsn", "ordinal", "xid", "time", "flags")
 
 #: a record: where its key and value are (a length of -1 means that it has none), the number of its row or change, and
-#: where headers of its own are (a length of 0 means that it has none), as kernels.outbox writes them
+#: where headers of its own are (a length of 0 means that it has none), as kernels.rows and kernels.outbox write them
 RECORD = int64s(
     "key", "key_length", "value", "value_length", "topic", "partition", "row", "event", "time", "lsn", "ordinal",
     "flags", "headers", "headers_length"
@@ -99,9 +116,9 @@ class Program(NamedTuple):
     :param relations: rows of :data:`RELATION`.
     :param keys: the key columns, by their number within their relation.
     :param columns: rows of :data:`COLUMN`.
-    :param names: what is written before the values of columns (names in JSON, tags in Protocol Buffers), and the labels
-        of enums; then
-        :data:`WORD` more bytes.
+    :param names: what is written before the values of columns (names in JSON, tags in Protocol Buffers), the labels of
+        enums, and the bytes of segments; then :data:`WORD` more bytes.
+    :param segments: rows of :data:`SEGMENT`.
     """
 
     json: bool
@@ -111,6 +128,7 @@ class Program(NamedTuple):
     keys: npt.NDArray[np.int64]
     columns: Rows
     names: npt.NDArray[np.uint8]
+    segments: Rows
 
 
 class Output(NamedTuple):
@@ -144,6 +162,19 @@ def rows(layout: np.dtype[np.void], entries: Sequence[Mapping[str, int]]) -> Row
     for i, entry in enumerate(entries):
         table[i] = tuple(entry[name] for name in names)
     return table
+
+
+def facts(snapshot: int, now: float, lsn: int = 0) -> Rows:
+    """What envelopes tell of all rows of a COPY, and what those of changes have in common.
+
+    :param snapshot: where the rows come from: ``wire.FROM_…``.
+    :param now: seconds since 1970.
+    :param lsn: L of the snapshot that shows the rows; 0: not known.
+    """
+    found = np.zeros(1, dtype=FACTS)
+    found["snapshot"], found["event"], found["xid"], found["lsn"] = snapshot, ord("r"), -1, lsn
+    found["time"] = found["now"] = int(now * 1_000_000)
+    return found
 
 
 def output(records: int, errors: int, size: int) -> Output:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from airflow_bottledwater.encoding import avro, hashes, json_schema, masks, names, protobuf
+from airflow_bottledwater.encoding.envelope import Around, Envelope, around_rows, envelope_schema
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, SourceTable
@@ -44,6 +45,7 @@ class TableMapping:
     :param ddl: the name, without the prefix, of the topic of DDL statements; empty for none.
     :param on_error: what happens at a record that cannot be published, unless a table's options say otherwise.
     :param hash_key: the id of the key of masks that are hashes; empty for none.
+    :param envelope: what is around each row; None for nothing.
     """
 
     format: Format = AVRO
@@ -55,6 +57,7 @@ class TableMapping:
     ddl: str = ""
     on_error: str = "exit"
     hash_key: str = ""
+    envelope: Envelope | None = None
 
     @classmethod
     def of(cls, pipeline: Settings) -> TableMapping:
@@ -69,6 +72,7 @@ class TableMapping:
             ddl=pipeline.ddl_topic,
             on_error=pipeline.on_error,
             hash_key=hashes.remember(pipeline.hash_key).id if pipeline.hash_key else "",
+            envelope=_envelope(pipeline),
         )
 
     @property
@@ -239,7 +243,7 @@ class TableMapping:
 
     def record(self, topic: str) -> names.Record:
         """The name of the records in a topic, as their schemas have it."""
-        return names.record(topic, self.prefix)
+        return names.enveloped(topic) if self.envelope else names.record(topic, self.prefix)
 
     def subjects(self, topic: str, table: SourceTable) -> list[tuple[str, str]]:
         """The registry's subjects of a table's topic (TopicNameStrategy), each with its schema; none if the format
@@ -250,8 +254,25 @@ class TableMapping:
         if table.outbox or not self.format.uses_registry:
             return []
         schemas, record = _SCHEMAS[self.format.schema_type], self.record(topic)
+        make = envelope_schema if self.envelope else schemas.value_schema
         keys = [(f"{topic}-key", schemas.key_schema(table, record))] if table.keyed else []
-        return [*keys, (f"{topic}-value", schemas.value_schema(table, record))]
+        return [*keys, (f"{topic}-value", make(table, record))]
+
+    def around(self, topic: str, table: SourceTable, database: str) -> Around | None:
+        """What is around a table's rows and keys in their records; None for nothing.
+
+        :param database: the name of the source's database.
+        """
+        if self.envelope is None:
+            return None
+        return around_rows(self.envelope, table, topic, database, as_json=self.format.as_json)
+
+
+def _envelope(pipeline: Settings) -> Envelope | None:
+    if pipeline.envelope == "none":
+        return None
+    with_schema = pipeline.envelope_schema and pipeline.record_format.as_json
+    return Envelope(pipeline.topic_prefix or pipeline.slot, with_schema)
 
 
 def _named(topic: str, table: SourceTable) -> str:

@@ -35,10 +35,18 @@ def namespace(schema: str) -> str:
 
 
 class Record(NamedTuple):
-    """The full name of a table's Avro record."""
+    """The full name of a table's Avro record, and in the same namespace those of its key and of the envelope around the
+    row; empty if there is none."""
 
     namespace: str
     name: str
+    key: str
+    envelope: str = ""
+
+    @property
+    def known(self) -> set[str]:
+        """The full names of keys and values in the topic."""
+        return {f"{self.namespace}.{name}" for name in (self.key, self.envelope or self.name)}
 
 
 def record(topic: str, prefix: str) -> Record:
@@ -48,7 +56,21 @@ def record(topic: str, prefix: str) -> Record:
     :param prefix: that of the topic.
     """
     schema, _, table = topic.removeprefix(f"{prefix}." if prefix else "").rpartition(".")
-    return Record(namespace(schema or "public"), mangle(table))
+    return named(schema or "public", table)
+
+
+def named(schema: str, table: str) -> Record:
+    """The name of a table's records.
+
+    :param table: the table's name, or that part of its topic's.
+    """
+    return Record(namespace(schema), mangle(table), f"{mangle(table)}_key")
+
+
+def enveloped(topic: str) -> Record:
+    """The name of the records in a topic as Debezium gives it: the topic is their namespace."""
+    parts = (mangle(part) or "_" for part in topic.split("."))
+    return Record(".".join(parts), "Value", "Key", "Envelope")
 
 
 def topic(schema: str, table: str, prefix: str = "") -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from psycopg import sql
 
 from airflow_bottledwater.encoding import layout, masks, protobuf, types, unheld, wire
+from airflow_bottledwater.encoding.envelope import Around
 from airflow_bottledwater.model.relation import ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import Format
 
@@ -19,12 +20,16 @@ class Target:
     :param topic: the topic's index in the publisher's list of topics.
     :param partitions: how many partitions the topic has.
     :param key_schema: the registry's id of the key's schema, 0 without a registry; ``value_schema`` likewise.
+    :param around: what is around their rows and keys; None for nothing.
+    :param before: whether the old row is sent as a header.
     """
 
     topic: int = 0
     partitions: int = 1
     key_schema: int = 0
     value_schema: int = 0
+    around: Around | None = None
+    before: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,16 @@ class Programs:
     def scratch(self) -> layout.Rows:
         """Scratch memory for the fields of a change's old and new row."""
         return np.zeros((2, self.width), dtype=layout.FIELD)
+
+    @property
+    def around(self) -> int:
+        """The bytes around the rows of a relation version, and around its key, at most."""
+        return int(self.program.segments["length"].sum()) if self.enveloped else 0
+
+    @property
+    def enveloped(self) -> bool:
+        """Whether values are envelopes, of which a change can become three."""
+        return bool((self.program.relations["envelope"] >= 0).any())
 
     def error(self, relation: int, code: int, column: int, offset: int = -1) -> str:
         """The error of a kernel as text.
@@ -73,6 +88,7 @@ class _Builder:
         self.conversions: list[tuple[ColumnType, types.Sql | None]] = []
         self.keys: list[int] = []
         self.names = bytearray()
+        self.segments: list[dict[str, int]] = []
         self._made_of: list[tuple[int, ColumnType, types.TypeMapping]] = []
 
     def add_table(self, table: SourceTable, target: Target, *, copied: bool) -> None:
@@ -94,6 +110,9 @@ class _Builder:
                 "converts": int(any(converted)),
                 "filtered": int(table.filtered),
                 "outbox": int(table.outbox),
+                "whole_old": int(target.around is not None or target.before),
+                "envelope": self._segments(target.around.segments if target.around else ()),
+                "key_head": self._segments((target.around.key_head,) if target.around else ()),
             }
         )
         self.keys += [positions[name] for name in table.key]
@@ -101,6 +120,13 @@ class _Builder:
             head = protobuf.column_tag(column.field, mapping.opcode) if self._tagged else types.json_key(column.field)
             self._add(types.Part(head, column.type, mapping), converted=convert, required=column.required)
             self.conversions.append((column.type, mapping.convert))
+
+    def _segments(self, segments: tuple[bytes, ...]) -> int:
+        first = len(self.segments)
+        for each in segments:
+            self.segments.append({"position": len(self.names), "length": len(each)})
+            self.names.extend(each)
+        return first if any(segments) else -1
 
     def _add(self, part: types.Part, *, converted: bool = False, required: bool = False) -> None:
         opcode = argument = 0
@@ -150,6 +176,7 @@ def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *
             columns=layout.rows(layout.COLUMN, built.columns),
             # writable like all other buffers: for a read-only one, the kernels would be compiled anew
             names=np.frombuffer(built.names + bytes(layout.WORD), dtype=np.uint8),
+            segments=layout.rows(layout.SEGMENT, built.segments),
         ),
         tables=tuple(table for table, _ in tables),
         conversions=tuple(built.conversions),

@@ -103,6 +103,9 @@ EVENT_SNAPSHOT, EVENT_CREATE, EVENT_UPDATE, EVENT_DELETE = ord("r"), ord("c"), o
 #: a logical message, of a transaction and of none
 EVENT_MESSAGE, EVENT_MESSAGE_AT_ONCE = ord("m"), ord("n")
 
+#: where a row that an envelope tells of comes from: the stream, the snapshot, or a live one
+FROM_STREAM, FROM_SNAPSHOT, FROM_LIVE = range(3)
+
 # ---------------------------------------------------------------- which headers records get
 HEADERS = 1  # op and pos
 HEADER_XID = 2

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from psycopg import sql
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Target, compile_programs, select_list
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.hashes import hash_records
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.pipeline.formats import Format
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.postgres.receive import MessageBlock
@@ -106,15 +106,16 @@ def unread(parts: Sequence[SourceTable], upto: Upto) -> Iterator[tuple[SourceTab
             yield part, first
 
 
-def key_hashes(block: MessageBlock, version: Version, format: Format) -> npt.NDArray[np.uint64]:
+def key_hashes(block: MessageBlock, version: Version, mapping: TableMapping) -> npt.NDArray[np.uint64]:
     """The hashes of a block of keys, as :func:`~airflow_bottledwater.kafka.hashes.hash_keys` gives them for the keys of
     records.
 
     :param block: rows of :func:`keys_query`, with the hashes of what is published as such.
     :raises Refused: a key cannot be encoded.
     """
-    target = Target(0, 1, version.key_schema, version.value_schema)
-    programs = compile_programs([(only_key(version.table), target)], format, copied=True)
+    around = mapping.around(version.topic, table := only_key(version.table), "")
+    target = Target(0, 1, version.key_schema, version.value_schema, around)
+    programs = compile_programs([(table, target)], mapping.format, copied=True)
     hashes = []
     for encoded in BlockEncoder(0).encode(block, programs, LARGEST):
         if encoded.rejections:

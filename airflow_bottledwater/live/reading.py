@@ -295,7 +295,7 @@ class LiveReader(threading.Thread):
                 last = upto[part.oid, part.filenode] = first + _SWEPT_BLOCKS
                 blocks = copy.rows(connection, keys_query(part, first, last), idle=self._check)
                 for rows in hashed.rows(self._pipeline, only_key(version.table), blocks):
-                    latest.find(key_hashes(rows, version, self._pipeline.record_format))
+                    latest.find(key_hashes(rows, version, TableMapping.of(self._pipeline)))
                 if time.monotonic() - began > _SWEPT_SECONDS:
                     break
             else:

@@ -28,6 +28,7 @@ from airflow_bottledwater.publish.dead_letter import counted
 from airflow_bottledwater.publish.encode import EncodedBatch
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import without
+from airflow_bottledwater.publish.removed import removals
 from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.state.control_records import SnapshotRequest
@@ -211,7 +212,7 @@ class LiveSnapshot:
         programs = self._session.programs([chunk.version], copied=True)
         assert self._rows is not None
         for block in chunk.blocks:
-            for encoded, rejections in self._rows.encode(chunk.version, block, programs):
+            for encoded, rejections in self._rows.encode(chunk.version, block, programs, chunk.insert_lsn):
                 records = without(encoded.records, rejections)
                 kept = ~newer.rows(records)
                 yield Records(records.table[kept], records.data, records.headers, label)
@@ -224,10 +225,11 @@ class LiveSnapshot:
             yield self._rows.unread(chunk.version, row.key, row.unsendable, chunk.insert_lsn, label)
         dead_letters += len(chunk.large)
         if chunk.stale:
-            records = tombstones(topic, chunk.stale)
-            kept = ~newer.rows(records)
-            yield Records(records.table[kept], records.data, 0, label)
-            removed = int(np.count_nonzero(kept))
+            superseded_keys = newer.rows(tombstones(topic, chunk.stale)).tolist()
+            gone = [key for key, newer_key in zip(chunk.stale, superseded_keys, strict=True) if not newer_key]
+            found = removals(self._session, chunk.version, gone, wire.FROM_LIVE, chunk.insert_lsn)
+            yield replace(found, label=label)
+            removed = len(gone)
         if chunk.partitions is not None and chunk.version.table.partitioned:
             oid = chunk.version.table.oid
             # what was known before of a partition that is read by itself is kept: it may have got another file since
@@ -259,7 +261,7 @@ class LiveSnapshot:
             more, bytes_more = self._rows.find_refused(chunk.version, block, programs)
             found, size = found + more, size + bytes_more
         if chunk.stale:
-            records = tombstones(topic, chunk.stale)
+            records = removals(self._session, chunk.version, chunk.stale, wire.FROM_LIVE)
             for why in find_refused(self._session, records).values():
                 raise RecordError(
                     f"Topic {chunk.version.topic!r} does not take the removal of a key: {why}",

@@ -86,7 +86,7 @@ _SAID = {
     "snapshot.mode": "The snapshot is taken when the slot is created, and only then. To read tables again, ask for a "
     "live snapshot.",
     "plugin.name": "The slot decodes by pgoutput; a slot of another plugin cannot be used.",
-    "tombstones.on.delete": "A deletion is a tombstone, always; there is no record in front of it.",
+    "tombstones.on.delete": "A deletion has a tombstone, always; with an envelope, behind its event.",
     "skipped.operations": "No operation is left out; a TRUNCATE is an event in a topic of its own.",
     "field.name.adjustment.mode": "What Avro does not allow in a name becomes _xx_, as in docs/message-format.md.",
     "schema.name.adjustment.mode": "What Avro does not allow in a name becomes _xx_, as in docs/message-format.md.",
@@ -170,11 +170,19 @@ class _Import:
 
     def run(self) -> Imported:
         flat = _UNWRAP in self.given.values()
-        self._say(
-            "",
-            "The value of a record is the row, without an envelope of before, after, source and op; a deletion is a "
-            "tombstone. Operation, position and time are in the headers.",
-        )
+        if flat:
+            self._say(
+                "",
+                "A deletion is a tombstone, and fields that the transformation adds to rows are not there: operation, "
+                "position and time are in the headers.",
+            )
+        else:
+            self._put("kafka.envelope", "debezium")
+            self._say(
+                "",
+                "Records are in Debezium's envelope. What differs in it, and in the forms of types, is in "
+                "docs/message-format.md (Debezium's envelope).",
+            )
         self.made["name"] = self._take("slot.name") or "debezium"
         publication = self.given.get("publication.name", "dbz_publication")
         second = '"' + f"{publication}_unkeyed".replace('"', '""') + '"'
@@ -260,11 +268,11 @@ class _Import:
     def _topics(self, flat: bool) -> None:
         prefix = self._take("topic.prefix") or self._take("database.server.name")
         if prefix:
-            self._put("kafka.topic_prefix", prefix if flat else f"{prefix}.rows")
+            self._put("kafka.topic_prefix", prefix if flat else f"{prefix}.events")
         # the connector's topics have the schema's name also if it is public
         self._options("public.*")["topic"] = "{schema}.{table}"
         if not flat:
-            self._say("topic.prefix", f"It is {prefix}.rows: topics of {prefix} have other records, in envelopes.")
+            self._say("topic.prefix", f"It is {prefix}.events: the topics of {prefix} are the connector's.")
         if (strategy := self.given.get("topic.naming.strategy", "")).rpartition(".")[2] not in (
             "",
             "SchemaTopicNamingStrategy",
@@ -288,9 +296,9 @@ class _Import:
         if properties:
             self._put("kafka.topic_config", properties)
         self._put("kafka.conn_id", f"{self.made['name']}_kafka")
-        self._format()
+        self._format(flat)
 
-    def _format(self) -> None:
+    def _format(self, flat: bool) -> None:
         converter = self.given.get("value.converter", "")
         registry = self.given.get("value.converter.schema.registry.url", "")
         formats = {"Avro": "", "JsonSchema": "json-schema", "Protobuf": "protobuf"}
@@ -307,8 +315,11 @@ class _Import:
             self._put("kafka.registry", f"{self.made['name']}_registry")
         else:
             self._put("kafka.format", "json")
-            if self.given.get("value.converter.schemas.enable", "true") == "true":
-                self._say("value.converter.schemas.enable", "JSON has no schema in each record.")
+            with_schema = self.given.get("value.converter.schemas.enable", "true") == "true"
+            if with_schema and flat:
+                self._say("value.converter.schemas.enable", "Only envelopes have their schema in each record.")
+            elif with_schema:
+                self._put("kafka.envelope_schema", True)
         if any("basic.auth" in name or "ssl" in name for name in self.given if name.startswith("value.converter.")):
             self._say(
                 "value.converter.schema.registry", "Credentials belong into Airflow's connection, and are not here."

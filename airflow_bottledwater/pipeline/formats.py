@@ -43,5 +43,8 @@ JSON = Format("json", "JSON", "", as_json=True, offers=_OF_JSON)
 JSON_SCHEMA = Format("json-schema", "JSON Schema", "JSON", as_json=True, offers=_OF_JSON)
 PROTOBUF = Format("protobuf", "Protobuf", "PROTOBUF", as_json=False, offers=frozenset(), as_protobuf=True)
 
+#: the formats that can have Debezium's envelope around their rows
+ENVELOPED = (AVRO.name, JSON.name)
+
 #: all formats by name
 FORMATS = {each.name: each for each in (AVRO, JSON, JSON_SCHEMA, PROTOBUF)}

@@ -150,6 +150,23 @@ class FormatSettings:
     format: Annotated[
         Literal["avro", "json", "json-schema", "protobuf"], about("Format of the records.", changes="never")
     ] = "avro"
+    envelope: Annotated[
+        Literal["none", "debezium"],
+        about(
+            "A value is the row, or Debezium's envelope of the old row, the new one and the source.", changes="never"
+        ),
+    ] = "none"
+    before: Annotated[
+        Literal["none", "header"],
+        about("Send the old row of an update or a deletion as a header, as far as the replica identity gives it."),
+    ] = "none"
+    envelope_schema: Annotated[
+        bool,
+        about(
+            "With an envelope in JSON, put the schema of Kafka Connect in front of each key and value.",
+            changes="never",
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model.forms import TypeOptions
-from airflow_bottledwater.pipeline.formats import FORMATS, Format
+from airflow_bottledwater.pipeline.formats import ENVELOPED, FORMATS, Format
 from airflow_bottledwater.pipeline.groups import (
     SERVERS,
     Connections,
@@ -66,6 +66,7 @@ class Settings(
             SETTINGS["kafka"].refuse(self.kafka)
         if self.record_format.uses_registry and not self.registry.get("url"):
             SETTINGS["registry"].refuse(self.registry)
+        self._check_envelope()
 
     @classmethod
     def of(cls, **values: Any) -> Settings:
@@ -77,6 +78,23 @@ class Settings(
             if name not in SETTINGS:
                 raise unknown(name, SETTINGS)
         return cls(**{"postgres": "", **{name: value for name, value in values.items() if value is not None}})
+
+    def _check_envelope(self) -> None:
+        """:raises SettingError: what is said of the rows does not go into the envelope."""
+        if self.before != "none" and self.envelope != "none":
+            said = "cannot be 'header' with an envelope, which has the old row in its field before"
+            raise SettingError("before", self.before, "none", problem=said)
+        if self._offered("not_null") == "required" and (self.before, self.envelope) != ("none", "none"):
+            said = "cannot be 'required' with old rows (envelope, before): of many, only the key is known"
+            raise SettingError("not_null", "required", "nullable", problem=said)
+        if self.envelope == "none":
+            return
+        if self.format not in ENVELOPED:
+            said = f"cannot be {self.envelope!r} with format = {self.format}"
+            raise SettingError("envelope", self.envelope, f"none, or format = {' or '.join(ENVELOPED)}", problem=said)
+        if self.envelope_schema and self._offered("json_documents") == "value":
+            said = "cannot be 'value' with envelope_schema: documents have no schema of Kafka Connect"
+            raise SettingError("json_documents", "value", "string", problem=said)
 
     @property
     def sends_messages(self) -> bool:

@@ -197,6 +197,8 @@ def _intent(
         pipeline.format,
         pipeline.topic_prefix,
         fingerprint,
+        pipeline.envelope,
+        pipeline.envelope_schema,
     )
 
 

@@ -280,7 +280,9 @@ class _Letters:
         completed = self._completer.complete(batch, programs)
         if dead_letter.copied:
             headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
-        encoded = encode_changes(completed, programs, headers=headers, largest=self._publishing.largest_record)
+        encoded = encode_changes(
+            completed, programs, headers=headers, largest=self._publishing.largest_record, facts=dead_letter.facts
+        )
         if dead_letter.copied:
             encoded.records.table["event"] = wire.EVENT_SNAPSHOT
         rejections = [*encoded.rejections, *oversized(self._publishing, encoded.records)]

@@ -4,6 +4,7 @@ source holds."""
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from airflow_bottledwater.decoding import prepare
+from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.errors import RecordError
@@ -50,6 +52,14 @@ class StoredDeadLetter:
     def label(self) -> str:
         """See :class:`~airflow_bottledwater.kafka.publisher.Records`."""
         return str(self.content["again"].get("label", ""))
+
+    @property
+    def facts(self) -> layout.Rows | None:
+        """What an envelope tells of a snapshot's row; None for a change."""
+        if not self.copied:
+            return None
+        shown = int(self.content["again"].get("lsn", 0))
+        return layout.facts(wire.FROM_LIVE if self.label else wire.FROM_SNAPSHOT, time.time(), shown)
 
     def as_published(self, mapping: TableMapping) -> StoredDeadLetter:
         """The dead letter without the columns that were published when it was written, and are not today, and with the
@@ -128,7 +138,7 @@ class SourceRow:
 
     def allows(self, records: Records, i: int) -> bool:
         """Whether a record of the dead letter may be published."""
-        return self.gone if records.table[i]["value_length"] < 0 else self.same
+        return self.gone if records.table[i]["event"] == wire.EVENT_DELETE else self.same
 
 
 def compare(

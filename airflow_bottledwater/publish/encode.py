@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -67,8 +68,8 @@ class EncodedBatch:
 
 
 def _room_for(largest: int) -> int:
-    """Bytes that one change can need at most: its old key, new key and row, each as large as a record may be, and the
-    space that kernels keep free."""
+    """Bytes that one change can need at most: its old key (with the old row), its new key, and the new row (with the
+    old one), each as large as a record may be, and the space that kernels keep free."""
     return 3 * largest + 64 * 1024
 
 
@@ -82,18 +83,22 @@ class BlockEncoder:
         self._headers = headers
         self._output = layout.output(_PIECE_ROWS, _REJECTIONS, _PIECE_BYTES)
 
-    def encode(self, block: MessageBlock, programs: Programs, largest: int) -> Iterator[Encoded]:
+    def encode(
+        self, block: MessageBlock, programs: Programs, largest: int, facts: layout.Rows | None = None
+    ) -> Iterator[Encoded]:
         """The block's records; each piece is valid until the next one is requested.
 
         :param largest: bytes of the largest record that any topic takes; a row that needs several times as much memory
             is rejected.
+        :param facts: see :func:`~airflow_bottledwater.encoding.layout.facts`; None where there are no envelopes.
         """
         start, scratch = 0, programs.scratch()
+        facts = layout.facts(wire.FROM_SNAPSHOT, 0) if facts is None else facts
         while start < block.count:
             first = start
             output = self._output
             start, _, made, failed = kernels.encode_copy(
-                block.data, block.offsets, start, programs.program, 0, scratch, output
+                block.data, block.offsets, start, programs.program, 0, scratch, facts, output
             )
             rejections = [
                 Rejection(row, programs.error(0, code, column, offset), code)
@@ -111,25 +116,35 @@ class BlockEncoder:
 
 
 def encode_changes(
-    completed: Completed, programs: Programs, *, headers: int = wire.HEADERS, largest: int = LARGEST
+    completed: Completed,
+    programs: Programs,
+    *,
+    headers: int = wire.HEADERS,
+    largest: int = LARGEST,
+    facts: layout.Rows | None = None,
 ) -> Encoded:
     """Encode a whole batch of changes into one buffer.
 
     :param headers: see :class:`Records`.
     :param largest: see :meth:`BlockEncoder.encode`.
+    :param facts: what envelopes tell of a row of a snapshot; None: the changes are those of the stream.
     """
     batch = completed.batch
-    records, errors, out = layout.output(2 * len(batch) + 2, _BATCH_REJECTIONS, 2 * batch.data.size + 64 * 1024)
+    facts = layout.facts(wire.FROM_STREAM, time.time()) if facts is None else facts
+    most = 3 if programs.enveloped else 2
+    size = 2 * batch.data.size + len(batch) * programs.around + 64 * 1024
+    records, errors, out = layout.output(most * len(batch) + 3, _BATCH_REJECTIONS, size)
     scratch = programs.scratch()
     start = cursor = used = count = 0
     rejections: list[Rejection] = []
     while start < len(batch):
         start, cursor, size, made, failed = kernels.encode_changes(
-            batch.data, batch.changes, start, programs.program, completed.texts, cursor, scratch,
+            batch.data, batch.changes, start, programs.program, completed.texts, cursor, scratch, facts,
             layout.Output(records[count:], errors, out[used:]),
         )  # fmt: skip
         records[count : count + made]["key"] += used
         records[count : count + made]["value"] += used
+        records[count : count + made]["headers"] += used
         for change, code, column, offset in errors[:failed].tolist():
             reason = programs.error(int(batch.changes[change]["relation"]), code, column, offset)
             rejections.append(Rejection(change, reason, code, column))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import struct
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 
+from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import RecordError
@@ -21,6 +23,7 @@ from airflow_bottledwater.publish.encode import BlockEncoder, Encoded
 from airflow_bottledwater.publish.refusals import find_refused
 from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
 from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.state.records import BY_LIVE
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +45,17 @@ class RowEncoder:
         self._refused: dict[bytes, str] = {}
 
     def encode(
-        self, version: Version, block: MessageBlock, programs: Programs
+        self, version: Version, block: MessageBlock, programs: Programs, insert_lsn: int = 0
     ) -> Iterator[tuple[Encoded, list[Rejection]]]:
         """The block's records, piece by piece, and the rows that cannot be published; a piece is valid until the next
         one.
 
         :param programs: of this version alone.
+        :param insert_lsn: L of the snapshot that shows the rows; 0: it does not matter.
         :raises RecordError: a row cannot be published and ``on_error`` is exit.
         """
-        for encoded in self._encoder.encode(block, programs, self._session.largest_record):
+        facts = layout.facts(wire.FROM_LIVE if self._by == BY_LIVE else wire.FROM_SNAPSHOT, time.time(), insert_lsn)
+        for encoded in self._encoder.encode(block, programs, self._session.largest_record, facts):
             found = [*oversized(self._session, encoded.records), *encoded.rejections]
             if self._refused:
                 digests = ((row, _digest(block, row)) for row in encoded.rows)

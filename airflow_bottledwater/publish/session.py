@@ -258,6 +258,8 @@ class PublishSession:
                 before = int(ends[start - 1]) if start else 0
                 stop = int(np.searchsorted(ends, before + self.pace.limit / 2, side="right"))
                 stop = max(start + 1, stop)
+                # the event of a deletion and its tombstone have the same key, and stay together
+                stop += int(stop < len(records) and records.table["key"][stop] == records.table["key"][stop - 1])
                 yield Records(records.table[start:stop], records.data, records.headers, records.label)
                 start = stop
 
@@ -378,19 +380,20 @@ class PublishSession:
         # those of the batch before are nearly always the same objects, which are compared at once; a topic's number of
         # partitions is pinned
         if self._programs is None or self._programs[:2] != (versions := tuple(versions), copied):
-            tables = [
-                # an outbox has no topic of its own, and is not encoded by a program
-                (
-                    v.table,
-                    Target()
-                    if v.table.outbox
-                    else Target(self.index[v.topic], self.partitions[v.topic], v.key_schema, v.value_schema),
-                )
-                for v in versions
-            ]
+            tables = [(v.table, self._target(v)) for v in versions]
             made = compile_programs(tables, self.pipeline.record_format, copied=copied)
             self._programs = tuple(versions), copied, made
         return self._programs[2]
+
+    def _target(self, version: Version) -> Target:
+        if version.table.outbox:
+            return Target()  # it has no topic of its own, and is not encoded by a program
+        topic = version.topic
+        mapping = TableMapping.of(self.pipeline)
+        # the state is read, and so the pipeline's name known, before there are records of rows
+        around = mapping.around(topic, version.table, self.name.split("/")[1]) if mapping.envelope else None
+        numbers = version.key_schema, version.value_schema
+        return Target(self.index[topic], self.partitions[topic], *numbers, around, self.pipeline.before == "header")
 
     def refusal(self, records: Sequence[Records]) -> RecordRefused | None:
         """The broker's first refusal when these records are sent, each in a batch of its own, in a transaction that is

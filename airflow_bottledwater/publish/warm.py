@@ -26,9 +26,10 @@ def _encode() -> None:
     programs = compile_programs([], AVRO, copied=False)
     program, fields, data = programs.program, programs.scratch(), np.zeros(1, dtype=np.uint8)
     changes, output = np.zeros(0, dtype=layout.CHANGE), layout.output(2, 1, 1)
-    kernels.encode_copy(data, np.zeros(1, dtype=np.int64), 0, program, 0, fields, output)
+    facts = np.zeros(1, dtype=layout.FACTS)
+    kernels.encode_copy(data, np.zeros(1, dtype=np.int64), 0, program, 0, fields, facts, output)
     kernels.find_conversions(data, changes, program, fields, np.zeros(1, dtype=layout.CONVERSION))
-    kernels.encode_changes(data, changes, 0, program, NOTHING_CONVERTED, 0, fields, output)
+    kernels.encode_changes(data, changes, 0, program, NOTHING_CONVERTED, 0, fields, facts, output)
 
 
 def _fill_unchanged() -> None:

@@ -214,7 +214,9 @@ class _Lane:
         def records() -> Iterator[Records]:
             for block in () if begun is None else itertools.chain([begun], blocks):
                 in_time()
-                for encoded, rejections in self._rows.encode(pinned.version, block, programs):
+                for encoded, rejections in self._rows.encode(
+                    pinned.version, block, programs, self._task.held.insert_lsn
+                ):
                     kept = without(encoded.records, rejections)
                     yield kept
                     for rejection in rejections:

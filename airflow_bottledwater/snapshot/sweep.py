@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
+from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.kafka.key_table import RANGES
-from airflow_bottledwater.kafka.publisher import tombstones
 from airflow_bottledwater.kafka.topic_reader import blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.postgres.connect import check_stopped
+from airflow_bottledwater.publish.removed import removals
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -45,7 +46,8 @@ def sweep(session: PublishSession, pinned: PinnedTable, ends: Sequence[int]) -> 
             latest = _read(session, pinned, ends, reached, low)
             if latest.any_before():
                 for keys in _stale(session, pinned, ends, latest):
-                    session.transact([tombstones(session.index[pinned.topic], keys)], {}, several=True)
+                    records = removals(session, pinned.version, keys, wire.FROM_SNAPSHOT)
+                    session.transact([records], {}, several=True)
                     swept += len(keys)
             low = latest.high
         session.transact([], {sweep_key(pinned.table.oid): Sweep(tuple(ends), True)})

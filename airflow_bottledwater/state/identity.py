@@ -52,6 +52,8 @@ def check_settings(pipeline: Settings, known: PipelineState) -> None:
         return
     values = {
         "format": pipeline.format,
+        "envelope": pipeline.envelope,
+        "envelope_schema": pipeline.envelope_schema,
         "topic_prefix": pipeline.topic_prefix,
         "publication": pipeline.publication_name,
     }

@@ -123,7 +123,7 @@ class Intent:
     :param fingerprint: the definitions of the tables before the slot was created
         (:func:`airflow_bottledwater.postgres.catalog.fingerprint`).
     :param partitioned_tables: root or leaves, as the publications were made.
-    :param format: as the records are made.
+    :param format: as the records are made; ``envelope`` and ``envelope_schema`` likewise.
     """
 
     slot: str
@@ -134,6 +134,8 @@ class Intent:
     format: str
     topic_prefix: str
     fingerprint: dict[str, str] | None = None
+    envelope: str = "none"
+    envelope_schema: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ class StreamPublisher:
         for oid, pinned in tables.items():
             programs = self._session.programs([pinned.version], copied=True)
             for block in rows.blocks[oid]:
-                for encoded, rejections in encoder.encode(pinned.version, block, programs):
+                for encoded, rejections in encoder.encode(pinned.version, block, programs, rows.boundary.insert_lsn):
                     yield without(encoded.records, rejections)
                     for rejection in rejections:
                         letters.append(pinned.table)

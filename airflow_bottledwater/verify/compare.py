@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.pipeline.formats import Format
 from airflow_bottledwater.state.verification import Difference
 from airflow_bottledwater.verify.place import RecordOrder
@@ -45,12 +46,15 @@ class Compared:
 
 
 class Comparison:
-    """Compares one table with its topic."""
+    """Compares one table with its topic.
 
-    def __init__(self, view: View, format: Format, schemas: Schemas | None) -> None:
+    :param envelope: what is around the rows; None for nothing.
+    """
+
+    def __init__(self, view: View, format: Format, schemas: Schemas | None, envelope: Envelope | None = None) -> None:
         self._view, self._places = view, RecordOrder(view)
         self._expectation = Expectation(view.table, format)
-        self._reader = TopicReader(view.table, format, schemas)
+        self._reader = TopicReader(view.table, format, schemas, envelope)
         self._found = Compared()
 
     def compare(self, answers: Sequence[Answer]) -> Compared:

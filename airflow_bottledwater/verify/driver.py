@@ -323,8 +323,9 @@ class _VerifyDriver:
 
     def _compare(self, moment: Moment, oid: int, answers: Sequence[tuple[bool, dict[int, Answer]]]) -> Compared:
         view = self._views(moment, {})[oid]
+        mapping = TableMapping.of(self._pipeline)
         schemas = lane.of_topic(self._pipeline, self._schemas, view.topic)
-        comparison = Comparison(view, self._pipeline.record_format, schemas)
+        comparison = Comparison(view, mapping.format, schemas, mapping.envelope)
         return comparison.compare([found[oid] for _, found in answers if oid in found])
 
     def _judge(self, oid: int, compared: Compared, ends: Mapping[str, Sequence[int]] | None, *, first: bool) -> None:

@@ -281,15 +281,6 @@ def native(column: ColumnType, text: str) -> Any:
     return text if make is None else make(column, text)
 
 
-def without_logical(schema: Any) -> Any:
-    """The schema with plain types: fastavro then leaves values as they are on the wire."""
-    if isinstance(schema, dict):
-        return {k: without_logical(v) for k, v in schema.items() if k not in ("logicalType", "precision", "scale")}
-    if isinstance(schema, list):
-        return [without_logical(s) for s in schema]
-    return schema
-
-
 def _json_float(text: str) -> Any:
     return text if text in ("NaN", "Infinity", "-Infinity") else float(text)
 

@@ -64,12 +64,12 @@ def of_topic(pipeline: Settings, schemas: Schemas | None, topic: str) -> Schemas
     if schemas is None:
         return None
     mapping = TableMapping.of(pipeline)
-    wanted, name_of = ".".join(mapping.record(topic)).removesuffix("_key"), meaning.OF[mapping.format.schema_type].name
+    wanted, name_of = mapping.record(topic).known, meaning.OF[mapping.format.schema_type].name
 
     def schema(number: int) -> str | None:
         text = schemas(number)
         name = name_of(text) if text else ""
-        return text if not name or name.removesuffix("_key") == wanted else None
+        return text if not name or name in wanted else None
 
     return schema
 
@@ -106,10 +106,11 @@ class _TaskRun:
     def _scan(self, view: View) -> Scan:
         table, format = view.table, self._pipeline.record_format
         if table.oid not in self._scans:
+            seed, envelope = self._reading.seed, TableMapping.of(self._pipeline).envelope
             schemas = of_topic(self._pipeline, self._schemas, view.topic)
             self._scans[table.oid] = (
-                compile_scan(table, format, schemas, self._reading.seed) if table.keyed else None
-            ) or PlainScan(Expectation(table, format), TopicReader(table, format, schemas), self._reading.seed)
+                compile_scan(table, format, schemas, seed, envelope) if table.keyed else None
+            ) or PlainScan(Expectation(table, format), TopicReader(table, format, schemas, envelope), seed)
         return self._scans[table.oid]
 
     def _chosen(self, view: View, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

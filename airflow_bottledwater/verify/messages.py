@@ -20,6 +20,10 @@ from airflow_bottledwater.verify.fields import (
 )
 
 _BACKSLASH, _QUOTE = ord("\\"), ord('"')
+#: what may be around a key or row: a schema of Kafka Connect (in JSON), and an envelope
+PAYLOAD, AFTER = 1, 2
+_PAYLOAD = np.frombuffer(b'"payload":', dtype=np.uint8).copy()
+_AFTER = np.frombuffer(b'"after":', dtype=np.uint8).copy()
 
 
 # ---------------------------------------------------------------------- Avro
@@ -144,16 +148,16 @@ def _avro_array(data, at, end, field, seed, scratch):
 
 
 @compiled
-def _avro(data, size, schema, fields, seed, scratch):
-    """(sum of the columns' hashes, whether it fits the schema)."""
-    total, at = np.uint64(0), np.int64(5)
+def _avro_row(data, at, size, schema, fields, seed, scratch):
+    """(sum of the columns' hashes, next); next is -1 if the bytes do not fit the schema."""
+    total = np.uint64(0)
     if schema.count < 0:
-        return total, False
+        return total, np.int64(-1)
     for n in range(schema.start, schema.start + schema.count):
         if fields[n].nullable:
             branch, at = _long(data, at, size)
             if at < 0 or branch < 0 or branch > 1:
-                return total, False
+                return total, np.int64(-1)
             if branch == 0:
                 continue
         if fields[n].dimensions > 0:
@@ -161,12 +165,79 @@ def _avro(data, size, schema, fields, seed, scratch):
         else:
             found, at = _avro_field(data, at, size, fields[n], seed, scratch)
         if at < 0:
-            return total, False
+            return total, np.int64(-1)
         total += found if fields[n].column >= 0 else np.uint64(0)
-    return total, at == size
+    return total, at
+
+
+@compiled
+def _avro_after(data, at, size, schema, fields, seed, scratch):
+    """The same of the new row of an envelope, which is behind the old one; what follows is not looked at."""
+    branch, at = _long(data, at, size)
+    if at >= 0 and branch == 1:
+        _, at = _avro_row(data, at, size, schema, fields, seed, scratch)
+    if at < 0:
+        return np.uint64(0), np.int64(-1)
+    branch, at = _long(data, at, size)
+    if at < 0 or branch != 1:
+        return np.uint64(0), np.int64(-1)
+    return _avro_row(data, at, size, schema, fields, seed, scratch)
 
 
 # ---------------------------------------------------------------------- JSON
+@compiled
+def _skipped(data, at, end):
+    """Behind a value, or a member with its name, of which nothing but its end is looked for; -1 if there is none."""
+    depth = 0
+    while at < end:
+        character = data[at]
+        if character == _QUOTE:
+            at += 1
+            while at < end and data[at] != _QUOTE:
+                at += 2 if data[at] == _BACKSLASH else 1
+        elif character == ord("{") or character == ord("["):
+            depth += 1
+        elif character == ord("}") or character == ord("]"):
+            if depth == 0:
+                return np.int64(at)
+            depth -= 1
+        elif character == ord(",") and depth == 0:
+            return np.int64(at)
+        at += 1
+    return np.int64(-1)
+
+
+@compiled
+def _member(data, at, end, name):
+    """Where the value of an object's member begins; -1 if there is none.
+
+    :param name: quoted, with its colon.
+    """
+    if at >= end or data[at] != ord("{"):
+        return np.int64(-1)
+    while at >= 0 and at < end and data[at] != ord("}"):
+        at += 1
+        same = end - at >= name.size
+        for k in range(name.size if same else 0):
+            same &= data[at + k] == name[k]
+        if same:
+            return np.int64(at + name.size)
+        at = _skipped(data, at, end)
+    return np.int64(-1)
+
+
+@compiled
+def _inside(data, size, around):
+    """Where the key or row begins and ends in what is around it; (-1, -1) if it is not there."""
+    at = np.int64(0)
+    if around & PAYLOAD:
+        at = _member(data, at, size, _PAYLOAD)
+    if at >= 0 and around & AFTER:
+        at = _member(data, at, size, _AFTER)
+    end = _skipped(data, at, size) if at >= 0 else np.int64(-1)
+    return (at, end) if end >= 0 else (np.int64(-1), np.int64(-1))
+
+
 @compiled
 def _utf8(code, out, size):
     if code < 0x80:
@@ -337,7 +408,7 @@ def _json_array(data, at, size, field, seed, scratch, text):
 @compiled
 def _json(data, size, plan, seed, scratch, text):
     """(sum of the columns' hashes, whether it is an object of these members in their order, some of which may lack)."""
-    _, fields, names, name_ends, _, framed = plan
+    fields, names, name_ends, framed = plan[1], plan[2], plan[3], plan[5]
     start = 5 if framed else 0
     total, at, n = np.uint64(0), np.int64(start + 1), 0
     if size < start + 2 or data[start] != ord("{"):
@@ -369,13 +440,28 @@ def _json(data, size, plan, seed, scratch, text):
 
 # ---------------------------------------------------------------------- records
 @compiled
-def _sum(data, size, schema, plan, seed, scratch, text):
-    schemas, fields, as_json = plan[0], plan[1], plan[4]
+def _sum(data, address, size, schema, plan, seed, scratch, text):
+    """(sum of the columns' hashes, whether it is a key or row of the plan).
+
+    :param data: receives the bytes that are at the address.
+    """
+    schemas, fields, as_json, around = plan[0], plan[1], plan[4], plan[6]
+    memcpy(data.ctypes.data, address, size)
     if schema < 0:
         return np.uint64(0), False
     if as_json:
+        if around:
+            at, end = _inside(data, size, around)
+            if at < 0:
+                return np.uint64(0), False
+            size = end - at
+            memcpy(data.ctypes.data, address + at, size)
         return _json(data, size, plan, seed, scratch, text)
-    return _avro(data, size, schemas[schema], fields, seed, scratch)
+    if around:
+        total, at = _avro_after(data, np.int64(5), size, schemas[schema], fields, seed, scratch)
+        return total, at >= 0
+    total, at = _avro_row(data, np.int64(5), size, schemas[schema], fields, seed, scratch)
+    return total, at == size
 
 
 @compiled
@@ -389,15 +475,13 @@ def hash_records(messages, which, key_plan, value_plan, seed, scratch, texts, ou
     data, text = texts[0], texts[1]
     for i in range(messages.size):
         message = messages[i]
-        memcpy(data.ctypes.data, message.key, message.key_len)
-        key_sum, good = _sum(data, message.key_len, which[0][i], key_plan, seed, scratch, text)
+        key_sum, good = _sum(data, message.key, np.int64(message.key_len), which[0][i], key_plan, seed, scratch, text)
         if not good:
             key_sum = _hash(data, 0, message.key_len, 1 << 22, seed)
         key_hashes[i] = key_hash(key_sum, seed)
         if message.payload == 0:
             continue
-        memcpy(data.ctypes.data, message.payload, np.int64(message.len))
-        row_sum, good = _sum(data, np.int64(message.len), which[1][i], value_plan, seed, scratch, text)
+        row_sum, good = _sum(data, message.payload, np.int64(message.len), which[1][i], value_plan, seed, scratch, text)
         if not good:
             row_sum = _hash(data, 0, np.int64(message.len), (1 << 22) + 1, seed)
         row_hashes[i] = row_hash(row_sum, key_hashes[i], seed)

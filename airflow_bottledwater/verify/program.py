@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from airflow_bottledwater import compiled as compiling
 from airflow_bottledwater.encoding import names, types, wire
+from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.encoding.layout import Rows
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.topic_reader import RecordBlock
@@ -19,9 +20,9 @@ from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.verify import fields as f
 from airflow_bottledwater.verify.buckets import Hashes
 from airflow_bottledwater.verify.fields import hash_rows
-from airflow_bottledwater.verify.messages import hash_records, schema_ids
+from airflow_bottledwater.verify.messages import AFTER, PAYLOAD, hash_records, schema_ids
 from airflow_bottledwater.verify.nested import delimiter
-from airflow_bottledwater.verify.values import Schemas, unverified
+from airflow_bottledwater.verify.values import Schemas, row_schema, unverified
 
 #: opcodes whose values are the same in both formats
 _KINDS = {
@@ -108,10 +109,11 @@ class _Schemas:
     """The schemas under which a topic's keys or values are written, as far as they were met.
 
     :param columns: the columns by Avro name, with their numbers.
+    :param around: what is around them (``PAYLOAD``, ``AFTER``).
     """
 
-    def __init__(self, columns: dict[str, tuple[int, _Form]], schemas: Schemas) -> None:
-        self._columns, self._schemas = columns, schemas
+    def __init__(self, columns: dict[str, tuple[int, _Form]], schemas: Schemas, around: int = 0) -> None:
+        self._columns, self._schemas, self._around = columns, schemas, around
         self._numbers: dict[int, int] = {}
         self._found: list[tuple[int, int, int]] = []
         self._fields: list[_Field] = []
@@ -133,6 +135,7 @@ class _Schemas:
 
     def _read(self, text: str | None) -> list[_Field] | None:
         schema = json.loads(text or "null")
+        schema = row_schema(schema) if self._around else schema
         if not isinstance(schema, dict) or schema.get("type") != "record":
             return None
         found = [self._read_field(field) for field in schema["fields"]]
@@ -164,7 +167,7 @@ class _Schemas:
         """What the kernels take."""
         nothing = np.zeros(1, dtype=np.uint8)
         ends = np.zeros(1, dtype=np.int64)
-        return _rows(self._found, f.SCHEMA), _rows(self._fields, f.FIELD), nothing, ends, False, True
+        return _rows(self._found, f.SCHEMA), _rows(self._fields, f.FIELD), nothing, ends, False, True, self._around
 
 
 class _Members:
@@ -172,15 +175,16 @@ class _Members:
 
     :param columns: the members' names, in the order in which they come.
     :param schemas: None if records have none.
+    :param around: what is around them (``PAYLOAD``, ``AFTER``).
     """
 
-    def __init__(self, columns: list[tuple[str, _Field]], schemas: Schemas | None) -> None:
+    def __init__(self, columns: list[tuple[str, _Field]], schemas: Schemas | None, around: int = 0) -> None:
         self._schemas = schemas
         found = [types.json_key(name) for name, _ in columns]
         ends = np.cumsum([len(name) for name in found] or [0], dtype=np.int64)
         text = np.frombuffer(bytearray(b"".join(found) or b"\0"), dtype=np.uint8)
         fields = _rows([field for _, field in columns], f.FIELD)
-        self._plan = _rows([], f.SCHEMA), fields, text, ends, True, schemas is not None
+        self._plan = _rows([], f.SCHEMA), fields, text, ends, True, schemas is not None, around
 
     def numbers(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """0 for each schema that there is; -1 for none."""
@@ -201,12 +205,18 @@ def _scratch() -> tuple[Any, ...]:
     return np.zeros(f.ROOM, dtype=np.uint8), double, double.view(np.int64), single, single.view(np.int32), left
 
 
-def compile_scan(table: SourceTable, format: Format, schemas: Schemas | None, seed: bytes) -> CompiledScan | None:
-    """The compiled way for a table; None if its format, or one of its columns, has no compiled form."""
+def compile_scan(
+    table: SourceTable, format: Format, schemas: Schemas | None, seed: bytes, envelope: Envelope | None = None
+) -> CompiledScan | None:
+    """The compiled way for a table; None if its format, or one of its columns, has no
+    compiled form.
+
+    :param envelope: what is around the rows; None for nothing.
+    """
     forms = [_form(column.type, as_json=format.as_json) for column in table.columns]
     if format.as_protobuf or unverified(table) or any(form is None for form in forms):
         return None
-    return CompiledScan(table, [form for form in forms if form is not None], format, schemas, seed)
+    return CompiledScan(table, [form for form in forms if form is not None], format, schemas, seed, envelope)
 
 
 class CompiledScan:
@@ -216,9 +226,17 @@ class CompiledScan:
     """
 
     def __init__(
-        self, table: SourceTable, forms: list[_Form], format: Format, schemas: Schemas | None, seed: bytes
+        self,
+        table: SourceTable,
+        forms: list[_Form],
+        format: Format,
+        schemas: Schemas | None,
+        seed: bytes,
+        envelope: Envelope | None,
     ) -> None:
         warm_up()
+        around_keys = PAYLOAD if envelope and envelope.with_schema else 0
+        around = around_keys | (AFTER if envelope else 0)
         self._seed: Hashes = np.frombuffer(bytearray(seed[:16]), dtype=np.uint64)
         fields = {c.name: form.field(i) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))}
         self._fields = _rows(list(fields.values()), f.FIELD)
@@ -228,14 +246,14 @@ class CompiledScan:
         if format.as_json or schemas is None:
             shown = {c.name: c.field for c in table.columns}
             self._schemas = (
-                _Members([(shown[n], fields[n]) for n in table.key], schemas),
-                _Members([(shown[n], field) for n, field in fields.items()], schemas),
+                _Members([(shown[n], fields[n]) for n in table.key], schemas, around_keys),
+                _Members([(shown[n], field) for n, field in fields.items()], schemas, around),
             )
         else:
             known = {
                 names.mangle(c.field): (i, form) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))
             }
-            self._schemas = _Schemas(known, schemas), _Schemas(known, schemas)
+            self._schemas = _Schemas(known, schemas), _Schemas(known, schemas, around)
 
     def _texts(self, largest: int) -> npt.NDArray[np.uint8]:
         """Room for two values of this size, and what their forms need beyond it."""

@@ -19,9 +19,10 @@ import fastavro
 from psycopg import sql
 
 from airflow_bottledwater.encoding import avro, json_schema, masks, names, protobuf, types, wire
+from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import Format
-from airflow_bottledwater.verify.expected import json_native, native, parsed, protobuf_native, without_logical
+from airflow_bottledwater.verify.expected import json_native, native, parsed, protobuf_native
 from airflow_bottledwater.verify.nested import Unrepresentable
 from airflow_bottledwater.verify.protobuf import decode
 
@@ -33,7 +34,7 @@ _MAGIC = 0
 _BINARY_ONLY = {3361, 3402, 5017, 4600, 4601}
 
 #: the name of records in a schema that is only compared by its properties
-_NAMELESS = names.Record("nameless", "nameless")
+_NAMELESS = names.named("nameless", "nameless")
 
 #: returns the text of a schema by its id; None if there is none
 Schemas = Callable[[int], str | None]
@@ -98,14 +99,17 @@ class TopicReader:
 
     :param format: the topic's.
     :param schemas: the registry's schemas; None if the format needs none.
+    :param envelope: what is around the rows; None for nothing.
     """
 
-    def __init__(self, table: SourceTable, format: Format, schemas: Schemas | None) -> None:
-        self._schemas, self._way = schemas, _way(format)
+    def __init__(
+        self, table: SourceTable, format: Format, schemas: Schemas | None, envelope: Envelope | None = None
+    ) -> None:
+        self._schemas, self._way, self._envelope = schemas, _way(format), envelope
         self._known: dict[int, tuple[Any, frozenset[str]]] = {}
         self._columns = {c.name: c for c in table.columns}
         self._names = {c.field if format.as_json else names.mangle(c.field): c.name for c in table.columns}
-        self._today = self._way.schema(table, _NAMELESS)
+        self._today = self._way.schema(table, names.enveloped(table.name) if envelope else _NAMELESS)
 
     def key(self, data: bytes) -> dict[str, Any]:
         """A key by column.
@@ -113,6 +117,7 @@ class TopicReader:
         :raises Unreadable: a consumer cannot decode it.
         """
         found, _ = self._decode(data)
+        found = self._payload(found)
         return {self._names.get(name, name): value for name, value in found.items()}
 
     def value(self, data: bytes) -> Decoded:
@@ -121,9 +126,22 @@ class TopicReader:
         :raises Unreadable: a consumer cannot decode it.
         """
         found, older = self._decode(data)
+        if self._envelope is not None:
+            after = self._payload(found).get("after")
+            if not isinstance(after, dict):
+                raise Unreadable("it is an envelope without a new row, and not followed by a tombstone")
+            found = after
         values = {self._names[name]: value for name, value in found.items() if name in self._names}
         absent = frozenset(self._columns) - values.keys()
         return Decoded(values, absent | {self._names[name] for name in older if name in self._names})
+
+    def _payload(self, found: dict[str, Any]) -> dict[str, Any]:
+        if self._envelope is None or not self._envelope.with_schema:
+            return found
+        payload = found.get("payload")
+        if not isinstance(payload, dict):
+            raise Unreadable("it has no payload beside a schema")
+        return payload
 
     def _decode(self, data: bytes) -> tuple[dict[str, Any], frozenset[str]]:
         if self._schemas is None:
@@ -148,7 +166,8 @@ class TopicReader:
             assert self._schemas is not None
             if (text := self._schemas(number)) is None:
                 raise Unreadable(f"the registry has no schema {number} of this topic's records")
-            self._known[number] = self._way.parse(text), frozenset(self._way.altered(text, self._today))
+            rows = json.dumps(row_schema(json.loads(text))) if self._envelope else text
+            self._known[number] = self._way.parse(text), frozenset(self._way.altered(rows, self._today))
         return self._known[number]
 
 
@@ -205,7 +224,15 @@ def _way(format: Format) -> _Way:
 
 
 def _parsed_avro(text: str) -> Any:
-    return fastavro.parse_schema(without_logical(json.loads(text)))
+    return fastavro.parse_schema(avro.without_logical(json.loads(text)))
+
+
+def row_schema(schema: Any) -> Any:
+    """The schema of the rows in an envelope's; that of a key as it is."""
+    for field in schema.get("fields", []) if isinstance(schema, dict) else []:
+        if field["name"] == "before" and isinstance(field["type"], list):
+            return next((each for each in field["type"] if isinstance(each, dict)), schema)
+    return schema
 
 
 def _plain(schema: Any) -> Any:

@@ -65,7 +65,7 @@ class Encoder:
         start, scratch = 0, p.scratch()
         while start < block.count:
             start, _, count, failed = kernels.encode_copy(
-                block.data, block.offsets, start, p.program, 0, scratch, self._output
+                block.data, block.offsets, start, p.program, 0, scratch, layout.facts(1, 0), self._output
             )
             assert not failed
             made += count

@@ -120,7 +120,7 @@ def _snapshot(stack: DataStack, source: Workload, rows: int) -> None:
             start = 0
             while start < block.count:
                 start, used, count, _ = kernels.encode_copy(
-                    block.data, block.offsets, start, programs.program, 0, scratch, output
+                    block.data, block.offsets, start, programs.program, 0, scratch, layout.facts(1, 0), output
                 )
                 made.append(Records(output.records[:count].copy(), output.data[:used].copy(), 0))
         return made

@@ -1,5 +1,5 @@
 """``shape``: changes/s from the replication messages, already in memory, to Avro key and value, in one process, with
-columns left out and masked.
+columns left out and masked, and with Debezium's envelope.
 
 Reference: the same changes, published whole.
 """
@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from airflow_bottledwater.encoding import hashes
+from airflow_bottledwater.encoding.envelope import Around, Envelope, around_rows
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.lsn import Position
@@ -40,10 +41,10 @@ def _messages(changes: int) -> MessageBlock:
     return w.block([w.xlog(w.begin(9, 1)), w.xlog(relation), *rows, w.xlog(w.commit(9, 10))])
 
 
-def _seconds(block: MessageBlock, table: SourceTable) -> float:
+def _seconds(block: MessageBlock, table: SourceTable, around: Around | None = None) -> float:
     """Seconds of the processor for all changes, of the fastest repetition."""
     version, found = Version(table, "bench"), []
-    programs = compile_programs([(table, Target(0, 1, 1, 2))], FORMATS["avro"], copied=False)
+    programs = compile_programs([(table, Target(0, 1, 1, 2, around))], FORMATS["avro"], copied=False)
     for _ in range(_REPEAT):
         began = time.process_time()
         assembler = TransactionAssembler(
@@ -86,3 +87,6 @@ def run(stack: DataStack) -> None:
     reference = changes / _seconds(block, whole)
     for name, table in shapes.items():
         emit("shape", changes / _seconds(block, table), "changes/s", {"whole": reference}, shape=name, rows=changes)
+    around = around_rows(Envelope("shop"), whole, "bench", "bench", as_json=False)
+    found = changes / _seconds(block, whole, around)
+    emit("shape", found, "changes/s", {"whole": reference}, shape="envelope", rows=changes)

@@ -68,7 +68,7 @@ def encode_block(block: MessageBlock, programs: Programs, *, room: int = 4096) -
     while start < block.count:
         before = start
         start, _, count, failed = kernels.encode_copy(
-            block.data, block.offsets, start, programs.program, 0, programs.scratch(), output
+            block.data, block.offsets, start, programs.program, 0, programs.scratch(), layout.facts(1, 0), output
         )
         for row in output.records[:count]:
             found[row["row"]] = made(row, output.data, op=False)

@@ -13,9 +13,10 @@ from typing import Any
 import fastavro
 
 from airflow_bottledwater.encoding import avro, json_schema, names, protobuf, wire
+from airflow_bottledwater.encoding.avro import without_logical
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.formats import FORMATS
-from airflow_bottledwater.verify.expected import json_native, native, protobuf_native, without_logical
+from airflow_bottledwater.verify.expected import json_native, native, protobuf_native
 from airflow_bottledwater.verify.nested import Unrepresentable
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 #: what the records of the tests' tables are called
-RECORD = names.Record("bottledwater.public", "t")
+RECORD = names.named("public", "t")
 
 
 def schemas_of(table: SourceTable, format: str, key_id: int, value_id: int) -> dict[int, str] | None:

@@ -165,7 +165,7 @@ def find_conversions(b, changes, program, fields, found):
         old, new = fields[0, : relation.columns], fields[1, : relation.columns]
         rows, _, _ = read_change(b, changes[i], old, new)
         if rows & OLD:
-            n = _list_conversions(program, relation, True, old, i, found, n)
+            n = _list_conversions(program, relation, relation.whole_old == 0, old, i, found, n)
         if rows & NEW:
             n = _list_conversions(program, relation, False, new, i, found, n)
     return n

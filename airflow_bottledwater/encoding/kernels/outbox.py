@@ -10,7 +10,7 @@ from airflow_bottledwater.encoding.kernels.fields import MESSAGE_HEADER, read_tu
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64
 from airflow_bottledwater.encoding.kernels.rows import murmur2
 from airflow_bottledwater.encoding.kernels.text import uuid
-from airflow_bottledwater.encoding.kernels.writing import integer
+from airflow_bottledwater.encoding.kernels.writing import integer, length_of
 from airflow_bottledwater.encoding.layout import int64s
 from airflow_bottledwater.encoding.outbox import AS_IT_IS, AS_JSONB, AS_UUID
 from airflow_bottledwater.encoding.wire import EVENT_CREATE, FIELD_BINARY, FIELD_NULL, MALFORMED
@@ -107,28 +107,22 @@ def _write(form, b, field, out, o):
 
 
 @compiled
-def _write_length(n, out, o):
-    for i in range(4):
-        out[o + i] = np.uint8((n >> (24 - 8 * i)) & 255)
-
-
-@compiled
 def _write_headers(b, plan, parts, fields, names, out, o):
     """Write the headers: each a length and the name with the byte 0, then a length (-1: NULL) and the value; -1 if a
     value is malformed."""
     for k in range(plan.headers):
         part = parts[plan.first + 3 + k]
-        _write_length(part.name_length, out, o)
+        length_of(part.name_length, out, o)
         memcpy(out.ctypes.data + o + 4, names.ctypes.data + part.name, part.name_length)
         o += 4 + part.name_length
         if fields[part.column].kind == FIELD_NULL:
-            _write_length(np.int64(-1), out, o)
+            length_of(np.int64(-1), out, o)
             o += 4
             continue
         end = _write(part.form, b, fields[part.column], out, o + 4)
         if end < 0:
             return end
-        _write_length(end - o - 4, out, o)
+        length_of(end - o - 4, out, o)
         o = end
     return o
 

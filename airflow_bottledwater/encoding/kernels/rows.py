@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import compiled, inlined
+from airflow_bottledwater.encoding.kernels.envelope import begin_row, begin_value, between_rows, end_envelope
 from airflow_bottledwater.encoding.kernels.fields import (
+    MESSAGE_HEADER,
     NEW,
     OLD,
     column_of,
@@ -16,7 +18,7 @@ from airflow_bottledwater.encoding.kernels.fields import (
 )
 from airflow_bottledwater.encoding.kernels.nested import single_value, write_value
 from airflow_bottledwater.encoding.kernels.to_protobuf import message_value, protobuf_value
-from airflow_bottledwater.encoding.kernels.writing import CLOSE, COMMA, NULL, OPEN, copy_name, literal
+from airflow_bottledwater.encoding.kernels.writing import CLOSE, COMMA, NULL, OPEN, copy_name, length_of, literal
 from airflow_bottledwater.encoding.wire import (
     CHANGED,
     EVENT_CREATE,
@@ -28,7 +30,9 @@ from airflow_bottledwater.encoding.wire import (
     FIELD_NULL,
     FIELD_TEXT,
     FIELD_UNCHANGED,
-    MAGIC,
+    FLAG_REREAD,
+    FROM_STREAM,
+    FULL_OLD_ROW,
     MALFORMED,
     MESSAGE_DELETE,
     MESSAGE_INSERT,
@@ -40,15 +44,8 @@ from airflow_bottledwater.encoding.wire import (
     UNCHANGED,
 )
 
-
-@compiled
-def _frame(schema_id, out, o):
-    out[o] = MAGIC
-    out[o + 1] = np.uint8((schema_id >> 24) & 255)
-    out[o + 2] = np.uint8((schema_id >> 16) & 255)
-    out[o + 3] = np.uint8((schema_id >> 8) & 255)
-    out[o + 4] = np.uint8(schema_id & 255)
-    return o + 5
+#: the name of the header with the old row
+_BEFORE = np.frombuffer(b"before\0", dtype=np.uint8)
 
 
 @inlined
@@ -68,9 +65,9 @@ def _field(program, column, field, b, texts, out, o):
 def _encode_message(program, relation, is_key, b, texts, fields, out, o):
     """Like :func:`_encode_columns`, of Protocol Buffers: what is NULL is not there. Behind the schema's id, Confluent's
     framing has the place of the message in its file; that of the first one is a zero byte."""
-    if out.size - o < 8:
-        return np.int64(SPACE), np.int64(-1)
-    o = _frame(relation.key_schema if is_key else relation.value_schema, out, o)
+    o = begin_value(program, relation.key_schema if is_key else relation.value_schema, -1, out, o)
+    if o < 0:
+        return o, np.int64(-1)
     out[o] = 0
     o += 1
     for i in range(relation.keys if is_key else relation.columns):
@@ -101,16 +98,30 @@ def _encode_message(program, relation, is_key, b, texts, fields, out, o):
 @compiled
 def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
     """Write the key's columns, or all columns, as one record; returns the next position or an error code, and the
-    column of the error.
+    column of the error."""
+    head = relation.key_head if is_key else np.int64(-1)
+    o = begin_value(program, relation.key_schema if is_key else relation.value_schema, head, out, o)
+    if o < 0:
+        return o, np.int64(-1)
+    o, column = _write_columns(program, relation, is_key, b, texts, fields, out, o)
+    if o >= 0 and head >= 0:
+        if out.size - o < 1:
+            return np.int64(SPACE), np.int64(-1)
+        out[o] = CLOSE
+        o += 1
+    return o, column
+
+
+@compiled
+def _write_columns(program, relation, is_key, b, texts, fields, out, o):
+    """Write the key's columns, or all columns, without what is in front of them; see :func:`_encode_columns`.
 
     No view of an array is made here, since its reference counting would cost more than the value.
     """
     json = program.json
-    if out.size - o < 8:
-        return np.int64(SPACE), np.int64(-1)
-    if program.framed:
-        o = _frame(relation.key_schema if is_key else relation.value_schema, out, o)
     if json:
+        if out.size - o < 1:
+            return np.int64(SPACE), np.int64(-1)
         out[o] = OPEN
         o += 1
     for i in range(relation.keys if is_key else relation.columns):
@@ -157,18 +168,65 @@ def _encode(program, relation, is_key, b, texts, fields, out, o):
 
 
 @compiled
-def _encode_row(program, relation, b, texts, fields, out, o):
-    """Write a row's key, if its table has one, and then the row; returns what :func:`_encode_columns` does, and the
-    key's length or -1."""
-    key_length = np.int64(-1)
-    value = np.int64(o)
-    if relation.keys > 0:
-        value, column = _encode(program, relation, True, b, texts, fields, out, o)
-        if value < 0:
-            return value, column, key_length
-        key_length = value - o
-    end, column = _encode(program, relation, False, b, texts, fields, out, value)
-    return end, column, key_length
+def _write_row(program, relation, present, b, texts, fields, out, o):
+    """Write the old or the new row of an envelope; returns what :func:`_encode_columns` does."""
+    o = begin_row(program, present, out, o)
+    if o < 0 or not present:
+        return o, np.int64(-1)
+    return _write_columns(program, relation, False, b, texts, fields, out, o)
+
+
+@compiled
+def _encode_envelope(program, relation, b, texts, rows, old, new, facts, out, o):
+    """Write an envelope; returns what :func:`_encode_columns` does.
+
+    :param rows: which of both rows it has.
+    """
+    o = begin_value(program, relation.value_schema, relation.envelope, out, o)
+    if o < 0:
+        return o, np.int64(-1)
+    o, column = _write_row(program, relation, rows & OLD != 0, b, texts, old, out, o)
+    if o < 0:
+        return o, column
+    o = between_rows(program, relation, out, o)
+    if o < 0:
+        return o, np.int64(-1)
+    o, column = _write_row(program, relation, rows & NEW != 0, b, texts, new, out, o)
+    if o < 0:
+        return o, column
+    return end_envelope(program, relation, facts, out, o), np.int64(-1)
+
+
+@compiled
+def _encode_value(program, relation, b, texts, rows, old, new, facts, out, o):
+    """Write the value of a row; returns what :func:`_encode_columns` does."""
+    if relation.envelope < 0:
+        return _encode(program, relation, False, b, texts, new, out, o)
+    return _encode_envelope(program, relation, b, texts, rows, old, new, facts, out, o)
+
+
+@compiled
+def _encode_header(program, relation, b, texts, old, out, o):
+    """Write the old row as a header: a length and the name with the byte 0, then a length and the value; returns what
+    :func:`_encode_columns` does."""
+    if out.size - o < _BEFORE.size + 8:
+        return np.int64(SPACE), np.int64(-1)
+    length_of(_BEFORE.size, out, o)
+    value = literal(_BEFORE, out, o + 4, out.size) + 4
+    end, column = _encode(program, relation, False, b, texts, old, out, value)
+    if end >= 0:
+        length_of(end - value, out, value - 4)
+    return end, column
+
+
+@compiled
+def _encode_key(program, relation, b, texts, fields, out, o):
+    """Write a row's key, if its table has one; returns what :func:`_encode_columns` does, and the key's length or
+    -1."""
+    if relation.keys == 0:
+        return np.int64(o), np.int64(-1), np.int64(-1)
+    end, column = _encode(program, relation, True, b, texts, fields, out, o)
+    return end, column, end - o
 
 
 @compiled
@@ -224,8 +282,7 @@ def _record(records, r, relation, out, key, key_length, value, value_length):
 
 
 @compiled
-def _of_change(record, row, change, event):
-    record.row = row
+def _of_change(record, change, event):
     record.event = event
     record.time = change.time
     record.lsn = change.lsn
@@ -248,7 +305,7 @@ def _offset_of(fields, column, start):
 
 
 @compiled
-def encode_copy(b, offsets, start, program, rel, fields, output):
+def encode_copy(b, offsets, start, program, rel, fields, facts, output):
     """Encode COPY rows from ``start`` on; returns (next row, bytes used, records, errors).
 
     It stops early if the output is full; the caller publishes what there is, and calls it again.
@@ -256,6 +313,7 @@ def encode_copy(b, offsets, start, program, rel, fields, output):
     :param offsets: where each row begins in ``b``, and where the last one ends.
     :param rel: the relation's number in ``program``.
     :param fields: scratch memory, see :func:`~airflow_bottledwater.encoding.kernels.fields.find_conversions`.
+    :param facts: one row of :data:`~airflow_bottledwater.encoding.layout.FACTS`, for all rows.
     """
     relation = program.relations[rel]
     row = fields[0, : relation.columns]
@@ -271,14 +329,16 @@ def encode_copy(b, offsets, start, program, rel, fields, output):
             _error(errors[e], i, MALFORMED, column, at - offsets[i])
             e += 1
             continue
-        end, column, key_length = _encode_row(program, relation, b, b, row, out, o)
+        end, column, key_length = _encode_key(program, relation, b, b, row, out, o)
+        value = end
+        if end >= 0:
+            end, column = _encode_value(program, relation, b, b, NEW, row, row, facts[0], out, value)
         if end == SPACE:
             return i, o, r, e
         if end < 0:
             _error(errors[e], i, end, column, _offset_of(row, column, offsets[i]))
             e += 1
             continue
-        value = o + max(key_length, 0)
         _record(records, r, relation, out, o, key_length, value, end - value)
         record = records[r]
         record.row = i
@@ -293,18 +353,103 @@ def encode_copy(b, offsets, start, program, rel, fields, output):
 
 
 @compiled
-def encode_changes(b, changes, start, program, texts, cursor, fields, output):
+def _of(facts, change, event):
+    """Say of a change what an envelope tells; of a row that was copied, it is known already."""
+    if facts.snapshot != FROM_STREAM:
+        return
+    facts.event = event
+    facts.time = change.time * 1000
+    facts.lsn = change.lsn
+    facts.ordinal = change.ordinal
+    facts.xid = change.xid
+
+
+@compiled
+def _encode_change(program, relation, b, texts, change, rows, old, new, facts, output, r, o):
+    """Write the keys and values of a change, and enter its records; returns the next position or an error code, the
+    column of the error and its place in the message, and how many records there are then."""
+    records, out = output.records, output.data
+    is_delete = change.kind == MESSAGE_DELETE
+    enveloped = relation.envelope >= 0
+    keyed = relation.keys > 0
+    has_old_key = keyed and rows & OLD != 0
+    key = np.int64(o)
+    if has_old_key:
+        key, column = _encode(program, relation, True, b, texts, old, out, o)
+        if key < 0:
+            return key, column, _offset_of(old, column, change.offset), r
+    at, key_length = key, np.int64(-1)
+    if not is_delete:
+        at, column, key_length = _encode_key(program, relation, b, texts, new, out, key)
+        if at < 0:
+            return at, column, _offset_of(new, column, change.offset), r
+    whole_old = relation.whole_old and rows & OLD and b[change.offset + MESSAGE_HEADER] == FULL_OLD_ROW
+    # a row that is not in an envelope has the old one in a header
+    headers = at
+    if whole_old and not enveloped:
+        at, column = _encode_header(program, relation, b, texts, old, out, headers)
+        if at < 0:
+            return at, column, _offset_of(old, column, change.offset), r
+    headers_length = at - headers
+    removed = has_old_key and (is_delete or not _same_bytes(out, o, key - o, key, key_length))
+    end = at
+    if removed and enveloped:
+        _of(facts, change, EVENT_DELETE)
+        end, column = _encode_envelope(program, relation, b, texts, OLD, old, new, facts, out, at)
+        if end < 0:
+            return end, column, _offset_of(old, column, change.offset), r
+    value = end
+    event = EVENT_CREATE if change.kind == MESSAGE_INSERT or (removed and enveloped) else EVENT_UPDATE
+    if not is_delete:
+        shown = NEW
+        if enveloped:
+            _of(facts, change, event)
+            if whole_old and not removed:
+                shown = NEW | OLD
+        end, column = _encode_value(program, relation, b, texts, shown, old, new, facts, out, value)
+        if end < 0:
+            # of both rows, the column is not known to be one of the new row
+            offset = _offset_of(new, column, change.offset) if shown == NEW else np.int64(-1)
+            return end, column, offset, r
+    # if a table has neither a key nor the full old row, an update cannot be distinguished from an insert
+    if not keyed and (is_delete or (change.kind == MESSAGE_UPDATE and not relation.sends_updates)):
+        return np.int64(o), np.int64(-1), np.int64(-1), r
+    if removed and enveloped:
+        _record(records, r, relation, out, o, key - o, at, value - at)
+        _of_change(records[r], change, EVENT_DELETE)
+        # what was read again is of the new row
+        records[r].flags = change.flags & ~FLAG_REREAD
+        r += 1
+    if removed:
+        _record(records, r, relation, out, o, key - o, 0, -1)
+        _of_change(records[r], change, EVENT_DELETE)
+        records[r].headers = headers
+        records[r].headers_length = headers_length
+        r += 1
+    if not is_delete:
+        _record(records, r, relation, out, key, key_length, value, end - value)
+        _of_change(records[r], change, event)
+        if not removed:  # otherwise the tombstone has it
+            records[r].headers = headers
+            records[r].headers_length = headers_length
+        r += 1
+    return np.int64(end), np.int64(-1), np.int64(-1), r
+
+
+@compiled
+def encode_changes(b, changes, start, program, texts, cursor, fields, facts, output):
     """Encode changes from ``start`` on; returns (next change, next text, bytes used, records, errors).
 
     A change becomes no record (a delete without a key), one record, or two (an update of the key: a tombstone, then the
-    row).
+    row). With envelopes, the envelope of the deletion is in front of each tombstone.
 
     :param texts: the texts of the values that :func:`~airflow_bottledwater.encoding.kernels.fields.find_conversions`
         has found.
     :param cursor: the number of the next text.
     :param fields: scratch memory, see there.
+    :param facts: one row of :data:`~airflow_bottledwater.encoding.layout.FACTS`, with what all changes have in common.
     """
-    records, errors, out = output.records, output.errors, output.data
+    records, errors = output.records, output.errors
     o = np.int64(0)
     r = 0
     e = 0
@@ -312,57 +457,37 @@ def encode_changes(b, changes, start, program, texts, cursor, fields, output):
         change = changes[i]
         if not is_row(change.kind):
             continue
-        if r + 2 > records.size or e == errors.size:
+        if r + 3 > records.size or e == errors.size:
             return i, cursor, o, r, e
         relation = program.relations[change.relation]
         if relation.outbox:
             continue
-        keyed = relation.keys > 0
         old, new = fields[0, : relation.columns], fields[1, : relation.columns]
         rows, column, at = read_change(b, change, old, new)
         # the texts of a change that cannot be encoded must be skipped, too
         first_text = cursor
         if rows & OLD:
-            cursor = convert_fields(program, relation, True, old, texts, cursor)
+            cursor = convert_fields(program, relation, relation.whole_old == 0, old, texts, cursor)
         if rows & NEW:
             cursor = convert_fields(program, relation, False, new, texts, cursor)
         # a delete has an old row, the others a new one
         is_delete = change.kind == MESSAGE_DELETE
-        shaped = (rows & NEW == 0 and (rows & OLD != 0 or not keyed)) if is_delete else rows & NEW != 0
+        shaped = (rows & NEW == 0 and (rows & OLD != 0 or relation.keys == 0)) if is_delete else rows & NEW != 0
         if rows == 0 or not shaped:
             _error(errors[e], i, MALFORMED, column, at - change.offset if rows == 0 else np.int64(-1))
             e += 1
             continue
-        has_old_key = keyed and rows & OLD != 0
-        key_length = np.int64(-1)
-        end = o
-        offset = np.int64(-1)
-        if has_old_key:
-            end, column = _encode(program, relation, True, b, texts.data, old, out, o)
-            if end < 0:
-                offset = _offset_of(old, column, change.offset)
-        key = end
-        if end >= 0 and not is_delete:
-            end, column, key_length = _encode_row(program, relation, b, texts.data, new, out, key)
-            if end < 0:
-                offset = _offset_of(new, column, change.offset)
+        before = r
+        end, column, offset, r = _encode_change(
+            program, relation, b, texts.data, change, rows, old, new, facts[0], output, r, o
+        )
         if end == SPACE:
             return i, first_text, o, r, e
         if end < 0:
             _error(errors[e], i, end, column, offset)
             e += 1
             continue
-        # if a table has neither a key nor the full old row, an update cannot be distinguished from an insert
-        if not keyed and (is_delete or (change.kind == MESSAGE_UPDATE and not relation.sends_updates)):
-            continue
-        if has_old_key and (is_delete or not _same_bytes(out, o, key - o, key, key_length)):
-            _record(records, r, relation, out, o, key - o, 0, -1)
-            _of_change(records[r], i, change, EVENT_DELETE)
-            r += 1
-        if not is_delete:
-            value = key + max(key_length, 0)
-            _record(records, r, relation, out, key, key_length, value, end - value)
-            _of_change(records[r], i, change, EVENT_CREATE if change.kind == MESSAGE_INSERT else EVENT_UPDATE)
-            r += 1
+        for k in range(before, r):
+            records[k].row = i
         o = end
     return changes.size, cursor, o, r, e

@@ -61,6 +61,13 @@ def copy_bytes(b, p, n, out, o):
     return o + n
 
 
+@compiled
+def length_of(n, out, o):
+    """Write a length as an int32; -1 stands for NULL."""
+    for i in range(4):
+        out[o + i] = np.uint8((n >> (24 - 8 * i)) & 255)
+
+
 @inlined
 def copy_name(names, p, n, out, o):
     """Copy a name in whole words: up to seven bytes more than it has are read and written."""

@@ -323,7 +323,7 @@ def test_damaged_copy_rows_are_verdicts(data: st.DataObject, format: str, relati
     out, fields = Guarded(size), scratch_of(programs)
     records, errors = Guarded(2, layout.RECORD), Guarded(2, layout.ERROR)
     following, used, made, failed = kernels.encode_copy(
-        source.view, offsets, 0, programs.program, relation, fields.view,
+        source.view, offsets, 0, programs.program, relation, fields.view, layout.facts(1, 0),
         layout.Output(records.view, errors.view, out.view),
     )  # fmt: skip
     for guarded in (source, out, fields, records, errors):
@@ -346,7 +346,7 @@ def assert_one_form(programs: Programs, relation: int, row: bytes, largest: int)
     for size in [*range(largest), 1 << 19]:
         out = Guarded(size)
         following, used, made, failed = kernels.encode_copy(
-            source.view, offsets, 0, programs.program, relation, programs.scratch(),
+            source.view, offsets, 0, programs.program, relation, programs.scratch(), layout.facts(1, 0),
             layout.Output(records, errors, out.view),
         )  # fmt: skip
         out.check()
@@ -440,6 +440,7 @@ def test_damaged_changes_are_verdicts(messages: list[bytes], format: str, data: 
     records, errors = Guarded(2 * len(messages), layout.RECORD), Guarded(len(messages) + 1, layout.ERROR)
     following, cursor, used, made, failed = kernels.encode_changes(
         source.view, table, 0, programs.program, layout.Texts(side.view, side_offsets), 0, fields.view,
+        layout.facts(0, 0),
         layout.Output(records.view, errors.view, out.view),
     )  # fmt: skip
     for guarded in (source, side, out, fields, records, errors, found, affected):
@@ -491,7 +492,7 @@ def test_a_change_that_lacks_its_new_row_is_a_verdict(kind: bytes, format: str) 
         output = layout.output(5, 5, 4096)
         *_, made, failed = kernels.encode_changes(
             np.frombuffer(message, dtype=np.uint8).copy(), table, 0, programs.program, NOTHING_CONVERTED, 0,
-            programs.scratch(), output,
+            programs.scratch(), layout.facts(0, 0), output,
         )  # fmt: skip
         assert (made, failed, output.errors[0]["code"]) == (0, 1, wire.MALFORMED)
 

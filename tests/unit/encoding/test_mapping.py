@@ -134,7 +134,7 @@ def test_a_topic_is_a_name_or_a_template_behind_the_prefix() -> None:
     other = replace(ORDERS, name="a b")
     assert found.topic(other) == "shop.sales-a_20_b"
     # which Avro takes as a name
-    assert found.record("shop.sales-a_20_b") == ("bottledwater.public", "sales_2d_a_20_b")
+    assert found.record("shop.sales-a_20_b")[:2] == ("bottledwater.public", "sales_2d_a_20_b")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,14 @@ def test_the_record_of_a_topic_is_called_as_the_table_for_which_it_was_made(
     schema: str, table: str, prefix: str
 ) -> None:
     found = names.record(names.topic(schema, table, prefix), prefix)
-    assert found == (names.namespace(schema), names.mangle(table))
+    assert found[:2] == (names.namespace(schema), names.mangle(table))
+    assert found.known == {f"{names.namespace(schema)}.{names.mangle(table)}{end}" for end in ("", "_key")}
+
+
+def test_the_records_of_envelopes_are_called_as_debezium_calls_them() -> None:
+    found = names.enveloped("shop.a-b.orders")
+    assert (found.namespace, found.name) == ("shop.a_2d_b.orders", "Value")
+    assert found.known == {"shop.a_2d_b.orders.Envelope", "shop.a_2d_b.orders.Key"}
 
 
 @given(identifiers)

@@ -65,9 +65,10 @@ def test_a_connector_becomes_a_pipeline() -> None:
         "public.a": {"mask": {"text": "first:10"}},
         "public.*": {"topic": "{schema}.{table}"},
     }
-    assert (made.kafka.format, made.kafka.topic_prefix, made.kafka.partitions) == ("avro", "shop.rows", 6)
+    assert (made.kafka.format, made.kafka.topic_prefix, made.kafka.partitions) == ("avro", "shop.events", 6)
     assert made.kafka.topic_config == {"cleanup.policy": "compact"} and made.kafka.replication_factor == 3
     assert made.types.numeric == "string" and made.source.skip_snapshot
+    assert made.kafka.envelope == "debezium" and not made.kafka.envelope_schema
     # the rest makes no difference
     assert set(said(found)) == {"slot.name", "database.password", "topic.prefix"}
 
@@ -101,6 +102,9 @@ def test_records_without_envelope_keep_their_topics() -> None:
     flat = {"transforms": "flat", "transforms.flat.type": "io.debezium.transforms.ExtractNewRecordState"}
     found = imported(SHOP | flat)
     assert found.description["kafka"]["topic_prefix"] == "shop" and "topic.prefix" not in said(found)
+    assert "envelope" not in found.description["kafka"]
+    json = {name: value for name, value in SHOP.items() if not name.startswith("value.")}
+    assert "schema in each record" in said(imported(json | flat))["value.converter.schemas.enable"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,9 @@ def test_what_differs_is_said(name: str, value: str, words: str) -> None:
 def test_json_and_all_tables_are_what_is_left_without_more() -> None:
     found = imported(CLASS)
     assert found.description["source"]["tables"] == ["*.*"] and found.description["kafka"]["format"] == "json"
-    assert "value.converter.schemas.enable" in said(found)
+    assert found.description["kafka"]["envelope_schema"] is True
+    bare = imported(CLASS | {"value.converter.schemas.enable": False})
+    assert bare.description["kafka"]["envelope"] == "debezium" and "envelope_schema" not in bare.description["kafka"]
     assert imported(CLASS | {"schema.exclude.list": "a.*"}).description["source"]["tables"] == ["*.*", "!a*.*"]
     assert imported(CLASS | {"schema.include.list": "a,b"}).description["source"]["schemas"] == ["a", "b"]
 

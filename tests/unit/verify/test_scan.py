@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
+from collections.abc import Callable
 from typing import Any
 
+import fastavro
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from airflow_bottledwater.encoding import types
+from airflow_bottledwater.encoding import avro, names, types
+from airflow_bottledwater.encoding.envelope import Envelope, envelope_schema
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
-from airflow_bottledwater.pipeline.formats import FORMATS, JSON
+from airflow_bottledwater.pipeline.formats import FORMATS, JSON, PROTOBUF
 from airflow_bottledwater.verify.program import compile_scan
 from airflow_bottledwater.verify.scan import PlainScan, Scan
 from airflow_bottledwater.verify.values import Expectation, TopicReader, Unreadable, canonical
@@ -125,38 +129,76 @@ def line(row: tuple[str | None, ...]) -> bytes:
 
 
 def record(row: tuple[str | None, ...], format: str) -> tuple[bytes, bytes]:
-    if format == "avro":
+    kind, _, form = format.partition(" ")
+    key, value = bare(row, kind)
+    if not form:
+        return key, value
+    old = bare(OLD, kind)[1]
+    if kind == "avro":
+        return key, value[:5] + b"\2" + old[5:] + b"\2" + value[5:] + TAIL
+    found = b'{"before":' + old + b',"after":' + value + b',"op":"u","ts_ms":1}'
+    if form == "schema":
+        head = b'{"schema":{"name":"\\"}","fields":[{"payload":1,"after":2}]},"payload":'
+        return head + key + b"}", head + found + b"}"
+    return key, found
+
+
+#: a row that is not the one that is looked for
+OLD = ("5", '}{"after":', *([None] * (len(COLUMNS) - 2)))
+ENVELOPES = {"envelope": Envelope("shop"), "schema": Envelope("shop", with_schema=True)}
+RECORD = names.enveloped("shop.t")
+
+
+def _tail() -> bytes:
+    """What is behind the rows in Avro."""
+    source = dict.fromkeys(("version", "connector", "name", "db", "schema", "table"), "x") | {"ts_ms": 1}
+    event = {"before": None, "after": None, "source": source, "op": "u", "ts_ms": 1}
+    made = io.BytesIO()
+    fastavro.schemaless_writer(made, fastavro.parse_schema(json.loads(envelope_schema(TABLE, RECORD))), event)
+    return made.getvalue()[2:]
+
+
+TAIL = _tail()
+
+
+def bare(row: tuple[str | None, ...], kind: str) -> tuple[bytes, bytes]:
+    """Key and row without an envelope."""
+    if kind == "avro":
         key, value = reference.avro_row(TABLE, list(row), KEY, VALUE)
         assert key is not None
         return key, value
-    if FORMATS[format].as_protobuf:
+    if FORMATS[kind].as_protobuf:
         heads = [b"\0" + number.to_bytes(4, "big") + b"\0" for number in (KEY, VALUE)]
         parts = zip(heads, MESSAGES, reference.protobuf_row(TABLE, list(row)), strict=True)
         return tuple(head + fill(of(), values or {}).SerializeToString() for head, of, values in parts)  # type: ignore[return-value]
-    frames = [bytes([0]) + number.to_bytes(4, "big") if SCHEMAS[format] else b"" for number in (KEY, VALUE)]
+    frames = [bytes([0]) + number.to_bytes(4, "big") if SCHEMAS[kind] else b"" for number in (KEY, VALUE)]
     found = zip(frames, reference.json_row(TABLE, list(row)), strict=True)
     return tuple(at + json.dumps(each, separators=(",", ":"), ensure_ascii=False).encode() for at, each in found)  # type: ignore[return-value]
 
 
+def schemas_of(format: str) -> Callable[[int], str | None] | None:
+    if format == "avro envelope":
+        return {KEY: avro.key_schema(TABLE, RECORD), VALUE: envelope_schema(TABLE, RECORD)}.get
+    return SCHEMAS[format.partition(" ")[0]]
+
+
 def reader_of(format: str) -> TopicReader:
-    return TopicReader(TABLE, FORMATS[format], SCHEMAS[format])
+    kind, _, form = format.partition(" ")
+    return TopicReader(TABLE, FORMATS[kind], schemas_of(format), ENVELOPES.get(form))
 
 
 def scan(way: str, format: str) -> Scan:
+    kind, _, form = format.partition(" ")
     if way == "compiled":
-        found = compile_scan(TABLE, FORMATS[format], SCHEMAS[format], bytes(range(32)))
+        found = compile_scan(TABLE, FORMATS[kind], schemas_of(format), bytes(range(32)), ENVELOPES.get(form))
         assert found is not None
         return found
-    return PlainScan(Expectation(TABLE, FORMATS[format]), reader_of(format), bytes(range(32)))
+    return PlainScan(Expectation(TABLE, FORMATS[kind]), reader_of(format), bytes(range(32)))
 
 
+FORMS = (*FORMATS, "avro envelope", "json envelope", "json schema")
 #: there are no compiled readers of Protocol Buffers
-WAYS = [
-    (way, each.name)
-    for way in ("compiled", "plain")
-    for each in FORMATS.values()
-    if way[0] == "p" or not each.as_protobuf
-]
+WAYS = [(way, form) for way in ("compiled", "plain") for form in FORMS if way == "plain" or form != PROTOBUF.name]
 
 
 @pytest.mark.parametrize(("way", "format"), WAYS)
@@ -176,7 +218,7 @@ def test_a_row_with_another_value_in_a_column_has_another_hash(
     way: str, format: str, row: tuple[Any, ...], other: tuple[Any, ...], at: int
 ) -> None:
     changed = (*row[:at], other[at], *row[at + 1 :])
-    of = Expectation(TABLE, FORMATS[format])
+    of = Expectation(TABLE, FORMATS[format.partition(" ")[0]])
     assume(canonical(of.values(row)) != canonical(of.values(changed)))
     found = scan(way, format)
     keys, hashes = found.rows(rows([line(row)]))
@@ -192,7 +234,8 @@ def test_damaged_bytes_have_another_hash_and_harm_nothing(
     way: str, format: str, row: tuple[Any, ...], noise: bytes, at: int
 ) -> None:
     key, value = record(row, format)
-    at %= len(value)
+    # what is behind the row of an envelope is not looked at
+    at %= len(value) - (len(TAIL) if format == "avro envelope" else 30 if " " in format else 0)
     damaged = value[:at] + noise
     assume(damaged != value)
     found = scan(way, format)
@@ -207,7 +250,9 @@ def test_damaged_bytes_have_another_hash_and_harm_nothing(
     assert after[2] == 0
 
 
-@pytest.mark.parametrize(("way", "format"), [each for each in WAYS if FORMATS[each[1]].uses_registry])
+@pytest.mark.parametrize(
+    ("way", "format"), [each for each in WAYS if each[1] in FORMATS and FORMATS[each[1]].uses_registry]
+)
 def test_a_record_whose_schema_the_registry_does_not_have_is_no_row(way: str, format: str) -> None:
     row = ("1", "x", *[None] * (len(COLUMNS) - 2))
     key, value = record(row, format)

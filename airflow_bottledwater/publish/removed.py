@@ -1,0 +1,96 @@
+"""Records that remove keys which the source does not have any more, where nothing is known of them but the key."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import fastavro
+import numpy as np
+
+from airflow_bottledwater.encoding import avro, kernels, layout, wire
+from airflow_bottledwater.encoding.layout import RECORD
+from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.kafka.publisher import Records, tombstones
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.publish.session import PublishSession
+
+#: bytes of an envelope without its rows and constants at most
+_ROOM = 4096
+
+
+def removals(
+    session: PublishSession, version: Version, keys: Sequence[tuple[int, bytes]], origin: int, insert_lsn: int = 0
+) -> Records:
+    """Tombstones for keys, each with its partition; with envelopes, the event of the deletion is in front of each. Its
+    old row has the columns of the key.
+
+    :param origin: who has found out that they are gone: ``wire.FROM_…``.
+    :param insert_lsn: the LSN at which the source does not have them; 0: not known.
+    """
+    topic, mapping = session.index[version.topic], TableMapping.of(session.pipeline)
+    if mapping.envelope is None:
+        return tombstones(topic, keys)
+    head, middle, tail = _around(session, version, origin, insert_lsn)
+    old = (_json_row if mapping.format.as_json else _avro_row)(mapping, version)
+    table = np.zeros(2 * len(keys), dtype=RECORD)
+    data = bytearray()
+    for i, (partition, key) in enumerate(keys):
+        value = head + old(key) + middle + tail
+        pair = table[2 * i : 2 * i + 2]
+        pair["key"], pair["key_length"], pair["partition"] = len(data), len(key), partition
+        pair["value"], pair["value_length"] = (len(data) + len(key), 0), (len(value), -1)
+        data += key + value
+    table["topic"] = topic
+    return Records(table, np.frombuffer(data or bytearray(1), dtype=np.uint8), 0)
+
+
+def _around(session: PublishSession, version: Version, origin: int, insert_lsn: int) -> tuple[bytes, bytes, bytes]:
+    """What is in front of the old row, what is between it and the end, with a new row that is absent, and the end."""
+    program = session.programs([version], copied=True).program
+    facts = layout.facts(origin, time.time(), insert_lsn)
+    facts["event"] = wire.EVENT_DELETE
+    out = np.zeros(int(program.segments["length"].sum()) + _ROOM, dtype=np.uint8)
+    ends = np.zeros(3, dtype=np.int64)
+    kernels.encode_removal(program, 0, facts, out, ends)
+    before, behind, end = ends.tolist()
+    return bytes(out[:before]), bytes(out[before:behind]), bytes(out[behind:end])
+
+
+def _json_row(mapping: TableMapping, version: Version) -> Callable[[bytes], bytes]:
+    with_schema = mapping.envelope is not None and mapping.envelope.with_schema
+
+    def old(key: bytes) -> bytes:
+        try:
+            found = json.loads(key)
+            found = found["payload"] if with_schema else found
+        except (ValueError, KeyError, TypeError):
+            return b"null"  # a record that another program has written
+        if not isinstance(found, dict):
+            return b"null"
+        return json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
+
+    return old
+
+
+def _avro_row(mapping: TableMapping, version: Version) -> Callable[[bytes], bytes]:
+    record = mapping.record(version.topic)
+
+    def parsed(text: str) -> Any:
+        return fastavro.parse_schema(avro.without_logical(json.loads(text)))
+
+    keys, rows = parsed(avro.key_schema(version.table, record)), parsed(avro.value_schema(version.table, record))
+    framed = bytes([wire.MAGIC]) + version.key_schema.to_bytes(4, "big")
+
+    def old(key: bytes) -> bytes:
+        if not key.startswith(framed):
+            return b"\0"  # a record that another program has written
+        made = io.BytesIO()
+        found = fastavro.schemaless_reader(io.BytesIO(key[len(framed) :]), keys, None)
+        fastavro.schemaless_writer(made, rows, found)
+        return b"\2" + made.getvalue()
+
+    return old

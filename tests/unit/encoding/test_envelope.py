@@ -1,0 +1,276 @@
+"""Debezium's envelope: what the kernels write, read by fastavro and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import datetime
+from typing import Any
+
+import fastavro
+import numpy as np
+import pytest
+
+from airflow_bottledwater import __version__
+from airflow_bottledwater.encoding import avro, kernels, layout, names, wire
+from airflow_bottledwater.encoding.envelope import Envelope, around_rows, connect_key, connect_schema, envelope_schema
+from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.relation import Column, SourceTable
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.formats import FORMATS
+from airflow_bottledwater.publish.encode import BlockEncoder, encode_changes
+from airflow_bottledwater.publish.toast import NOTHING_CONVERTED, Completed
+from airflow_bottledwater.stream.assembler import TransactionAssembler
+from tests.support import wire as w
+
+_INT8, _TIMESTAMPTZ, _UUID = 20, 1184, 2950
+_TOPIC = "shop.public.orders"
+_RECORD = names.enveloped(_TOPIC)
+_COLUMNS = (
+    Column("id", w.plain(_INT8)),
+    Column("note", w.plain(w.TEXT)),
+    Column("at", w.plain(_TIMESTAMPTZ)),
+    Column("u", w.plain(_UUID)),
+)
+_TABLE = SourceTable(1, "public", "orders", "d", ("id",), _COLUMNS)
+_FULL = SourceTable(1, "public", "orders", "f", ("id",), _COLUMNS)
+_UNKEYED = SourceTable(1, "public", "orders", "f", (), _COLUMNS)
+_NOW = 1772357400.5
+_AT = 1_772_357_400_500_000
+_UID = bytes(range(16))
+
+
+def _programs(table: SourceTable, format: str, *, with_schema: bool = False, copied: bool = False) -> Programs:
+    envelope = Envelope("shop", with_schema)
+    around = around_rows(envelope, table, _TOPIC, "db", as_json=format == "json")
+    return compile_programs([(table, Target(0, 3, 1, 2, around))], FORMATS[format], copied=copied)
+
+
+def _row(number: int, note: bytes | None) -> list[bytes | None]:
+    moment = (_AT - 946_684_800_000_000).to_bytes(8, "big")
+    return [number.to_bytes(8, "big"), note, moment, _UID]
+
+
+def _encoded(table: SourceTable, programs: Programs, *messages: bytes) -> list[Any]:
+    """The records of changes of one transaction: operation, key, value, and the old row of the header."""
+    relation = w.relation(1, [(c.name == "id", c.name, c.type.oid, -1) for c in _COLUMNS], identity=table.identity)
+    micros = _AT - 946_684_800_000_000
+    rows = [w.xlog(message) for message in messages]
+    block = w.block([w.xlog(w.begin(0x16B3748, 745, micros)), w.xlog(relation), *rows, w.xlog(w.commit(9, 10))])
+    version = Version(table, _TOPIC)
+    assembler = TransactionAssembler(
+        Position(0), {}, lambda *_: version, batch_bytes=1 << 30, largest_transaction=1 << 30
+    )
+    assembler.add(block)
+    assembler.cut()
+    batch = assembler.flush(empty=True)
+    assert batch is not None
+    found = encode_changes(Completed(batch, NOTHING_CONVERTED), programs)
+    assert not found.rejections
+    return [_record(row, found.records.data) for row in found.records.table]
+
+
+def _record(row: Any, data: Any) -> tuple[str, bytes | None, bytes | None, bytes | None]:
+    def part(name: str) -> bytes | None:
+        at, size = int(row[name]), int(row[f"{name}_length"])
+        return None if size < 0 else bytes(data[at : at + size])
+
+    before = part("headers") or None
+    if before is not None:
+        head = b"\0\0\0\7before\0" + (len(before) - 15).to_bytes(4, "big")
+        assert before.startswith(head)
+        before = before[len(head) :]
+    return chr(row["event"]), part("key"), part("value"), before
+
+
+def _read(table: SourceTable, data: bytes | None, format: str, *, key: bool = False) -> Any:
+    """What a reader of the format finds; the numbers of moments as in JSON."""
+    if data is None:
+        return None
+    if format == "json":
+        return json.loads(data)
+    assert data[:5] == bytes([0, 0, 0, 0, 1 if key else 2])
+    schema = avro.key_schema(table, _RECORD) if key else envelope_schema(table, _RECORD)
+    body = io.BytesIO(data[5:])
+    found = fastavro.schemaless_reader(body, fastavro.parse_schema(json.loads(schema)), None)
+    assert not body.read(1)
+    return json.loads(json.dumps(found, default=_text))
+
+
+def _text(value: Any) -> str:
+    return value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else str(value)
+
+
+def _shown(number: int, note: str | None) -> dict[str, Any]:
+    return {
+        "id": number,
+        "note": note,
+        "at": "2026-03-01T09:30:00.500000Z",
+        "u": "00010203-0405-0607-0809-0a0b0c0d0e0f",
+    }
+
+
+_ONLY_KEY = {"id": 7, "note": None, "at": None, "u": None}
+_OLD_KEY = [(7).to_bytes(8, "big"), None, None, None]
+
+
+def _source(ordinal: int) -> dict[str, Any]:
+    return {
+        "version": __version__, "connector": "postgresql", "name": "shop", "ts_ms": _AT // 1000, "snapshot": "false",
+        "db": "db", "sequence": f'["23803720","{ordinal}"]', "ts_us": _AT, "ts_ns": _AT * 1000, "schema": "public",
+        "table": "orders", "txId": 745, "lsn": 0x16B3748, "xmin": None, "origin": None, "origin_lsn": None,
+    }  # fmt: skip
+
+
+def _values(table: SourceTable, format: str, *messages: bytes) -> list[tuple[str, Any, Any]]:
+    """Operation, key and value of each record; the times of encoding are checked and taken out."""
+    found = []
+    for op, key, value, _ in _encoded(table, _programs(table, format), *messages):
+        read = _read(table, value, format)
+        if read is not None:
+            assert list(read) == ["before", "after", "source", "op", "ts_ms", "ts_us", "ts_ns", "transaction"]
+            micros = read.pop("ts_us")
+            assert (read.pop("ts_ms"), read.pop("ts_ns")) == (micros // 1000, micros * 1000)
+            assert read.pop("transaction") is None and read["op"] == op
+        found.append((op, _read(table, key, format, key=True), read))
+    return found
+
+
+@pytest.mark.parametrize("format", ["avro", "json"])
+def test_changes_become_the_events_of_debezium(format: str) -> None:
+    old, new, moved = _row(7, b"a"), _row(7, b"b"), _row(8, b"c")
+    messages = [w.insert(1, *old), w.update(1, *new), w.update(1, *moved, old=_OLD_KEY), w.delete(1, *_OLD_KEY)]
+    # an old key is also sent if it is stored out of line
+    messages.append(w.update(1, *new, old=_OLD_KEY))
+    key, other = {"id": 7}, {"id": 8}
+    assert _values(_TABLE, format, *messages) == [
+        ("c", key, {"before": None, "after": _shown(7, "a"), "source": _source(1), "op": "c"}),
+        ("u", key, {"before": None, "after": _shown(7, "b"), "source": _source(2), "op": "u"}),
+        ("d", key, {"before": _ONLY_KEY, "after": None, "source": _source(3), "op": "d"}),
+        ("d", key, None),
+        ("c", other, {"before": None, "after": _shown(8, "c"), "source": _source(3), "op": "c"}),
+        ("d", key, {"before": _ONLY_KEY, "after": None, "source": _source(4), "op": "d"}),
+        ("d", key, None),
+        ("u", key, {"before": None, "after": _shown(7, "b"), "source": _source(5), "op": "u"}),
+    ]
+
+
+@pytest.mark.parametrize("format", ["avro", "json"])
+def test_the_old_row_is_whole_where_the_replica_identity_is_full(format: str) -> None:
+    old, new = _row(7, b"a"), _row(7, b"b")
+    messages = [w.update(1, *new, old=old, tag="O"), w.update(1, *_row(8, None), old=new, tag="O")]
+    messages += [w.delete(1, *_row(8, None), tag="O")]
+    found = _values(_FULL, format, *messages)
+    assert [(op, value and (value["before"], value["after"])) for op, _, value in found] == [
+        ("u", (_shown(7, "a"), _shown(7, "b"))),
+        ("d", (_shown(7, "b"), None)),
+        ("d", None),
+        ("c", (None, _shown(8, None))),
+        ("d", (_shown(8, None), None)),
+        ("d", None),
+    ]
+
+
+@pytest.mark.parametrize("format", ["avro", "json"])
+def test_a_table_without_a_key_has_inserts_and_updates(format: str) -> None:
+    old, new = _row(7, b"a"), _row(7, b"b")
+    messages = [w.insert(1, *old), w.update(1, *new, old=old, tag="O"), w.delete(1, *new, tag="O")]
+    found = _values(_UNKEYED, format, *messages)
+    assert [(op, key, value["before"], value["after"]) for op, key, value in found] == [
+        ("c", None, None, _shown(7, "a")),
+        ("u", None, _shown(7, "a"), _shown(7, "b")),
+    ]
+
+
+@pytest.mark.parametrize("format", ["avro", "json"])
+@pytest.mark.parametrize(("origin", "word"), [(wire.FROM_SNAPSHOT, "true"), (wire.FROM_LIVE, "incremental")])
+def test_rows_of_a_snapshot_are_reads(format: str, origin: int, word: str) -> None:
+    programs = _programs(_TABLE, format, copied=True)
+    block = w.block([w.copy_row(*_row(number, b"x")) for number in (7, 8)])
+    facts = layout.facts(origin, _NOW, 0x16B3748)
+    pieces = list(BlockEncoder(0).encode(block, programs, 1 << 20, facts))
+    found = [_record(row, piece.records.data) for piece in pieces for row in piece.records.table]
+    for number, (op, key, value, _) in zip((7, 8), found, strict=True):
+        read = _read(_TABLE, value, format)
+        unknown = {"snapshot": word, "txId": None, "sequence": '["23803720","0"]'}
+        assert (op, _read(_TABLE, key, format, key=True)) == ("r", {"id": number})
+        assert read["source"] == {**_source(0), **unknown} and read["op"] == "r"
+        assert (read["before"], read["after"]) == (None, _shown(number, "x"))
+        assert read["ts_us"] == _AT
+
+
+def test_json_has_its_schema_in_front_if_asked() -> None:
+    programs = _programs(_TABLE, "json", with_schema=True)
+    plain = _encoded(_TABLE, _programs(_TABLE, "json"), w.insert(1, *_row(7, b"a")), w.delete(1, *_OLD_KEY))
+    for (_, key, value, _), (_, bare_key, bare, _) in zip(
+        _encoded(_TABLE, programs, w.insert(1, *_row(7, b"a")), w.delete(1, *_OLD_KEY)), plain, strict=True
+    ):
+        assert json.loads(key or b"") == {"schema": connect_key(_TABLE, _TOPIC), "payload": json.loads(bare_key or b"")}
+        assert (value is None) == (bare is None)
+        if value is not None and bare is not None:
+            found, payload = json.loads(value), json.loads(bare)
+            assert list(found) == ["schema", "payload"] and found["schema"] == connect_schema(_TABLE, _TOPIC)
+            assert {**found["payload"], **dict.fromkeys(("ts_ms", "ts_us", "ts_ns"))} == {
+                **payload, **dict.fromkeys(("ts_ms", "ts_us", "ts_ns"))
+            }  # fmt: skip
+
+
+def test_the_names_in_avro_are_those_of_debezium() -> None:
+    made = json.loads(envelope_schema(_TABLE, _RECORD))
+    assert (made["namespace"], made["name"]) == (_TOPIC, "Envelope")
+    assert made["fields"][0]["type"][1]["name"] == "Value"
+    assert made["fields"][2]["type"]["namespace"] == "io.debezium.connector.postgresql"
+    key = json.loads(avro.key_schema(_TABLE, _RECORD))
+    assert (key["namespace"], key["name"]) == (_TOPIC, "Key")
+    at = made["fields"][0]["type"][1]["fields"][2]["type"][1]
+    assert at["connect.name"] == "io.debezium.time.MicroTimestamp"
+
+
+@pytest.mark.parametrize("format", ["avro", "json"])
+def test_a_buffer_that_is_too_small_is_never_left(format: str) -> None:
+    """Whatever the room, all records come, piece by piece."""
+    programs = _programs(_TABLE, format, copied=True)
+    block = w.block([w.copy_row(*_row(number, b"x" * number)) for number in range(40)])
+    facts = layout.facts(wire.FROM_SNAPSHOT, _NOW)
+    whole = layout.output(100, 3, 1 << 20)
+    kernels.encode_copy(block.data, block.offsets, 0, programs.program, 0, programs.scratch(), facts, whole)
+    for room in range(0, 2400, 7):
+        out = layout.output(100, 3, room)
+        data = np.full(room + 64, 0xAB, dtype=np.uint8)
+        small = out._replace(data=data[:room])
+        _, used, made, failed = kernels.encode_copy(
+            block.data, block.offsets, 0, programs.program, 0, programs.scratch(), facts, small
+        )
+        assert not failed and used <= room and (data[room:] == 0xAB).all()
+        assert bytes(data[:used]) == bytes(whole.data[:used]) and (made > 0) == (used > 0)
+
+
+@pytest.mark.parametrize("format", ["avro", "json"])
+def test_the_old_row_is_a_header_if_asked(format: str) -> None:
+    """Of an update beside the new row, and of a deletion beside the tombstone; what is only a key is none."""
+    found = []
+    for table in (_FULL, _TABLE):
+        target = Target(0, 3, 1, 2, before=True)
+        programs = compile_programs([(table, target)], FORMATS[format], copied=False)
+        first, second, third = _row(7, b"a"), _row(7, b"b"), _row(8, b"c")
+        if table is _FULL:
+            messages = [w.update(1, *second, old=first, tag="O"), w.update(1, *third, old=second, tag="O")]
+            messages.append(w.delete(1, *third, tag="O"))
+        else:
+            messages = [w.update(1, *second), w.update(1, *third, old=_OLD_KEY), w.delete(1, *_OLD_KEY)]
+        messages.insert(0, w.insert(1, *first))
+        for op, _, value, before in _encoded(table, programs, *messages):
+            found.append((op, value is None, _note(table, before, format)))
+    assert found == [
+        ("c", False, None), ("u", False, "a"), ("d", True, "b"), ("u", False, None), ("d", True, "c"),
+        ("c", False, None), ("u", False, None), ("d", True, None), ("u", False, None), ("d", True, None),
+    ]  # fmt: skip
+
+
+def _note(table: SourceTable, data: bytes | None, format: str) -> Any:
+    if data is None or format == "json":
+        return data and json.loads(data)["note"]
+    schema = fastavro.parse_schema(json.loads(avro.value_schema(table)))
+    found: Any = fastavro.schemaless_reader(io.BytesIO(data[5:]), schema, None)
+    return found["note"]

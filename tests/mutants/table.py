@@ -581,7 +581,7 @@ MUTANTS = (
     Mutant(
         "the verification compares the new row of an envelope",
         "TopicReader.value",
-        text('"after"', "before"),
+        swap('self._payload(found).get("after")', 'self._payload(found).get("before")'),
         "tests/unit/verify/test_scan.py::test_equal_rows_and_records_have_equal_hashes[plain-json envelope]",
     ),
     Mutant(

@@ -12,6 +12,7 @@ import psycopg
 from confluent_kafka import Consumer, TopicPartition
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, SlotInUse, StateError
 from airflow_bottledwater.kafka.clients import errors, made, reader_config
@@ -112,11 +113,12 @@ def _check_topics(pipeline: Settings, tables: list[SourceTable]) -> None:
     """
     if pipeline.record_format.uses_registry:
         return
-    by_topic = {name: table for name, table in TableMapping.of(pipeline).by_topic(tables).items() if not table.outbox}
+    mapping = TableMapping.of(pipeline)
+    by_topic = {name: table for name, table in mapping.by_topic(tables).items() if not table.outbox}
     present = Topics(pipeline.kafka).describe(list(by_topic))
     for name, topic in present.items():
         for key, value in _last(pipeline.kafka, name, topic.partitions):
-            if why := unlike(by_topic[name], key, value):
+            if why := unlike(by_topic[name], mapping.envelope, key, value):
                 raise Refused(
                     f"Topic {name!r} has records that the pipeline would not write: {why}.",
                     "Give the pipeline topics of its own (another topic_prefix): consumers then read the old topics "
@@ -124,21 +126,32 @@ def _check_topics(pipeline: Settings, tables: list[SourceTable]) -> None:
                 )
 
 
-def unlike(table: SourceTable, key: bytes | None, value: bytes | None) -> str:
-    """What tells a record of a topic from those of a table in JSON; empty if nothing does."""
+def unlike(table: SourceTable, envelope: Envelope | None, key: bytes | None, value: bytes | None) -> str:
+    """What tells a record of a topic from those of a table in JSON; empty if nothing does.
+
+    :param envelope: what is around each row.
+    """
     fields = {column.field for column in table.columns}
     of_key = {column.field for column in table.columns if column.name in table.key}
     try:
         read: list[Any] = [None if each is None else json.loads(each) for each in (key, value)]
     except ValueError:
         return "they are no JSON"
-    if any(isinstance(each, dict) and each.keys() == {"schema", "payload"} for each in read):
-        return "they have the schema with each of them (schemas.enable)"
+    wrapped = [isinstance(each, dict) and each.keys() == {"schema", "payload"} for each in read if each is not None]
+    with_schema = envelope is not None and envelope.with_schema
+    if with_schema != any(wrapped) or (with_schema and not all(wrapped)):
+        return f"they have {'no' if with_schema else 'the'} schema with each of them (schemas.enable, envelope_schema)"
+    if with_schema:
+        read = [each and each["payload"] for each in read]
     if (read[0].keys() if isinstance(read[0], dict) else set()) != of_key:
         return f"their keys are not the columns {', '.join(sorted(of_key)) or '(none)'}"
-    if isinstance(read[1], dict) and {"before", "after", "op"} <= read[1].keys():
-        return "they have Debezium's envelope (before, after)"
-    if read[1] is not None and not (isinstance(read[1], dict) and read[1].keys() <= fields):
+    if read[1] is None:
+        return ""
+    enveloped = isinstance(read[1], dict) and {"before", "after", "op"} <= read[1].keys()
+    if enveloped != (envelope is not None):
+        return f"they have {'' if enveloped else 'not '}Debezium's envelope (before, after)"
+    rows = [read[1]["before"], read[1]["after"]] if enveloped else [read[1]]
+    if not all(row is None or (isinstance(row, dict) and row.keys() <= fields) for row in rows):
         return "their values have other fields than the table's columns"
     return ""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.errors import PreflightError, Refused, SlotError, SlotInUse, StateError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, parse_lsn
@@ -132,7 +133,33 @@ def test_a_slot_that_cannot_be_taken_over_is_left_alone(make_flow: MakeFlow) -> 
 def test_records_that_the_pipeline_would_not_write_are_told_apart(key: Any, value: Any, said: str) -> None:
     of = table(("id", plain(INT4)), ("b", plain(TEXT)), key=("id",))
     as_bytes = [None if each is None else json.dumps(each).encode() for each in (key, value)]
-    found = unlike(of, *as_bytes)
+    found = unlike(of, None, *as_bytes)
+    assert said in found if said else not found
+
+
+@pytest.mark.parametrize(
+    ("with_schema", "key", "value", "said"),
+    [
+        (False, {"id": 1}, {"before": None, "after": {"id": 1}, "op": "c"}, ""),
+        (False, {"id": 1}, {"before": {"id": 1}, "after": None, "op": "d"}, ""),
+        (False, {"id": 1}, None, ""),
+        (False, {"id": 1}, {"id": 1, "b": "x"}, "not Debezium's envelope"),
+        (False, {"id": 1}, {"before": None, "after": {"id": 1, "c": 2}, "op": "c"}, "other fields"),
+        (False, {"schema": {}, "payload": {"id": 1}}, None, "the schema with each"),
+        (True, {"schema": {}, "payload": {"id": 1}}, None, ""),
+        (
+            True,
+            {"schema": {}, "payload": {"id": 1}},
+            {"schema": {}, "payload": {"before": None, "after": {"id": 1}, "op": "c"}},
+            "",
+        ),
+        (True, {"id": 1}, {"schema": {}, "payload": {"before": None, "after": {"id": 1}, "op": "c"}}, "no schema"),
+    ],
+)
+def test_records_with_an_envelope_are_compared_with_it(with_schema: bool, key: Any, value: Any, said: str) -> None:
+    of = table(("id", plain(INT4)), ("b", plain(TEXT)), key=("id",))
+    as_bytes = [None if each is None else json.dumps(each).encode() for each in (key, value)]
+    found = unlike(of, Envelope("shop", with_schema), *as_bytes)
     assert said in found if said else not found
 
 

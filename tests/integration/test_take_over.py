@@ -173,7 +173,7 @@ def test_topics_with_other_records_are_refused(make_flow: MakeFlow, plain_rows: 
     value = {"id": 1, "b": "x"} if plain_rows else {"before": None, "after": {"id": 1, "b": "x"}, "op": "c"}
     producer = Producer(flow.pipeline.kafka)
     producer.produce(flow.topic("a"), json.dumps(value), json.dumps({"id": 1}), 1)
-    assert not producer.flush(30)
+    assert not producer.flush(60)
     if plain_rows:
         take_over(flow.pipeline)
         return

@@ -161,11 +161,6 @@ def passes(error: KafkaError) -> bool:
     )
 
 
-def first_broker(config: Mapping[str, str]) -> str:
-    """Host and port of the first of the brokers, by which a Kafka is named."""
-    return config["bootstrap.servers"].split(",")[0].strip().rpartition("://")[2]
-
-
 @contextlib.contextmanager
 def errors(config: Mapping[str, str]) -> Iterator[None]:
     """Within this block, Kafka's exceptions are raised as errors of this package, see :func:`translate`."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.kafka.clients import first_broker
 from airflow_bottledwater.pipeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class TableDatasets:
             "namespace": f"postgres://{host}:{port}",
             "name": f"{source.get('dbname', source.get('user', ''))}.{pinned.table.qualified}",
         }
-        self._target: Any = {"namespace": f"kafka://{first_broker(pipeline.kafka)}", "name": pinned.topic}
+        self._target: Any = {"namespace": f"kafka://{pipeline.first_broker}", "name": pinned.topic}
 
     def source(self) -> Dataset:
         """The table, with the columns that are published."""

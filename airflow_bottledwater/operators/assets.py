@@ -18,7 +18,6 @@ from urllib.parse import quote
 from airflow.sdk import Asset, AssetAlias
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.kafka.clients import first_broker
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.rules import listed
@@ -76,7 +75,7 @@ def inlets_of(pipeline: Mapping[str, Any] | str, tables: Any = None) -> list[Ass
 
 def topic_uri(pipeline: Settings, topic: str) -> str:
     """The address of a topic as the Kafka provider's assets have it."""
-    return f"kafka://{first_broker(pipeline.kafka)}/{topic}"
+    return f"kafka://{pipeline.first_broker}/{topic}"
 
 
 class AssetEvents:

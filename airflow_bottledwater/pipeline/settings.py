@@ -97,6 +97,11 @@ class Settings(
             raise SettingError("json_documents", "value", "string", problem=said)
 
     @property
+    def first_broker(self) -> str:
+        """Host and port of the first of the brokers, by which a Kafka is named."""
+        return self.kafka["bootstrap.servers"].split(",")[0].strip().rpartition("://")[2]
+
+    @property
     def sends_messages(self) -> bool:
         """Whether PostgreSQL is asked for logical messages."""
         return bool(self.messages or self.ddl_topic)

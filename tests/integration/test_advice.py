@@ -76,6 +76,7 @@ SITUATIONS: dict[str, tuple[Callable[[Flow], None], str, bool]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_dropping_the_slot_and_a_new_snapshot_mend_what_they_are_advised_for(
     make_flow: MakeFlow, situation: str

@@ -271,6 +271,7 @@ def test_another_key_of_hashes_is_refused_unless_it_is_meant(make_flow: MakeFlow
         flow.stream()
 
 
+@pytest.mark.long
 def test_dates_and_times_have_the_forms_of_their_columns(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
     """As a consumer in Python reads them, which cannot read infinity by its logical type."""
     flow = make_flow(
@@ -352,6 +353,7 @@ def test_columns_have_the_names_of_their_options(
         until(lambda: errors or "or the name that the settings" in str(_problems(flow)), "the key is refused")
 
 
+@pytest.mark.long
 def test_a_column_that_gets_the_name_of_another_one_sets_its_table_aside(make_flow: MakeFlow) -> None:
     flow = make_flow(tables=("sales.orders",), table_options={"sales.*": {"rename": {"email": "mail"}}})
     flow.create()
@@ -459,6 +461,7 @@ def test_options_that_cannot_be_are_found_before_anything_is_made(
     assert not [name for name in Topics(flow.pipeline.kafka).names() if name.startswith(flow.pipeline.topic_prefix)]
 
 
+@pytest.mark.long
 def test_columns_that_come_and_go(make_flow: MakeFlow) -> None:
     """Also columns that are left out move the others."""
     options = {

@@ -52,6 +52,7 @@ def gap(flow: Flow, kind: str) -> list[str]:
     }[kind]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["publication", "operations"])
 def test_what_was_not_published_of_all_tables_is_read_at_the_start(make_flow: MakeFlow, kind: str) -> None:
     flow = make_flow()

@@ -290,6 +290,7 @@ def test_another_form_of_a_key_is_refused(database: str, kafka: KafkaBroker, reg
     assert flow.compare("k").differences == []
 
 
+@pytest.mark.long
 def test_a_key_of_texts_that_become_longer_or_in_another_order_stays_the_same(
     database: str, kafka: KafkaBroker
 ) -> None:

@@ -241,6 +241,7 @@ def test_live_snapshots_rest_while_the_stream_is_far_behind(
     assert flow.compare("a").differences == []
 
 
+@pytest.mark.long
 def test_wal_that_an_open_transaction_holds_is_told_and_nothing_rests(make_flow: MakeFlow) -> None:
     flow = begun(make_flow, guard_wal_bytes=2 << 20)
     with psycopg.connect(flow.dsn) as open_transaction, flow.streaming() as errors:

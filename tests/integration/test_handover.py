@@ -559,7 +559,7 @@ def test_a_rewrite_that_commits_while_the_holder_opens_does_not_empty_the_snapsh
     assert changes(flow.read("a")) == [("u", 1)]
 
 
-def test_a_rewrite_that_waits_behind_the_holder_ends_the_snapshot_in_time_and_nothing_is_lost(
+def test_a_rewrite_that_waits_behind_the_holder_gets_its_lock_in_time_and_nothing_is_lost(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = make_flow(lock_queue_limit=0.1)
@@ -576,8 +576,8 @@ def test_a_rewrite_that_waits_behind_the_holder_ends_the_snapshot_in_time_and_no
         with ThreadPoolExecutor(1) as pool:
             taking = pool.submit(flow.snapshot)
             try:
-                with pytest.raises(Outage, match=r"locks blocked others.*ALTER TABLE a"):
-                    taking.result(60)
+                # it reads on under a new holder
+                taking.result(60)
             finally:
                 # whoever waits for the ALTER while the holder waits for him would wait for ever
                 flow.execute(
@@ -586,7 +586,6 @@ def test_a_rewrite_that_waits_behind_the_holder_ends_the_snapshot_in_time_and_no
                 )
     altering.join(60)
     assert not altering.is_alive()
-    flow.snapshot()
     flow.execute("UPDATE a SET n = 5000000000 WHERE id = 1")
     flow.stream()
     assert_nothing_lost_nothing_twice(flow, "a")
@@ -746,6 +745,7 @@ def load(flow: Flow, table: str) -> Iterator[None]:
     working.result()
 
 
+@pytest.mark.long
 @HOW
 def test_a_table_that_is_added_while_somebody_writes_to_it_waits_for_who_wrote_before(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, prepared: bool
@@ -777,6 +777,7 @@ def test_a_table_that_is_added_while_somebody_writes_to_it_waits_for_who_wrote_b
     assert changes(messages) == [("u", 2)]
 
 
+@pytest.mark.long
 def test_a_topic_that_held_rows_before_gets_every_change_since_the_slot(make_flow: MakeFlow) -> None:
     flow = make_flow(share_topics=True)
     fill(flow, "a")

@@ -119,6 +119,7 @@ def table(flow: Flow) -> None:
     )
 
 
+@pytest.mark.long
 def test_columns_come_and_go_under_the_registrys_default_level(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
     """It is BACKWARD: a reader with the newest schema reads all records."""
     flow = make_flow(registry)

@@ -80,6 +80,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_MOST_BLOCKS_BY_KEY", 4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_it_goes_on_where_it_was_when_the_table_is_rewritten(make_flow: MakeFlow, partitioned: bool) -> None:
@@ -129,6 +130,7 @@ def _interrupted(flow: Flow, *statements: str) -> str:
     return asked
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_chunks")
 def test_rows_that_are_attached_behind_it_are_read(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="t")

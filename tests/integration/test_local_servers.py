@@ -148,6 +148,7 @@ class TestKafka:
         producer.produce(topic, b"more")
         producer.commit_transaction(20)
 
+    @pytest.mark.long
     def test_starts_from_archived_classes_also_where_there_are_none_yet(self, stack: DataStack, tmp_path: Path) -> None:
         (tmp_path / "cache").mkdir()
         for folder in stack.kafka.cache.glob("kafka-*/"):

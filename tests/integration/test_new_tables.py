@@ -80,6 +80,7 @@ def test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for(flow: Flow
     assert sorted(m.key["id"] for m in flow.read("later")) == [1, 2]
 
 
+@pytest.mark.long
 def test_keys_that_an_earlier_pipeline_left_in_its_topic_are_removed(flow: Flow) -> None:
     flow.execute("CREATE TABLE later (id int PRIMARY KEY, t text)", "INSERT INTO later VALUES (1, 'a'), (3, 'b')")
     flow.stream()
@@ -338,6 +339,7 @@ def test_a_live_snapshot_of_no_table_that_an_earlier_version_has_recorded_ends(f
     assert not read_state(flow.pipeline, state_topic(flow)).lives
 
 
+@pytest.mark.long
 def test_older_transactions_do_not_keep_the_stream_from_going_on(flow: Flow) -> None:
     """Only the rows of a table that was created again wait for them."""
     flow.execute("CREATE TABLE other (id int PRIMARY KEY)")

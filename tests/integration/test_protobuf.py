@@ -86,6 +86,7 @@ def test_confluents_deserializer_reads_every_type(
     assert verified(flow)
 
 
+@pytest.mark.long
 def test_columns_come_and_go_and_readers_of_all_versions_read_all_records(
     make_flow: MakeFlow, registry: SchemaRegistry
 ) -> None:

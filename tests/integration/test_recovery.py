@@ -242,6 +242,7 @@ def test_a_letter_whose_row_was_deleted_while_its_slot_was_lost_brings_no_row_ba
     assert flow.compare("a").differences == []
 
 
+@pytest.mark.long
 def test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"})
     flow.create()

@@ -148,6 +148,7 @@ def test_a_refused_schema_is_asked_for_again_while_the_stream_runs(
 
 
 # ---------------------------------------------------------------------- what it accepts, and readers misread
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("alter", "told"),
     [
@@ -237,6 +238,7 @@ def test_records_of_a_table_without_a_key_that_nobody_can_read_any_more_are_a_pr
     assert not errors
 
 
+@pytest.mark.long
 def test_a_dead_letter_is_published_with_a_schema_that_the_registry_knows(
     make_flow: MakeFlow, front: RegistryFront
 ) -> None:
@@ -255,6 +257,7 @@ def test_a_dead_letter_is_published_with_a_schema_that_the_registry_knows(
     assert readable(flow) == {1, 2, 3}
 
 
+@pytest.mark.long
 def test_a_key_schema_that_is_lost_ends_the_stream_and_its_id_is_taken_back(
     make_flow: MakeFlow, front: RegistryFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def _wait_for(flow: Flow, count: int, timeout: float = 60.0) -> None:
     until(lambda: len(flow.read("a")) >= count, f"{count} rows are published", seconds=timeout)
 
 
+@pytest.mark.long
 def test_a_stream_moves_at_the_rate_that_kafka_takes(make_flow: MakeFlow, slow: ProxiedBroker) -> None:
     flow = make_flow(broker=slow, skip_snapshot=True)
     flow.create()

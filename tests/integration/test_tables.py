@@ -207,6 +207,7 @@ def test_another_key_is_taken_up_by_itself(make_flow: MakeFlow, registry: Schema
     assert errors == []
 
 
+@pytest.mark.long
 def test_many_tables_that_are_made_again_take_one_pause(make_flow: MakeFlow) -> None:
     names = [f"t{number}" for number in range(8)]
     flow = _make(make_flow, *names, "other")
@@ -251,6 +252,7 @@ def test_a_table_that_lives_for_a_moment_leaves_nothing(make_flow: MakeFlow, mon
     assert errors == [] and not problems(flow)
 
 
+@pytest.mark.long
 def test_names_inside_of_types_that_change_are_published_again(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="*", allow_unkeyed=True)
     flow.execute(

@@ -137,6 +137,7 @@ def test_the_stream_spreads_small_transactions_over_the_partitions(make_flow: Ma
     assert min(Counter(message.partition for message in flow.read("a")).values()) > 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_table_that_is_given_a_key_goes_on_without_one(
     flow: Flow, streaming: bool, caplog: pytest.LogCaptureFixture

@@ -33,6 +33,7 @@ def _verify(flow: Flow, *, alone: bool = True) -> Verification:
     )
 
 
+@pytest.mark.long
 def test_rows_without_a_key_are_compared_as_a_multiset_where_no_stream_runs(make_flow: MakeFlow) -> None:
     flow = make_flow(allow_unkeyed=True)
     flow.create()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from airflow_bottledwater import processes
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local.kafka import KafkaBroker
@@ -68,6 +70,7 @@ def _until(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> Non
     until(ask, "what the process does", 180, pause=0.3)
 
 
+@pytest.mark.long
 def test_the_command_is_interrupted_exits_with_0_and_goes_on_from_the_slot(database: str, kafka: KafkaBroker) -> None:
     flow = Flow(database, kafka, None, tables="a")
     flow.execute(

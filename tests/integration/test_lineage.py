@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,10 +35,13 @@ OPTIONS = {"people": {"mask": {"email": "hash"}, "rename": {"n": "number"}, "exc
 
 
 @pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _variables() -> Iterator[None]:
     """OpenLineage's client sets some in this process, which the next test would find."""
-    for name in [name for name in os.environ if name.startswith("OPENLINEAGE")]:
-        monkeypatch.delenv(name)
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        if name.startswith("OPENLINEAGE"):
+            del os.environ[name]
 
 
 @pytest.fixture

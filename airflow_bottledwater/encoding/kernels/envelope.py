@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import compiled, inlined
 from airflow_bottledwater.encoding.kernels.writing import BACKSLASH, COMMA, NULL, QUOTE, copy_bytes, integer, varint
 from airflow_bottledwater.encoding.wire import MAGIC, SPACE
 
@@ -37,7 +37,7 @@ def _segment(program, number, out, o):
     return copy_bytes(program.names, segment.position, segment.length, out, o)
 
 
-@compiled
+@inlined
 def begin_value(program, schema, segment, out, o):
     """Write what is in front of a key or a value: the id of its schema, and a segment.
 

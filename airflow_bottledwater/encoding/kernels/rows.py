@@ -95,7 +95,7 @@ def _encode_message(program, relation, is_key, b, texts, fields, out, o):
     return np.int64(o), np.int64(-1)
 
 
-@compiled
+@inlined
 def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
     """Write the key's columns, or all columns, as one record; returns the next position or an error code, and the
     column of the error."""
@@ -160,7 +160,7 @@ def _write_columns(program, relation, is_key, b, texts, fields, out, o):
     return np.int64(o), np.int64(-1)
 
 
-@compiled
+@inlined
 def _encode(program, relation, is_key, b, texts, fields, out, o):
     if program.protobuf:
         return _encode_message(program, relation, is_key, b, texts, fields, out, o)
@@ -197,7 +197,7 @@ def _encode_envelope(program, relation, b, texts, rows, old, new, facts, out, o)
     return end_envelope(program, relation, facts, out, o), np.int64(-1)
 
 
-@compiled
+@inlined
 def _encode_value(program, relation, b, texts, rows, old, new, facts, out, o):
     """Write the value of a row; returns what :func:`_encode_columns` does."""
     if relation.envelope < 0:
@@ -219,7 +219,7 @@ def _encode_header(program, relation, b, texts, old, out, o):
     return end, column
 
 
-@compiled
+@inlined
 def _encode_key(program, relation, b, texts, fields, out, o):
     """Write a row's key, if its table has one; returns what :func:`_encode_columns` does, and the key's length or
     -1."""

@@ -51,12 +51,10 @@ RELATION = int64s(
     "filtered",  # whether an insert may have been an update, for a row filter, and lack values
     "outbox",  # whether its rows are records of other topics (kernels.outbox)
     "whole_old",  # whether the whole old row is published, and not its key alone
-    "envelope",  # its first row in the table of segments: what is around a row (kernels.envelope); -1: nothing
+    # its first segment: bytes around a row, which are names in the table of columns (kernels.envelope); -1: nothing
+    "envelope",
     "key_head",  # what is in front of a key, likewise; -1: nothing
 )
-
-#: bytes that are the same in each record of a relation version, in the program's names
-SEGMENT = int64s("position", "length")
 
 #: what an envelope tells of a change or a row; a row of a COPY has no number and no xid (-1)
 FACTS = int64s(
@@ -115,10 +113,10 @@ class Program(NamedTuple):
     :param framed: whether keys and values begin with the ids of their schemas.
     :param relations: rows of :data:`RELATION`.
     :param keys: the key columns, by their number within their relation.
-    :param columns: rows of :data:`COLUMN`.
+    :param columns: rows of :data:`COLUMN`: the columns, their parts, and the segments of envelopes, which have a name
+        only. An array more would be passed with each call of a kernel.
     :param names: what is written before the values of columns (names in JSON, tags in Protocol Buffers), the labels of
         enums, and the bytes of segments; then :data:`WORD` more bytes.
-    :param segments: rows of :data:`SEGMENT`.
     """
 
     json: bool
@@ -128,7 +126,6 @@ class Program(NamedTuple):
     keys: npt.NDArray[np.int64]
     columns: Rows
     names: npt.NDArray[np.uint8]
-    segments: Rows
 
 
 class Output(NamedTuple):

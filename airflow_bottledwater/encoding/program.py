@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,13 +38,15 @@ class Programs:
     """The programs of several relation versions, in the order in which changes refer to them.
 
     :ivar program: the arrays for the kernels; their table of columns has a row for each column, and after these the
-        rows for parts.
+        rows for parts and segments.
+    :ivar around: the bytes of all segments, so what is around a row and its key at most.
     :ivar conversions: for each column, its type and the SQL by which the server converts a value (None: no conversion).
     """
 
     program: layout.Program
     tables: tuple[SourceTable, ...]
     conversions: tuple[tuple[ColumnType, types.Sql | None], ...]
+    around: int = 0
 
     @property
     def width(self) -> int:
@@ -55,14 +58,9 @@ class Programs:
         return np.zeros((2, self.width), dtype=layout.FIELD)
 
     @property
-    def around(self) -> int:
-        """The bytes around the rows of a relation version, and around its key, at most."""
-        return int(self.program.segments["length"].sum()) if self.enveloped else 0
-
-    @property
     def enveloped(self) -> bool:
         """Whether values are envelopes, of which a change can become three."""
-        return bool((self.program.relations["envelope"] >= 0).any())
+        return self.around > 0
 
     def error(self, relation: int, code: int, column: int, offset: int = -1) -> str:
         """The error of a kernel as text.
@@ -88,7 +86,7 @@ class _Builder:
         self.conversions: list[tuple[ColumnType, types.Sql | None]] = []
         self.keys: list[int] = []
         self.names = bytearray()
-        self.segments: list[dict[str, int]] = []
+        self.around = 0
         self._made_of: list[tuple[int, ColumnType, types.TypeMapping]] = []
 
     def add_table(self, table: SourceTable, target: Target, *, copied: bool) -> None:
@@ -111,8 +109,8 @@ class _Builder:
                 "filtered": int(table.filtered),
                 "outbox": int(table.outbox),
                 "whole_old": int(target.around is not None or target.before),
-                "envelope": self._segments(target.around.segments if target.around else ()),
-                "key_head": self._segments((target.around.key_head,) if target.around else ()),
+                "envelope": -1,
+                "key_head": -1,
             }
         )
         self.keys += [positions[name] for name in table.key]
@@ -121,11 +119,11 @@ class _Builder:
             self._add(types.Part(head, column.type, mapping), converted=convert, required=column.required)
             self.conversions.append((column.type, mapping.convert))
 
-    def _segments(self, segments: tuple[bytes, ...]) -> int:
-        first = len(self.segments)
+    def _segments(self, segments: Sequence[bytes]) -> int:
+        first = len(self.columns)
         for each in segments:
-            self.segments.append({"position": len(self.names), "length": len(each)})
-            self.names.extend(each)
+            self._add(types.Part(each))
+            self.around += len(each)
         return first if any(segments) else -1
 
     def _add(self, part: types.Part, *, converted: bool = False, required: bool = False) -> None:
@@ -156,6 +154,13 @@ class _Builder:
             for part, head in zip(mapping.parts, tags, strict=True):
                 self._add(replace(part, name=head))
 
+    def add_segments(self, targets: Iterable[Target]) -> None:
+        """Add what is around the rows and keys of each relation, behind all parts."""
+        for relation, target in zip(self.relations, targets, strict=True):
+            if target.around is not None:
+                relation["envelope"] = self._segments(target.around.segments)
+                relation["key_head"] = self._segments([target.around.key_head])
+
 
 def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *, copied: bool) -> Programs:
     """Compile tables to programs.
@@ -166,6 +171,7 @@ def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *
     for table, target in tables:
         built.add_table(table, target, copied=copied)
     built.add_parts()
+    built.add_segments(target for _, target in tables)
     return Programs(
         program=layout.Program(
             json=format.as_json,
@@ -176,10 +182,10 @@ def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *
             columns=layout.rows(layout.COLUMN, built.columns),
             # writable like all other buffers: for a read-only one, the kernels would be compiled anew
             names=np.frombuffer(built.names + bytes(layout.WORD), dtype=np.uint8),
-            segments=layout.rows(layout.SEGMENT, built.segments),
         ),
         tables=tuple(table for table, _ in tables),
         conversions=tuple(built.conversions),
+        around=built.around,
     )
 
 

@@ -82,6 +82,7 @@ class BlockEncoder:
     def __init__(self, headers: int) -> None:
         self._headers = headers
         self._output = layout.output(_PIECE_ROWS, _REJECTIONS, _PIECE_BYTES)
+        self._no_facts = layout.facts(wire.FROM_SNAPSHOT, 0)
 
     def encode(
         self, block: MessageBlock, programs: Programs, largest: int, facts: layout.Rows | None = None
@@ -93,7 +94,7 @@ class BlockEncoder:
         :param facts: see :func:`~airflow_bottledwater.encoding.layout.facts`; None where there are no envelopes.
         """
         start, scratch = 0, programs.scratch()
-        facts = layout.facts(wire.FROM_SNAPSHOT, 0) if facts is None else facts
+        facts = self._no_facts if facts is None else facts
         while start < block.count:
             first = start
             output = self._output

@@ -50,12 +50,12 @@ def removals(
 
 def _around(session: PublishSession, version: Version, origin: int, insert_lsn: int) -> tuple[bytes, bytes, bytes]:
     """What is in front of the old row, what is between it and the end, with a new row that is absent, and the end."""
-    program = session.programs([version], copied=True).program
+    programs = session.programs([version], copied=True)
     facts = layout.facts(origin, time.time(), insert_lsn)
     facts["event"] = wire.EVENT_DELETE
-    out = np.zeros(int(program.segments["length"].sum()) + _ROOM, dtype=np.uint8)
+    out = np.zeros(programs.around + _ROOM, dtype=np.uint8)
     ends = np.zeros(3, dtype=np.int64)
-    kernels.encode_removal(program, 0, facts, out, ends)
+    kernels.encode_removal(programs.program, 0, facts, out, ends)
     before, behind, end = ends.tolist()
     return bytes(out[:before]), bytes(out[before:behind]), bytes(out[behind:end])
 

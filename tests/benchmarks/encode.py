@@ -17,7 +17,7 @@ import fastavro
 import psycopg
 from psycopg import sql
 
-from airflow_bottledwater.encoding import avro, kernels, layout
+from airflow_bottledwater.encoding import avro, kernels, layout, wire
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.local.stack import DataStack
 from airflow_bottledwater.model.relation import SourceTable
@@ -58,6 +58,7 @@ class Encoder:
     def __init__(self, table: SourceTable, format: str) -> None:
         self._programs = compile_programs([(table, Target(0, 1, 1, 2))], FORMATS[format], copied=True)
         self._output = layout.output(1 << 15, 256, 4 << 20)
+        self._no_facts = layout.facts(wire.FROM_SNAPSHOT, 0)
 
     def encode(self, block: MessageBlock) -> int:
         """:returns: records made."""
@@ -65,7 +66,7 @@ class Encoder:
         start, scratch = 0, p.scratch()
         while start < block.count:
             start, _, count, failed = kernels.encode_copy(
-                block.data, block.offsets, start, p.program, 0, scratch, layout.facts(1, 0), self._output
+                block.data, block.offsets, start, p.program, 0, scratch, self._no_facts, self._output
             )
             assert not failed
             made += count

@@ -31,7 +31,6 @@ def program_of(opcode: int, argument: int = 0, *, json: bool = True) -> layout.P
         np.zeros(1, dtype=np.int64),
         layout.rows(layout.COLUMN, [column]),
         np.zeros(1, dtype=np.uint8),
-        layout.rows(layout.SEGMENT, []),
     )
 
 

@@ -33,17 +33,17 @@ _ROOM = 400
 
 @compiled
 def _segment(program, number, out, o):
-    segment = program.segments[number]
-    return copy_bytes(program.names, segment.position, segment.length, out, o)
+    segment = program.columns[number]
+    return copy_bytes(program.names, segment.name, segment.name_length, out, o)
 
 
 @inlined
 def begin_value(program, schema, segment, out, o):
     """Write what is in front of a key or a value: the id of its schema, and a segment.
 
-    :param segment: its row in the table of segments; -1: none.
+    :param segment: its row in the table of columns; -1: none.
     """
-    length = program.segments[segment].length if segment >= 0 else np.int64(0)
+    length = program.columns[segment].name_length if segment >= 0 else np.int64(0)
     if out.size - o < length + 8:
         return np.int64(SPACE)
     if program.framed:
@@ -70,7 +70,7 @@ def begin_row(program, present, out, o):
 @compiled
 def between_rows(program, relation, out, o):
     """Write what is between the old row and the new one."""
-    if out.size - o < program.segments[relation.envelope + AFTER].length:
+    if out.size - o < program.columns[relation.envelope + AFTER].name_length:
         return np.int64(SPACE)
     return _segment(program, relation.envelope + AFTER, out, o)
 
@@ -136,7 +136,7 @@ def end_envelope(program, relation, facts, out, o):
     json, first = program.json, relation.envelope
     room = np.int64(_ROOM)
     for i in range(SOURCE_TIME, WORDS):
-        room += program.segments[first + i].length
+        room += program.columns[first + i].name_length
     if out.size - o < room:
         return np.int64(SPACE)
     o = _number(json, facts.time // 1000, out, _segment(program, first + SOURCE_TIME, out, o))

@@ -96,23 +96,6 @@ def _encode_message(program, relation, is_key, b, texts, fields, out, o):
 
 
 @inlined
-def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
-    """Write the key's columns, or all columns, as one record; returns the next position or an error code, and the
-    column of the error."""
-    head = relation.key_head if is_key else np.int64(-1)
-    o = begin_value(program, relation.key_schema if is_key else relation.value_schema, head, out, o)
-    if o < 0:
-        return o, np.int64(-1)
-    o, column = _write_columns(program, relation, is_key, b, texts, fields, out, o)
-    if o >= 0 and head >= 0:
-        if out.size - o < 1:
-            return np.int64(SPACE), np.int64(-1)
-        out[o] = CLOSE
-        o += 1
-    return o, column
-
-
-@compiled
 def _write_columns(program, relation, is_key, b, texts, fields, out, o):
     """Write the key's columns, or all columns, without what is in front of them; see :func:`_encode_columns`.
 
@@ -158,6 +141,23 @@ def _write_columns(program, relation, is_key, b, texts, fields, out, o):
         out[o] = CLOSE
         o += 1
     return np.int64(o), np.int64(-1)
+
+
+@compiled
+def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
+    """Write the key's columns, or all columns, as one record; returns the next position or an error code, and the
+    column of the error."""
+    head = relation.key_head if is_key else np.int64(-1)
+    o = begin_value(program, relation.key_schema if is_key else relation.value_schema, head, out, o)
+    if o < 0:
+        return o, np.int64(-1)
+    o, column = _write_columns(program, relation, is_key, b, texts, fields, out, o)
+    if o >= 0 and head >= 0:
+        if out.size - o < 1:
+            return np.int64(SPACE), np.int64(-1)
+        out[o] = CLOSE
+        o += 1
+    return o, column
 
 
 @inlined

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from airflow_bottledwater.compiled import compiled, inlined
+from airflow_bottledwater.compiled import callee, compiled, inlined
 from airflow_bottledwater.kafka.publisher import Records
 
 #: the key of the hashes of record keys: another in each process, so that nobody can make keys that collide
@@ -65,7 +65,7 @@ def _end(state):
     return v0 ^ v1 ^ v2 ^ v3
 
 
-@compiled
+@callee
 def siphash(data, start, length, key0, key1):
     """SipHash-2-4 (Aumasson, Bernstein: https://www.aumasson.jp/siphash/siphash.pdf) of some bytes."""
     state = _start(key0, key1)
@@ -86,7 +86,7 @@ def siphash(data, start, length, key0, key1):
     return _end(_take(state, word))
 
 
-@compiled
+@callee
 def siphash_number(number, key0, key1):
     """The same of the eight bytes of a number, the least significant first."""
     return _end(_take(_take(_start(key0, key1), np.uint64(number)), _EIGHT << np.uint64(56)))

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from airflow_bottledwater.compiled import compiled, external, inlined, types
+from airflow_bottledwater.compiled import callee, compiled, external, inlined, types
 from airflow_bottledwater.encoding.kernels.reading import i32
 from airflow_bottledwater.encoding.layout import Rows, int64s
 from airflow_bottledwater.encoding.wire import FLAG_REREAD, FLAG_XID_SHIFT, HEADER_XID
@@ -155,7 +155,7 @@ _AUTHENTICATION = -169  # RD_KAFKA_RESP_ERR__AUTHENTICATION
 REJECTIONS = (3, 2, 10, 17, 29, 32, 44, 87, -188, -138)
 
 
-@compiled
+@callee
 def _is_rejection(error):
     return error in REJECTIONS
 
@@ -223,7 +223,7 @@ def handles(producer: int, topics: npt.NDArray[np.int64], timed: npt.NDArray[np.
     return Handles(producer, topics, timed, messages, arguments, np.zeros(_TEXT_BYTES, dtype=np.uint8))
 
 
-@compiled
+@callee
 def _plain(handles, records, start, base):
     """Hand over the next records of one topic that have no headers and no time, up to a full batch; returns (next
     record, error code)."""
@@ -261,7 +261,7 @@ def _argument(argument, vtype, first, second, third):
     argument.third = third
 
 
-@compiled
+@callee
 def _write_position(lsn, ordinal, texts):
     """Write a position as text: 16 hexadecimal digits, a slash, and 8 more digits."""
     for k in range(16):
@@ -271,7 +271,7 @@ def _write_position(lsn, ordinal, texts):
         texts[17 + k] = _HEX[(ordinal >> (28 - 4 * k)) & 15]
 
 
-@compiled
+@callee
 def _write_number(number, end, texts):
     """Write a number in decimal, up to the place ``end``; returns where it begins."""
     at = end
@@ -282,7 +282,7 @@ def _write_number(number, end, texts):
     return at
 
 
-@compiled
+@callee
 def _add_headers(record, headers, label, timed, arguments, n, texts):
     """Add the headers op, pos, toast, xid, time and snapshot to the arguments; returns how many arguments there are
     then."""
@@ -313,7 +313,7 @@ def _add_headers(record, headers, label, timed, arguments, n, texts):
     return n
 
 
-@compiled
+@callee
 def _add_own_headers(record, data, arguments, n):
     """Add the headers that a record has of its own (kernels.outbox) to the arguments; returns how many there are
     then."""
@@ -329,7 +329,7 @@ def _add_own_headers(record, data, arguments, n):
     return n
 
 
-@compiled
+@callee
 def _single(handles, record, i, data, headers, label, now, latest):
     """Hand over one record with its headers and time; returns an error code."""
     arguments, base = handles.arguments, data.ctypes.data

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled as compiling
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import callee, compiled
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.key_table import FULL, PLACES, RANGE_SHIFT, RANGES, KeyTable
 from airflow_bottledwater.kafka.topic_reader import RecordBlock
@@ -25,12 +25,12 @@ _ENTRY = np.dtype(
 )
 
 
-@compiled
+@callee
 def _at(message):
     return 2 * message.offset + (1 if message.payload != 0 else 0) + 1
 
 
-@compiled
+@callee
 def _place(table, first, second):
     mask = table.size - 1
     place = np.int64(second & np.uint64(mask))
@@ -39,12 +39,12 @@ def _place(table, first, second):
     return place
 
 
-@compiled
+@callee
 def _mixed(second, partition):
     return second ^ (np.uint64(partition + 1) * _MIX)
 
 
-@compiled
+@callee
 def _place_of(table, key, first, second, partition):
     """Where a key's entry of a partition is or would be; ``key`` is the place of its first entry."""
     if table[key].at == 0 or table[key].partition == partition:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.compiled import callee, compiled, memcpy
 from airflow_bottledwater.encoding.kernels.fields import MESSAGE_HEADER, is_row
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u32
 from airflow_bottledwater.encoding.kernels.sha256 import AS_TEXT, DIGITS, hash_value
@@ -97,7 +97,7 @@ _KEEPALIVE, _KEEPALIVE_LENGTH = ord("k"), 18
 _BEGIN_LENGTH, _COMMIT_LENGTH, _ROW_LENGTH = 21, 26, 6
 
 
-@compiled
+@callee
 def _sees(xid, boundary, running):
     """:meth:`Snapshot.sees`, on arrays."""
     xmax = boundary.xmax
@@ -113,7 +113,7 @@ def _sees(xid, boundary, running):
     return True
 
 
-@compiled
+@callee
 def _begin(b, p, state, boundaries, running):
     """Take a Begin message: int64 final LSN, int64 microseconds of the commit, int32 xid."""
     state.in_transaction = 1
@@ -128,7 +128,7 @@ def _begin(b, p, state, boundaries, running):
         boundary.holds = state.final_lsn < boundary.insert_lsn and _sees(state.xid, boundary, running)
 
 
-@compiled
+@callee
 def _commit(b, p, state):
     """Take a Commit message: int8 flags, int64 LSN of the commit, int64 end LSN, int64 time."""
     state.in_transaction = 0
@@ -138,7 +138,7 @@ def _commit(b, p, state):
     state.skipped_transactions += state.skipped_here
 
 
-@compiled
+@callee
 def _find(tables, oid):
     """The number of a table; -1 if no Relation message has announced it."""
     low = 0
@@ -152,7 +152,7 @@ def _find(tables, oid):
     return low if low < tables.size and tables[low].oid == oid else -1
 
 
-@compiled
+@callee
 def _part_of(b, p, n, shape):
     """The part of a text that its mask leaves: where it begins, and its bytes. Characters are counted as left() and
     right() of PostgreSQL do; a byte 10xxxxxx continues one in UTF-8."""
@@ -172,7 +172,7 @@ def _part_of(b, p, n, shape):
     return p, np.int64(n)
 
 
-@compiled
+@callee
 def _write_field(kind, b, p, n, out, o):
     """Write a field of a row with these bytes."""
     out[o] = kind
@@ -182,7 +182,7 @@ def _write_field(kind, b, p, n, out, o):
     return o + 5 + n
 
 
-@compiled
+@callee
 def _copy_shaped(b, p, end, columns, first, shapes, constants, words, room, out, o):
     """Copy a message with rows without the columns that are left out, and with others masked: of what is not to be
     published, nobody sees a byte.
@@ -242,7 +242,7 @@ def _copy_shaped(b, p, end, columns, first, shapes, constants, words, room, out,
     return o - began
 
 
-@compiled
+@callee
 def _take_row(b, p, n, state, tables, shapes, constants, words, room, boundaries, changes, out):
     """Copy a message with rows, unless it is at or before P, or its table's boundary contains it, or its table is left
     out; returns DONE, or why it stopped."""

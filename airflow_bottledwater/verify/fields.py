@@ -11,7 +11,7 @@ import ctypes
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, external, memcpy, types
+from airflow_bottledwater.compiled import callee, compiled, external, memcpy, types
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.kernels.text import unescape
 from airflow_bottledwater.kafka.hashes import siphash, siphash_number
@@ -47,35 +47,35 @@ _FLOAT, ROOM = 2000, 2048
 
 
 # ---------------------------------------------------------------------- hashes
-@compiled
+@callee
 def _hash(data, start, length, column, seed):
     return siphash(data, start, length, seed[0] ^ (np.uint64(column + 1) * _MIX), seed[1])
 
 
-@compiled
+@callee
 def _hash_number(value, column, seed):
     return siphash_number(value, seed[0] ^ (np.uint64(column + 1) * _MIX), seed[1])
 
 
-@compiled
+@callee
 def key_hash(total, seed):
     """The hash of a key, which depends on all its columns at once."""
     return _hash_number(total, 1 << 20, seed)
 
 
-@compiled
+@callee
 def row_hash(total, key, seed):
     """The hash of a row that has this key's hash."""
     return _hash_number(total ^ (key * _MIX), (1 << 20) + 1, seed)
 
 
 # ---------------------------------------------------------------------- values from text
-@compiled
+@callee
 def _digit(character):
     return np.int64(character) - 48 if 48 <= character <= 57 else np.int64(-1)
 
 
-@compiled
+@callee
 def _integer(text, start, end):
     """(found, value, next) of digits."""
     at, value = start, np.int64(0)
@@ -85,7 +85,7 @@ def _integer(text, start, end):
     return start < at <= start + _DIGITS, value, at
 
 
-@compiled
+@callee
 def _whole(text, start, end):
     """A number of an integer type; its last digits may need all 64 bits."""
     negative = text[start] == ord("-")
@@ -103,7 +103,7 @@ def _whole(text, start, end):
     return True, np.int64(np.uint64(0) - value) if negative else np.int64(value)
 
 
-@compiled
+@callee
 def _decimal(text, start, end, scale):
     negative = text[start] == ord("-")
     at, value, digits, fraction = start + (1 if negative else 0), np.int64(0), 0, -1
@@ -126,7 +126,7 @@ def _decimal(text, start, end, scale):
     return True, -value if negative else value
 
 
-@compiled
+@callee
 def _days(year, month, day):
     """Days since 1970-01-01 of a date of the Gregorian calendar (https://howardhinnant.github.io/date_algorithms.html,
     days_from_civil)."""
@@ -137,7 +137,7 @@ def _days(year, month, day):
     return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
 
 
-@compiled
+@callee
 def _date(text, start, end):
     """(found, days, next); a year may have a sign, as in JSON, or BC behind everything, as in PostgreSQL."""
     at, sign = start, np.int64(1)
@@ -155,7 +155,7 @@ def _date(text, start, end):
     return first and second, _days(year, month, day), at + 6
 
 
-@compiled
+@callee
 def _clock(text, start, end):
     """(found, microseconds, next)."""
     if start + 8 > end or text[start + 2] != ord(":") or text[start + 5] != ord(":"):
@@ -174,7 +174,7 @@ def _clock(text, start, end):
     return one and two and three, ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + micros, at
 
 
-@compiled
+@callee
 def _ends(text, at, end):
     """Whether nothing but a zone (UTC) and an era is left."""
     if at < end and text[at] == ord("Z"):
@@ -186,7 +186,7 @@ def _ends(text, at, end):
     return at == end
 
 
-@compiled
+@callee
 def _moment(text, start, end, kind):
     """A date, a time or a timestamp as Avro counts it."""
     infinite = text[start] == ord("i")
@@ -206,7 +206,7 @@ def _moment(text, start, end, kind):
     return good and _ends(text, at, end), days * _DAY + micros
 
 
-@compiled
+@callee
 def _float_bits(value, floats, bits):
     floats[0] = value
     if value != value:
@@ -214,7 +214,7 @@ def _float_bits(value, floats, bits):
     return np.int64(0) if value == 0.0 else bits[0]
 
 
-@compiled
+@callee
 def _float(text, start, end, kind, scratch):
     """The bits of the nearest double, or of the nearest float as a double; C's own functions read the text."""
     work, floats, bits = scratch
@@ -230,14 +230,14 @@ def _float(text, start, end, kind, scratch):
     return stop == place + end - start, _float_bits(value, floats, bits)
 
 
-@compiled
+@callee
 def _nibble(character):
     if 48 <= character <= 57:
         return np.int64(character) - 48
     return np.int64(character) - 87 if 97 <= character <= 102 else np.int64(-1)
 
 
-@compiled
+@callee
 def _unhex(text, start, end, out):
     """The number of bytes of ``\\x…``; -1 if it is not that."""
     if end - start < 2 or (end - start) % 2 or text[start] != _BACKSLASH or text[start + 1] != ord("x"):
@@ -252,7 +252,7 @@ def _unhex(text, start, end, out):
     return size
 
 
-@compiled
+@callee
 def hash_text(text, start, end, field, seed, scratch, spare):
     """(found, hash) of a column's value as text: PostgreSQL's, or that of a JSON string or number.
 
@@ -281,13 +281,13 @@ def hash_text(text, start, end, field, seed, scratch, spare):
 
 
 # ---------------------------------------------------------------------- arrays
-@compiled
+@callee
 def fold(state, token, column, seed):
     """The hash of a sequence, and of one more after it."""
     return _hash_number(state * _MIX + token, column, seed)
 
 
-@compiled
+@callee
 def _bare(text, at, end, delimiter):
     """The end of an element that is not quoted."""
     while at < end and text[at] != delimiter and text[at] != _BRACE and text[at] != _BRACE_END:
@@ -295,7 +295,7 @@ def _bare(text, at, end, delimiter):
     return at
 
 
-@compiled
+@callee
 def _quoted(text, start, end, out):
     """(next, size) of an element whose quote is before ``start``."""
     at, size = start, 0
@@ -307,7 +307,7 @@ def _quoted(text, start, end, out):
     return at + 1, size
 
 
-@compiled
+@callee
 def _hash_array(text, start, end, field, seed, scratch, spare):
     """(found, hash) of an array as array_out writes it (src/backend/utils/adt/arrayfuncs.c). It is not found if it has
     lower bounds, or other dimensions than the column declares: the formats cannot hold it."""
@@ -342,7 +342,7 @@ def _hash_array(text, start, end, field, seed, scratch, spare):
     return good and (deepest == field.dimensions or elements == 0), state
 
 
-@compiled
+@callee
 def _hash_value(text, start, end, field, seed, scratch, spare):
     if field.dimensions > 0:
         return _hash_array(text, start, end, field, seed, scratch, spare)

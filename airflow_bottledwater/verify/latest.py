@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled as compiling
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import callee, compiled
 from airflow_bottledwater.kafka.key_table import FULL, PLACES, RANGE_SHIFT, RANGES, KeyTable
 from airflow_bottledwater.verify.buckets import Hashes
 
@@ -18,7 +18,7 @@ SKIP, TOMBSTONE, VALUE = 0, 1, 2
 _ENTRY = np.dtype([("identity", np.uint64), ("key", np.uint64), ("row", np.uint64), ("kind", np.int64)])
 
 
-@compiled
+@callee
 def _place(table, identity):
     mask = table.size - 1
     place = np.int64(identity & np.uint64(mask))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.compiled import callee, compiled, memcpy
 from airflow_bottledwater.verify import fields as f
 from airflow_bottledwater.verify.fields import (
     CLOSE,
@@ -46,7 +46,7 @@ def schema_ids(messages, of_keys, head, out):
                 out[i] = number
 
 
-@compiled
+@callee
 def _long(data, at, end):
     """(value, next) of a zigzag number; next is -1 if the bytes end."""
     value, shift = np.uint64(0), np.uint64(0)
@@ -59,7 +59,7 @@ def _long(data, at, end):
     return np.int64(0), np.int64(-1)
 
 
-@compiled
+@callee
 def _little(data, at, size):
     value = np.uint64(0)
     for i in range(size):
@@ -67,7 +67,7 @@ def _little(data, at, size):
     return np.int64(value)
 
 
-@compiled
+@callee
 def _signed(data, at, size):
     """A big-endian number in two's complement."""
     value = np.int64(-1) if size > 0 and data[at] >= 128 else np.int64(0)
@@ -76,7 +76,7 @@ def _signed(data, at, size):
     return value
 
 
-@compiled
+@callee
 def _avro_field(data, at, end, field, seed, scratch):
     """(hash, next) of a field that is not null; next is -1 if the bytes do not fit."""
     kind, column = field.kind, field.column
@@ -109,7 +109,7 @@ def _avro_field(data, at, end, field, seed, scratch):
     return _hash_number(value, column, seed), at
 
 
-@compiled
+@callee
 def _avro_array(data, at, end, field, seed, scratch):
     """Like :func:`_avro_field`, of an array of unions with null, as deep as the field says; blocks may be preceded by
     their size."""
@@ -147,7 +147,7 @@ def _avro_array(data, at, end, field, seed, scratch):
     return state, at
 
 
-@compiled
+@callee
 def _avro_row(data, at, size, schema, fields, seed, scratch):
     """(sum of the columns' hashes, next); next is -1 if the bytes do not fit the schema."""
     total = np.uint64(0)
@@ -170,7 +170,7 @@ def _avro_row(data, at, size, schema, fields, seed, scratch):
     return total, at
 
 
-@compiled
+@callee
 def _avro_after(data, at, size, schema, fields, seed, scratch):
     """The same of the new row of an envelope, which is behind the old one; what follows is not looked at."""
     branch, at = _long(data, at, size)
@@ -185,7 +185,7 @@ def _avro_after(data, at, size, schema, fields, seed, scratch):
 
 
 # ---------------------------------------------------------------------- JSON
-@compiled
+@callee
 def _skipped(data, at, end):
     """Behind a value, or a member with its name, of which nothing but its end is looked for; -1 if there is none."""
     depth = 0
@@ -207,7 +207,7 @@ def _skipped(data, at, end):
     return np.int64(-1)
 
 
-@compiled
+@callee
 def _member(data, at, end, name):
     """Where the value of an object's member begins; -1 if there is none.
 
@@ -226,7 +226,7 @@ def _member(data, at, end, name):
     return np.int64(-1)
 
 
-@compiled
+@callee
 def _inside(data, size, around):
     """Where the key or row begins and ends in what is around it; (-1, -1) if it is not there."""
     at = np.int64(0)
@@ -238,7 +238,7 @@ def _inside(data, size, around):
     return (at, end) if end >= 0 else (np.int64(-1), np.int64(-1))
 
 
-@compiled
+@callee
 def _utf8(code, out, size):
     if code < 0x80:
         out[size] = np.uint8(code)
@@ -250,7 +250,7 @@ def _utf8(code, out, size):
     return size + 1 + count
 
 
-@compiled
+@callee
 def _unit(data, at, end):
     """A UTF-16 unit of four hex digits; -1 if it is not that."""
     value = np.int64(0)
@@ -265,7 +265,7 @@ def _unit(data, at, end):
     return value
 
 
-@compiled
+@callee
 def _plain(data, at, end):
     """Where a string ends, or its first escape is."""
     while at < end and data[at] != _QUOTE and data[at] != _BACKSLASH:
@@ -273,7 +273,7 @@ def _plain(data, at, end):
     return at
 
 
-@compiled
+@callee
 def _string(data, start, end, out):
     """(next, size) of a string whose quote is before ``start``; next is -1 if it is not one, or has a surrogate without
     its other half."""
@@ -309,7 +309,7 @@ def _string(data, start, end, out):
     return (at + 1 if at < end else np.int64(-1)), size
 
 
-@compiled
+@callee
 def _named(data, at, end, names, name_ends, n):
     """Behind the name of a member (quoted, with its colon), if it is this one's; else -1."""
     start = name_ends[n - 1] if n > 0 else 0
@@ -322,7 +322,7 @@ def _named(data, at, end, names, name_ends, n):
     return at + size
 
 
-@compiled
+@callee
 def _is(data, at, end, first, second, third, fourth):
     return (
         end - at == 4
@@ -333,7 +333,7 @@ def _is(data, at, end, first, second, third, fourth):
     )
 
 
-@compiled
+@callee
 def _json_value(data, at, size, field, seed, scratch, text):
     """(found, hash, next) of a string, a number, true, false or null."""
     if data[at] == _QUOTE:
@@ -365,7 +365,7 @@ def _json_value(data, at, size, field, seed, scratch, text):
     return good, found, end
 
 
-@compiled
+@callee
 def _json_array(data, at, size, field, seed, scratch, text):
     """Like :func:`_json_value`, of an array as deep as the field says."""
     column = field.column
@@ -405,7 +405,7 @@ def _json_array(data, at, size, field, seed, scratch, text):
     return False, state, at
 
 
-@compiled
+@callee
 def _json(data, size, plan, seed, scratch, text):
     """(sum of the columns' hashes, whether it is an object of these members in their order, some of which may lack)."""
     fields, names, name_ends, framed = plan[1], plan[2], plan[3], plan[5]
@@ -439,7 +439,7 @@ def _json(data, size, plan, seed, scratch, text):
 
 
 # ---------------------------------------------------------------------- records
-@compiled
+@callee
 def _sum(data, address, size, schema, plan, seed, scratch, text):
     """(sum of the columns' hashes, whether it is a key or row of the plan).
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled as compiling
-from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.compiled import callee, compiled, memcpy
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.topic_reader import RecordBlock
 
@@ -18,7 +18,7 @@ _LENGTH, _SLASH = 25, 16
 _LONGEST = 100
 
 
-@compiled
+@callee
 def _hex(character):
     if 48 <= character <= 57:
         return np.int64(character - 48)
@@ -27,7 +27,7 @@ def _hex(character):
     return np.int64(-1)
 
 
-@compiled
+@callee
 def _position(text, lsns, ordinals, i):
     lsn = ordinal = np.uint64(0)
     for at in range(_LENGTH):
@@ -57,7 +57,7 @@ def _read_positions(addresses, name, scratch, text, lsns, ordinals):
             _position(text, lsns, ordinals, i)
 
 
-@compiled
+@callee
 def _lsn(text, length):
     """The LSN behind the id of a live snapshot (``3f2a91c04d7e/0/16B3748``); 0 if there is none."""
     found, part = np.uint64(0), np.uint64(0)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from airflow_bottledwater.encoding.kernels import writing
+
 pytestmark = pytest.mark.slow
 
 CODE = """
@@ -17,10 +19,13 @@ if limit := int(os.environ["LIMIT"]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 logging.basicConfig(level=logging.INFO)
 import numpy as np
-from airflow_bottledwater.compiled import compiled, warm_up
+from airflow_bottledwater.compiled import callee, compiled, warm_up
+@callee
+def times(a, n):
+    return a[0] * n
 @compiled
 def twice(a):
-    return a[0] * 2
+    return times(a, 2)
 made = []
 warm_up("test", *(lambda kind=kind: made.append(int(twice(np.array([21], dtype=kind)))) for kind in sys.argv[1:]))
 print(made, len(twice.stats.cache_hits))
@@ -87,3 +92,8 @@ def test_a_full_disk_costs_compiling_and_is_said(start: Callable[..., subprocess
         out, err = result(start("int64", "float64", limit=1000))
         assert out == "[42, 42] 0"
         assert err.count("Compiled code cannot be kept, each start compiles anew") == 1
+
+
+def test_what_only_compiled_code_calls_says_so() -> None:
+    with pytest.raises(TypeError, match="varint is called by compiled functions only"):
+        writing.varint(1, 2, 3)

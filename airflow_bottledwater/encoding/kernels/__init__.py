@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from airflow_bottledwater.encoding.kernels.envelope import encode_removal
 from airflow_bottledwater.encoding.kernels.fields import find_conversions
-from airflow_bottledwater.encoding.kernels.nested import write_value
 from airflow_bottledwater.encoding.kernels.rows import encode_changes, encode_copy, murmur2
 
-__all__ = ["encode_changes", "encode_copy", "encode_removal", "find_conversions", "murmur2", "write_value"]
+__all__ = ["encode_changes", "encode_copy", "encode_removal", "find_conversions", "murmur2"]

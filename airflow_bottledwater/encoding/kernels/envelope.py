@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, inlined
+from airflow_bottledwater.compiled import callee, compiled, inlined
 from airflow_bottledwater.encoding.kernels.writing import BACKSLASH, COMMA, NULL, QUOTE, copy_bytes, integer, varint
 from airflow_bottledwater.encoding.wire import MAGIC, SPACE
 
@@ -31,7 +31,7 @@ from airflow_bottledwater.encoding.wire import MAGIC, SPACE
 _ROOM = 400
 
 
-@compiled
+@callee
 def _segment(program, number, out, o):
     segment = program.columns[number]
     return copy_bytes(program.names, segment.name, segment.name_length, out, o)
@@ -56,7 +56,7 @@ def begin_value(program, schema, segment, out, o):
     return _segment(program, segment, out, o) if segment >= 0 else np.int64(o)
 
 
-@compiled
+@callee
 def begin_row(program, present, out, o):
     """Write what is in front of a row that may be absent, or that it is absent."""
     if out.size - o < 8:
@@ -67,7 +67,7 @@ def begin_row(program, present, out, o):
     return np.int64(o + 1)
 
 
-@compiled
+@callee
 def between_rows(program, relation, out, o):
     """Write what is between the old row and the new one."""
     if out.size - o < program.columns[relation.envelope + AFTER].name_length:
@@ -75,19 +75,19 @@ def between_rows(program, relation, out, o):
     return _segment(program, relation.envelope + AFTER, out, o)
 
 
-@compiled
+@callee
 def _null(out, o):
     for i in range(NULL.size):
         out[o + i] = NULL[i]
     return np.int64(o + NULL.size)
 
 
-@compiled
+@callee
 def _number(json, value, out, o):
     return integer(value, out, o) if json else varint(value, out, o)
 
 
-@compiled
+@callee
 def _optional(json, value, absent, out, o):
     """Write a number that may be absent."""
     if json:
@@ -96,7 +96,7 @@ def _optional(json, value, absent, out, o):
     return np.int64(o + 1) if absent else varint(value, out, o + 1)
 
 
-@compiled
+@callee
 def _quote(json, out, o):
     """Write a quote inside a text."""
     if json:
@@ -106,7 +106,7 @@ def _quote(json, out, o):
     return o + 1
 
 
-@compiled
+@callee
 def _sequence(json, facts, out, o):
     """Write ``["lsn","ordinal"]``, a text."""
     begin = o + (1 if json else 2)
@@ -127,7 +127,7 @@ def _sequence(json, facts, out, o):
     return np.int64(o)
 
 
-@compiled
+@callee
 def end_envelope(program, relation, facts, out, o):
     """Write what is behind the rows: where and when the change was made, and what it is.
 

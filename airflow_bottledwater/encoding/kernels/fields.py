@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import callee, compiled
 from airflow_bottledwater.encoding.kernels.reading import i16, i32
 from airflow_bottledwater.encoding.wire import (
     FIELD_BINARY,
@@ -24,7 +24,7 @@ OLD, NEW = 1, 2
 MESSAGE_HEADER = 5
 
 
-@compiled
+@callee
 def read_copy_row(b, p, end, fields):
     """Find the fields of one COPY row: int16 count, then int32 length (-1: NULL) and bytes each.
 
@@ -52,7 +52,7 @@ def read_copy_row(b, p, end, fields):
     return p == end, np.int64(-1), p
 
 
-@compiled
+@callee
 def read_tuple(b, p, end, fields):
     """Find the fields of a pgoutput TupleData; like :func:`read_copy_row`, but if it is well formed, the position is
     that of its end.
@@ -82,13 +82,13 @@ def read_tuple(b, p, end, fields):
     return True, np.int64(-1), p
 
 
-@compiled
+@callee
 def is_row(kind):
     """Whether a message of this kind has rows."""
     return kind == MESSAGE_INSERT or kind == MESSAGE_UPDATE or kind == MESSAGE_DELETE
 
 
-@compiled
+@callee
 def read_change(b, change, old, new):
     """Find the fields of an Insert, Update or Delete.
 
@@ -110,13 +110,13 @@ def read_change(b, change, old, new):
     return found, column, p
 
 
-@compiled
+@callee
 def column_of(program, relation, is_key, i):
     """The row, in the table of columns, of the relation's i-th column, or of the i-th column of its key."""
     return program.keys[relation.key + i] if is_key else np.int64(i)
 
 
-@compiled
+@callee
 def convert_fields(program, relation, is_key, fields, texts, cursor):
     """Point the fields that the server has converted to their texts; returns the number of the next text."""
     if relation.converts:
@@ -130,7 +130,7 @@ def convert_fields(program, relation, is_key, fields, texts, cursor):
     return cursor
 
 
-@compiled
+@callee
 def _list_conversions(program, relation, is_key, fields, change, found, n):
     if relation.converts:
         for i in range(relation.keys if is_key else relation.columns):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import allocating, compiled
+from airflow_bottledwater.compiled import allocating, callee
 from airflow_bottledwater.encoding.kernels.writing import DOT, MINUS, PLUS, ZERO, padded, unsigned
 
 #: the smallest and the largest power of ten that a float8 can need
@@ -41,7 +41,7 @@ def bits_of(v):
     return scratch.view(np.int64)[0]
 
 
-@compiled
+@callee
 def half(h):
     """The 32 bits of the float4 that equals a 16-bit float (IEEE 754 binary16)."""
     sign, exponent, fraction = (h >> 15) << 31, (h >> 10) & 31, h & 1023
@@ -58,7 +58,7 @@ def half(h):
     return sign | (exponent << 23) | ((fraction & 1023) << 13)
 
 
-@compiled
+@callee
 def _product(a, b):
     """The upper and the lower half of a product of 128 bits."""
     low = (a & _LOW) * (b & _LOW)
@@ -67,7 +67,7 @@ def _product(a, b):
     return (a >> _32) * (b >> _32) + (one >> _32) + (two >> _32), (two << _32) | (low & _LOW)
 
 
-@compiled
+@callee
 def _round_to_odd(high, low, c):
     x, _ = _product(low, c)
     y, rest = _product(high, c)
@@ -77,7 +77,7 @@ def _round_to_odd(high, low, c):
     return y | _1 if total > _1 else y
 
 
-@compiled
+@callee
 def _decimal(significand, exponent, digits):
     """The digits and the power of ten of a finite float other than 0.
 
@@ -113,7 +113,7 @@ def _decimal(significand, exponent, digits):
     return s + (_1 if at > middle or (at == middle and s & _1 == _1) else _0), k
 
 
-@compiled
+@callee
 def write_shortest(bits, digits, out, o):
     """Write a finite float like ``%g`` with as many digits as it needs: with an exponent below 10^-4, and from 10^15 on
     (10^6 for a float4), unless all places are digits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, inlined
+from airflow_bottledwater.compiled import callee, inlined
 from airflow_bottledwater.encoding.kernels.reading import i32
 from airflow_bottledwater.encoding.kernels.to_avro import avro_value
 from airflow_bottledwater.encoding.kernels.to_json import json_value
@@ -44,7 +44,7 @@ _UPPER_INCLUSIVE = np.frombuffer(b',"upper_inclusive":', dtype=np.uint8)
 _EMPTY = np.frombuffer(b',"empty":', dtype=np.uint8)
 
 
-@compiled
+@callee
 def array_is_malformed(b, p, n):
     """Whether an array is not in the layout of array_send (src/backend/utils/adt/arrayfuncs.c): int32 dimensions, flags
     and element type; for each dimension int32 size and lower bound; then the elements, row by row."""
@@ -62,7 +62,7 @@ def array_is_malformed(b, p, n):
     return False
 
 
-@compiled
+@callee
 def array_fits(b, p, depth):
     """Whether an array has as many dimensions as declared (or is empty), and every lower bound is 1."""
     dimensions = i32(b, p)
@@ -72,7 +72,7 @@ def array_fits(b, p, depth):
     return dimensions == 0 or dimensions == depth
 
 
-@compiled
+@callee
 def _array_opens(json, b, p, i, count, out, o):
     """Open the dimensions that begin at element ``i``; in Avro, each is one block of items
     (https://avro.apache.org/docs/1.12.0/specification/#arrays-1)."""
@@ -89,7 +89,7 @@ def _array_opens(json, b, p, i, count, out, o):
     return o
 
 
-@compiled
+@callee
 def _array_closes(json, b, p, i, out, o):
     """Close the dimensions that end after element ``i``."""
     period = np.int64(1)
@@ -101,7 +101,7 @@ def _array_closes(json, b, p, i, out, o):
     return o
 
 
-@compiled
+@callee
 def _flag(json, word, v, out, o, cap):
     """Write a boolean of a range; in JSON, after its name."""
     if not json:
@@ -111,7 +111,7 @@ def _flag(json, word, v, out, o, cap):
     return np.int64(boolean(v, out, o))
 
 
-@compiled
+@callee
 def _label(program, node, b, p, n, out, o):
     """Write the number of an enum's label (in Avro)."""
     for i in range(program.columns[node].argument):
@@ -134,7 +134,7 @@ def single_value(program, node, b, p, n, out, o):
     return avro_value(opcode, argument, b, p, n, out, o, out.size)
 
 
-@compiled
+@callee
 def write_value(program, node, b, p, n, out, o):
     """Write one non-null value of any type, without its union branch.
 

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from airflow_bottledwater.compiled import allocating, compiled, external, types
+from airflow_bottledwater.compiled import allocating, callee, external, types
 from airflow_bottledwater.encoding.kernels.reading import i16, u16
 from airflow_bottledwater.encoding.kernels.writing import DOT, MINUS, ZERO, integer, padded, pair, varint
 from airflow_bottledwater.encoding.wire import (
@@ -24,7 +24,7 @@ _strtod = external(ctypes.CDLL(None), "strtod", types.float64, types.intp, types
 _MAX_DECIMAL_DIGITS = 2100
 
 
-@compiled
+@callee
 def is_malformed(b, p, n):
     if n < 8:
         return True
@@ -37,13 +37,13 @@ def is_malformed(b, p, n):
     return False
 
 
-@compiled
+@callee
 def text_size(b, p):
     weight = i16(b, p + 2)
     return 16 + (4 * (weight + 1) if weight >= 0 else 1) + u16(b, p + 6)
 
 
-@compiled
+@callee
 def write_text(b, p, out, o):
     """Write a numeric as numeric_out prints it (get_str_from_var, src/backend/utils/adt/numeric.c)."""
     digits, weight, sign, scale = u16(b, p), i16(b, p + 2), u16(b, p + 4), u16(b, p + 6)
@@ -81,7 +81,7 @@ def write_text(b, p, out, o):
     return o
 
 
-@compiled
+@callee
 def bit_length(v):
     n = 0
     while v > np.uint64(0):
@@ -133,7 +133,7 @@ def _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap):
     return np.int64(o + width)
 
 
-@compiled
+@callee
 def write_decimal(b, p, scale, out, o, cap):
     """Write a numeric as an Avro decimal: its length, then the unscaled value in two's complement, most significant
     byte first.
@@ -176,7 +176,7 @@ def write_decimal(b, p, scale, out, o, cap):
     return _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap)
 
 
-@compiled
+@callee
 def nearest_double(b, p, out, o, cap):
     """Returns 0 or an error code, and the double nearest to a numeric; ``out`` is used for its text meanwhile."""
     sign = u16(b, p + 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.compiled import callee, compiled, memcpy
 from airflow_bottledwater.encoding.kernels.fields import MESSAGE_HEADER, read_tuple
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64
 from airflow_bottledwater.encoding.kernels.rows import murmur2
@@ -29,7 +29,7 @@ NO_TOPIC = np.int64(-100)
 _TEXT, _FRAME = 40, 8
 
 
-@compiled
+@callee
 def _read(b, change, plan, fields):
     """Find the fields of an Insert; whether it is well formed."""
     at = change.offset + MESSAGE_HEADER + 1
@@ -37,7 +37,7 @@ def _read(b, change, plan, fields):
     return good
 
 
-@compiled
+@callee
 def _route_of(b, plan, parts, fields, routes, names, last):
     """The number of the route of a row; -1 if it is not known yet.
 
@@ -83,7 +83,7 @@ def find_route(b, changes, rows, start, fields, plans, parts, routes, names):
     return np.int64(rows.size), np.int64(0), np.int64(0)
 
 
-@compiled
+@callee
 def _write(form, b, field, out, o):
     """Write the bytes of a value; -1 if it is malformed."""
     p, n = field.position, field.length
@@ -106,7 +106,7 @@ def _write(form, b, field, out, o):
     return np.int64(integer(i64(b, p), out, o)) if n == 8 else np.int64(-1)
 
 
-@compiled
+@callee
 def _write_headers(b, plan, parts, fields, names, out, o):
     """Write the headers: each a length and the name with the byte 0, then a length (-1: NULL) and the value; -1 if a
     value is malformed."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import callee
 
 _EIGHT = np.uint64(8)
 
 
-@compiled
+@callee
 def _unsigned(b, p, width):
     q = np.uint64(p)
     v = np.uint64(0)
@@ -22,31 +22,31 @@ def _unsigned(b, p, width):
     return np.int64(v)
 
 
-@compiled
+@callee
 def u16(b, p):
     """Two bytes, unsigned."""
     return _unsigned(b, p, 2)
 
 
-@compiled
+@callee
 def i16(b, p):
     """Two bytes, signed."""
     return (u16(b, p) ^ 0x8000) - 0x8000
 
 
-@compiled
+@callee
 def u32(b, p):
     """Four bytes, unsigned."""
     return _unsigned(b, p, 4)
 
 
-@compiled
+@callee
 def i32(b, p):
     """Four bytes, signed."""
     return (u32(b, p) ^ 0x80000000) - 0x80000000
 
 
-@compiled
+@callee
 def i64(b, p):
     """Eight bytes, signed."""
     return _unsigned(b, p, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, inlined
+from airflow_bottledwater.compiled import callee, compiled, inlined
 from airflow_bottledwater.encoding.kernels.envelope import begin_row, begin_value, between_rows, end_envelope
 from airflow_bottledwater.encoding.kernels.fields import (
     MESSAGE_HEADER,
@@ -61,7 +61,7 @@ def _field(program, column, field, b, texts, out, o):
     return single_value(program, column, source, field.position, field.length, out, o)
 
 
-@compiled
+@callee
 def _encode_message(program, relation, is_key, b, texts, fields, out, o):
     """Like :func:`_encode_columns`, of Protocol Buffers: what is NULL is not there. Behind the schema's id, Confluent's
     framing has the place of the message in its file; that of the first one is a zero byte."""
@@ -143,7 +143,7 @@ def _write_columns(program, relation, is_key, b, texts, fields, out, o):
     return np.int64(o), np.int64(-1)
 
 
-@compiled
+@callee
 def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
     """Write the key's columns, or all columns, as one record; returns the next position or an error code, and the
     column of the error."""
@@ -167,7 +167,7 @@ def _encode(program, relation, is_key, b, texts, fields, out, o):
     return _encode_columns(program, relation, is_key, b, texts, fields, out, o)
 
 
-@compiled
+@callee
 def _write_row(program, relation, present, b, texts, fields, out, o):
     """Write the old or the new row of an envelope; returns what :func:`_encode_columns` does."""
     o = begin_row(program, present, out, o)
@@ -176,7 +176,7 @@ def _write_row(program, relation, present, b, texts, fields, out, o):
     return _write_columns(program, relation, False, b, texts, fields, out, o)
 
 
-@compiled
+@callee
 def _encode_envelope(program, relation, b, texts, rows, old, new, facts, out, o):
     """Write an envelope; returns what :func:`_encode_columns` does.
 
@@ -205,7 +205,7 @@ def _encode_value(program, relation, b, texts, rows, old, new, facts, out, o):
     return _encode_envelope(program, relation, b, texts, rows, old, new, facts, out, o)
 
 
-@compiled
+@callee
 def _encode_header(program, relation, b, texts, old, out, o):
     """Write the old row as a header: a length and the name with the byte 0, then a length and the value; returns what
     :func:`_encode_columns` does."""
@@ -258,7 +258,7 @@ def murmur2(b, p, n):
     return np.int64(h & np.uint32(0x7FFFFFFF))
 
 
-@compiled
+@callee
 def _same_bytes(out, p, n, q, m):
     if n != m:
         return False
@@ -268,7 +268,7 @@ def _same_bytes(out, p, n, q, m):
     return True
 
 
-@compiled
+@callee
 def _record(records, r, relation, out, key, key_length, value, value_length):
     record = records[r]
     record.key = key
@@ -281,7 +281,7 @@ def _record(records, r, relation, out, key, key_length, value, value_length):
     record.partition = spread % relation.partitions
 
 
-@compiled
+@callee
 def _of_change(record, change, event):
     record.event = event
     record.time = change.time
@@ -290,7 +290,7 @@ def _of_change(record, change, event):
     record.flags = change.flags
 
 
-@compiled
+@callee
 def _error(error, row, code, column, offset):
     error.row = row
     error.code = code
@@ -298,7 +298,7 @@ def _error(error, row, code, column, offset):
     error.offset = offset
 
 
-@compiled
+@callee
 def _offset_of(fields, column, start):
     """Where a column's value is, in bytes from the beginning of its row; -1 if it is not in the row."""
     return fields[column].position - start if column >= 0 and fields[column].kind == FIELD_BINARY else np.int64(-1)
@@ -352,7 +352,7 @@ def encode_copy(b, offsets, start, program, rel, fields, facts, output):
     return max(start, offsets.size - 1), o, r, e
 
 
-@compiled
+@callee
 def _of(facts, change, event):
     """Say of a change what an envelope tells; of a row that was copied, it is known already."""
     if facts.snapshot != FROM_STREAM:
@@ -364,7 +364,7 @@ def _of(facts, change, event):
     facts.xid = change.xid
 
 
-@compiled
+@callee
 def _encode_change(program, relation, b, texts, change, rows, old, new, facts, output, r, o):
     """Write the keys and values of a change, and enter its records; returns the next position or an error code, the
     column of the error and its place in the message, and how many records there are then."""

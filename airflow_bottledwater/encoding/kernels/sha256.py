@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater.compiled import (
+    callee,
     compiled,
     generated,
     has_instructions,
@@ -221,7 +222,7 @@ def _finish(words, room, used, total):
     compress(words, STATE, room, 0)
 
 
-@compiled
+@callee
 def hmac_hex(words, room, b, p, n, out, o):
     """Write the hexadecimal digits of the HMAC of ``n`` bytes; returns the next position.
 
@@ -246,7 +247,7 @@ def hmac_hex(words, room, b, p, n, out, o):
     return o + DIGITS
 
 
-@compiled
+@callee
 def hash_value(words, room, form, b, p, n, out, o):
     """Write the digits of the hash of a value's text; returns the next position, or -1 if the value is malformed.
 
@@ -274,6 +275,6 @@ def scratch(secret: bytes) -> npt.NDArray[np.uint32]:
     for at, pad in ((INNER, 0x36), (OUTER, 0x5C)):
         padded = np.frombuffer(bytes(byte ^ pad for byte in secret.ljust(BLOCK, b"\0")), dtype=np.uint8).copy()
         words[at : at + 8] = INITIAL
-        compress(words, at, padded, 0)
+        compress_plain(words, at, padded, 0)
         words[at : at + 8] = words[STATE : STATE + 8]
     return words

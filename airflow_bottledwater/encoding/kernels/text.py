@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled
+from airflow_bottledwater.compiled import callee
 from airflow_bottledwater.encoding.kernels.reading import i32, i64, u16
 from airflow_bottledwater.encoding.kernels.writing import (
     BACKSLASH,
@@ -43,7 +43,7 @@ from airflow_bottledwater.encoding.wire import (
 _DAY = 86_400_000_000  # microseconds
 
 
-@compiled
+@callee
 def uuid(b, p, out, o):
     for i in range(16):
         if i == 4 or i == 6 or i == 8 or i == 10:
@@ -55,7 +55,7 @@ def uuid(b, p, out, o):
     return o
 
 
-@compiled
+@callee
 def inet_is_malformed(b, p, n):
     """Whether an address is not in the layout of network_send (src/backend/utils/adt/network.c): family, bits, whether
     it is a cidr, number of address bytes, address."""
@@ -65,7 +65,7 @@ def inet_is_malformed(b, p, n):
     return b[p + 3] != size or n != 4 + size or b[p + 1] > 8 * size or b[p + 2] > 1
 
 
-@compiled
+@callee
 def _ipv4(b, p, out, o):
     for i in range(4):
         if i > 0:
@@ -75,7 +75,7 @@ def _ipv4(b, p, out, o):
     return o
 
 
-@compiled
+@callee
 def _ipv6(b, p, out, o):
     """Write an IPv6 address as inet_net_ntop_ipv6 prints it (src/port/inet_net_ntop.c): the first longest run of zeros
     as ``::``."""
@@ -121,7 +121,7 @@ def _ipv6(b, p, out, o):
     return o
 
 
-@compiled
+@callee
 def inet(b, p, out, o):
     """Write an address, followed by its number of bits if these are not all, or if it is a cidr."""
     wide = b[p] == 3
@@ -132,7 +132,7 @@ def inet(b, p, out, o):
     return o
 
 
-@compiled
+@callee
 def year_month_day(days, out, o):
     """Write the ISO 8601 date of days since 2000-01-01; years outside 0000-9999 have a sign and at least six digits.
 
@@ -168,7 +168,7 @@ def year_month_day(days, out, o):
     return o + 6
 
 
-@compiled
+@callee
 def clock(micros, out, o):
     """Write the time of day of microseconds since midnight, which must not be negative."""
     second, micro = np.uint64(micros) // np.uint64(1000000), np.uint64(micros) % np.uint64(1000000)
@@ -188,7 +188,7 @@ def clock(micros, out, o):
     return o
 
 
-@compiled
+@callee
 def scaled(v, scale, out, o):
     """Write an integer as a decimal number of a scale: for a scale of 2, it is a number of hundredths."""
     if v < 0:
@@ -205,7 +205,7 @@ def scaled(v, scale, out, o):
     return o
 
 
-@compiled
+@callee
 def zone(offset, out, o):
     """Write an offset in seconds east of Greenwich, as in ISO 8601, with seconds where PostgreSQL has them."""
     out[o] = MINUS if offset < 0 else PLUS
@@ -220,7 +220,7 @@ def zone(offset, out, o):
     return o
 
 
-@compiled
+@callee
 def _part(v, unit, out, o):
     if v == 0:
         return o
@@ -229,7 +229,7 @@ def _part(v, unit, out, o):
     return o + 1
 
 
-@compiled
+@callee
 def _truncated(v, unit):
     """Integer division that truncates towards zero, as in C; without negation, which the least integer does not
     have."""
@@ -237,7 +237,7 @@ def _truncated(v, unit):
     return q + 1 if v < 0 and q * unit != v else q
 
 
-@compiled
+@callee
 def duration(months, days, micros, out, o):
     """Write an interval as in ISO 8601 with designators, each number with its own sign (INTSTYLE_ISO_8601 in
     EncodeInterval, src/backend/utils/adt/datetime.c)."""
@@ -277,7 +277,7 @@ def duration(months, days, micros, out, o):
     return o + 1
 
 
-@compiled
+@callee
 def quoted_moment(op, b, p, n, out, o, cap):
     """Write a date, a time or a timestamp, as a JSON string."""
     if n != (4 if op == OP_DATE else 8):
@@ -307,7 +307,7 @@ def quoted_moment(op, b, p, n, out, o, cap):
     return np.int64(o + 1)
 
 
-@compiled
+@callee
 def quoted_temporal(op, b, p, n, out, o, cap):
     """Write any date, time or interval as a JSON string, for which there must be room for 96 bytes; all are shorter
     than 64."""
@@ -334,7 +334,7 @@ def quoted_temporal(op, b, p, n, out, o, cap):
     return quoted_moment(op, b, p, n, out, o, cap)
 
 
-@compiled
+@callee
 def unescape(data, start, end, out):
     """Copy a value of COPY's text format without its escapes (a backslash and a letter of these, or the character
     itself); returns how many bytes it has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, inlined
+from airflow_bottledwater.compiled import callee, inlined
 from airflow_bottledwater.encoding.kernels.floats import bits_of, half
 from airflow_bottledwater.encoding.kernels.numeric import (
     bit_length,
@@ -70,7 +70,7 @@ from airflow_bottledwater.encoding.wire import (
 )
 
 
-@compiled
+@callee
 def _map(b, p, n, out, o, cap):
     """Write an hstore as a map of one block (https://avro.apache.org/docs/1.12.0/specification/#maps-1).
 
@@ -104,7 +104,7 @@ def _map(b, p, n, out, o, cap):
     return np.int64(o + 1) if p == end else np.int64(MALFORMED)
 
 
-@compiled
+@callee
 def _floats(width, b, p, n, out, o, cap):
     """Write a vector or halfvec as an array of floats. The layout is that of vector_send and halfvec_send (pgvector,
     src/vector.c, src/halfvec.c): int16 dimensions, int16 unused, the numbers."""
@@ -125,7 +125,7 @@ def _floats(width, b, p, n, out, o, cap):
     return np.int64(o + 1)
 
 
-@compiled
+@callee
 def _less_common(op, arg, b, p, n, out, o, cap):
     """Write a value of the types that :func:`avro_value` does not handle itself; it has made sure that 64 bytes fit."""
     if op == OP_DECIMAL:

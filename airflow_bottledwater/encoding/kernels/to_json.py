@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, inlined
+from airflow_bottledwater.compiled import callee, inlined
 from airflow_bottledwater.encoding.kernels.floats import bits_of, half, write_shortest
 from airflow_bottledwater.encoding.kernels.numeric import is_malformed, nearest_double, text_size, write_text
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u16, u32
@@ -85,7 +85,7 @@ _ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
 
 
-@compiled
+@callee
 def _escaped(b, p, n):
     """The bytes of a string after escaping."""
     size = n
@@ -129,7 +129,7 @@ def _copy_plain(b, p, n, out, o):
     return True
 
 
-@compiled
+@callee
 def _escape(b, p, n, out, o, cap):
     if cap - o < 6 * n + 2 and cap - o < _escaped(b, p, n) + 2:
         return np.int64(SPACE)
@@ -182,7 +182,7 @@ def json_string(b, p, n, out, o, cap):
     return _escape(b, p, n, out, o, cap)
 
 
-@compiled
+@callee
 def _base64(b, p, n, out, o):
     i = 0
     while i + 3 <= n:
@@ -203,7 +203,7 @@ def _base64(b, p, n, out, o):
     return o
 
 
-@compiled
+@callee
 def _number(bits, digits, out, o, cap):
     """Write the float with these bits.
 
@@ -220,7 +220,7 @@ def _number(bits, digits, out, o, cap):
     return np.int64(write_shortest(bits, digits, out, o))
 
 
-@compiled
+@callee
 def _object(b, p, n, out, o, cap):
     """Write an hstore as an object; for its layout, see :mod:`to_avro`."""
     end = p + n
@@ -256,7 +256,7 @@ def _object(b, p, n, out, o, cap):
     return np.int64(o + 1) if p == end else np.int64(MALFORMED)
 
 
-@compiled
+@callee
 def _numbers(width, b, p, n, out, o, cap):
     """Write a vector or halfvec as an array; for its layout, see :mod:`to_avro`."""
     count = i16(b, p) if n >= 4 else np.int64(-1)
@@ -282,7 +282,7 @@ def _numbers(width, b, p, n, out, o, cap):
     return np.int64(o + 1)
 
 
-@compiled
+@callee
 def _numeric(op, arg, b, p, n, out, o, cap):
     if is_malformed(b, p, n):
         return np.int64(MALFORMED)
@@ -303,7 +303,7 @@ def _numeric(op, arg, b, p, n, out, o, cap):
     return np.int64(o + 1)
 
 
-@compiled
+@callee
 def _less_common(op, arg, b, p, n, out, o, cap):
     """Write a value of the types that :func:`json_value` does not handle itself."""
     if op == OP_TEXT or op == OP_JSONB:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, inlined
+from airflow_bottledwater.compiled import callee, inlined
 from airflow_bottledwater.encoding.kernels.floats import bits_of, half
 from airflow_bottledwater.encoding.kernels.nested import array_fits, array_is_malformed
 from airflow_bottledwater.encoding.kernels.numeric import is_malformed, nearest_double, text_size, write_text
@@ -83,7 +83,7 @@ _FIRST, _SECOND = 0x0A, 0x12
 _LOWER_INCLUSIVE, _UPPER_INCLUSIVE, _EMPTY = 0x18, 0x20, 0x28
 
 
-@compiled
+@callee
 def size_varint(v, out, o):
     """Write a number that is taken as unsigned, seven bits in a byte."""
     z, at = np.uint64(v), np.uint64(o)
@@ -95,7 +95,7 @@ def size_varint(v, out, o):
     return np.int64(at) + 1
 
 
-@compiled
+@callee
 def measured(start, end, out):
     """Write the length of what lies behind the byte at ``start``, which was left for it; returns the new end. For a
     length that needs more bytes, there must be room for nine more."""
@@ -115,7 +115,7 @@ def measured(start, end, out):
     return np.int64(end + more)
 
 
-@compiled
+@callee
 def _pairs(b, p, n, out, o, cap):
     """Write an hstore as a message of pairs; for its layout, see :mod:`to_avro`."""
     begin, end = o, p + n
@@ -150,7 +150,7 @@ def _pairs(b, p, n, out, o, cap):
     return measured(begin, o, out) if cap - o >= 16 else np.int64(SPACE)
 
 
-@compiled
+@callee
 def _packed(width, b, p, n, out, o, cap):
     """Write a vector or halfvec as a message with packed floats; for its layout, see :mod:`to_avro`."""
     count = i16(b, p) if n >= 4 else np.int64(-1)
@@ -172,7 +172,7 @@ def _packed(width, b, p, n, out, o, cap):
     return measured(begin, o, out)
 
 
-@compiled
+@callee
 def _numeric(b, p, n, out, o, cap):
     if is_malformed(b, p, n):
         return np.int64(MALFORMED)
@@ -188,7 +188,7 @@ def _numeric(b, p, n, out, o, cap):
     return measured(o, write_text(b, p, out, o + 1), out)
 
 
-@compiled
+@callee
 def _unquoted(o, end, out):
     """The length of a short text in the place of its first quote."""
     if end < 0:
@@ -197,7 +197,7 @@ def _unquoted(o, end, out):
     return np.int64(end - 1)
 
 
-@compiled
+@callee
 def _less_common(op, arg, b, p, n, out, o, cap):
     """Write a value of the types that :func:`protobuf_value` does not handle itself; there is room for 96 bytes."""
     if op == OP_JSONB:
@@ -278,7 +278,7 @@ def protobuf_value(op, arg, b, p, n, out, o, cap):
     return _less_common(op, arg, b, p, n, out, o, cap)
 
 
-@compiled
+@callee
 def _flag(tag, v, out, o):
     """Write a boolean that is not written if it is false."""
     if v:
@@ -288,7 +288,7 @@ def _flag(tag, v, out, o):
     return o
 
 
-@compiled
+@callee
 def message_value(program, node, b, p, n, out, o):
     """Write one non-null value of any type behind its tag; :func:`~.nested.write_value` explains the loop over items.
 

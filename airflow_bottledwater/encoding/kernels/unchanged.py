@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, memcpy
+from airflow_bottledwater.compiled import callee, compiled, memcpy
 from airflow_bottledwater.encoding.kernels.fields import (
     MESSAGE_HEADER,
     NEW,
@@ -40,7 +40,7 @@ from airflow_bottledwater.encoding.wire import (
 FILLED, TOMBSTONE, LEFT_OUT = 0, 1, 2
 
 
-@compiled
+@callee
 def _may_lack(change, program):
     """Whether the new row of a change may lack values that are needed."""
     if program.relations[change.relation].outbox:
@@ -50,7 +50,7 @@ def _may_lack(change, program):
     return change.kind == MESSAGE_UPDATE
 
 
-@compiled
+@callee
 def _lacks(b, change, program, fields):
     """How many values the new row of an update lacks, or of an insert that may have been one."""
     if not _may_lack(change, program):
@@ -95,7 +95,7 @@ def leading(b, changes, program, fields, most):
     return changes.size
 
 
-@compiled
+@callee
 def _is_key(program, relation, column):
     for k in range(relation.keys):
         if program.keys[relation.key + k] == column:
@@ -103,7 +103,7 @@ def _is_key(program, relation, column):
     return False
 
 
-@compiled
+@callee
 def _take_key(program, relation, row, old, has_old, key):
     """Copy the fields of a row's key. A key value that is stored out of line is not sent again in the new row if it is
     unchanged; the old key, which is sent then, has it (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
@@ -115,7 +115,7 @@ def _take_key(program, relation, row, old, has_old, key):
         key[k].length = field.length if field.kind == FIELD_BINARY or field.kind == FIELD_TEXT else 0
 
 
-@compiled
+@callee
 def _same_key(b, key, other, n):
     for k in range(n):
         if key[k].length != other[k].length:
@@ -126,7 +126,7 @@ def _same_key(b, key, other, n):
     return True
 
 
-@compiled
+@callee
 def _slot(b, changes, relation, key, n, keys, slots):
     """The slot of a key in a hash table with open addressing: that of the change that owns the key, or a free one.
 
@@ -145,7 +145,7 @@ def _slot(b, changes, relation, key, n, keys, slots):
     return at
 
 
-@compiled
+@callee
 def _of_earlier(column, earlier, row, lacking, missing, number_of):
     """A column's value in an earlier change: from its message, or as it was found in the batch for that change."""
     if row[column].kind != FIELD_UNCHANGED:
@@ -274,7 +274,7 @@ def write_array(b, fields, oid, out):
     return o
 
 
-@compiled
+@callee
 def _write_int32(value, out, o):
     out[o] = np.uint8((value >> 24) & 255)
     out[o + 1] = np.uint8((value >> 16) & 255)
@@ -306,7 +306,7 @@ def fill_in(lacking, missing, wanted, lookups, place_of, cells, base):
                 mine.reread = 1
 
 
-@compiled
+@callee
 def _new_row_at(b, change, old):
     """The position of the new row's tag, after the old row."""
     p = change.offset + MESSAGE_HEADER
@@ -315,7 +315,7 @@ def _new_row_at(b, change, old):
     return p
 
 
-@compiled
+@callee
 def _value(field, b, values):
     """A field's bytes, from the batch or, at positions beyond its end, from the values that were looked up."""
     if field.position >= b.size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_bottledwater.compiled import compiled, inlined, memcpy
+from airflow_bottledwater.compiled import callee, inlined, memcpy
 from airflow_bottledwater.encoding.layout import WORD
 from airflow_bottledwater.encoding.wire import SPACE
 
@@ -41,7 +41,7 @@ def store_word(word, out, o):
         out[o + np.uint64(i)] = np.uint8((word >> np.uint64(8 * i)) & np.uint64(255))
 
 
-@compiled
+@callee
 def copy_bytes(b, p, n, out, o):
     """Copy bytes between two buffers."""
     if n >= 32:
@@ -61,7 +61,7 @@ def copy_bytes(b, p, n, out, o):
     return o + n
 
 
-@compiled
+@callee
 def length_of(n, out, o):
     """Write a length as an int32; -1 stands for NULL."""
     for i in range(4):
@@ -77,7 +77,7 @@ def copy_name(names, p, n, out, o):
     return o + n
 
 
-@compiled
+@callee
 def literal(word, out, o, cap):
     if cap - o < word.size:
         return np.int64(SPACE)
@@ -93,7 +93,7 @@ def boolean(v, out, o):
     return o + (4 if v else 5)
 
 
-@compiled
+@callee
 def varint(v, out, o):
     """Write an Avro long: zig-zag, seven bits in a byte
     (https://avro.apache.org/docs/1.12.0/specification/#primitive-types-1)."""
@@ -107,7 +107,7 @@ def varint(v, out, o):
     return np.int64(at) + 1
 
 
-@compiled
+@callee
 def integer(v, out, o):
     """Write an integer in decimal digits."""
     if v < 0:
@@ -124,7 +124,7 @@ def pair(v, out, o):
     out[target + np.uint64(1)] = np.uint8(digits >> np.uint16(8))
 
 
-@compiled
+@callee
 def unsigned(magnitude, out, o):
     """Write a number, given as unsigned, in decimal digits."""
     n, rest = np.uint64(1), magnitude
@@ -138,7 +138,7 @@ def unsigned(magnitude, out, o):
     return padded(magnitude, n, out, o)
 
 
-@compiled
+@callee
 def padded(v, width, out, o):
     """Write a number, which must not be negative, with ``width`` digits."""
     rest = np.uint64(v)  # unsigned division is much cheaper
@@ -152,7 +152,7 @@ def padded(v, width, out, o):
     return o + np.int64(width)
 
 
-@compiled
+@callee
 def quoted(word, out, o, cap):
     if cap - o < word.size + 2:
         return np.int64(SPACE)

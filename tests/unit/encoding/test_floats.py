@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from airflow_bottledwater.encoding import kernels, wire
+from airflow_bottledwater.encoding import wire
 from tests.support import wire as w
+from tests.support.callees import write_value
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 def written(opcode: int, value: bytes) -> str:
     out = np.zeros(200, dtype=np.uint8)
     data = np.frombuffer(bytearray(value), dtype=np.uint8)
-    end = kernels.write_value(w.program_of(opcode), 0, data, 0, len(value), out, 0)
+    end = write_value(w.program_of(opcode), 0, data, 0, len(value), out, 0)
     return bytes(out[:end]).decode()
 
 

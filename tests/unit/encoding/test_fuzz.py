@@ -20,6 +20,7 @@ from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED
 from tests.support import wire as w
+from tests.support.callees import write_value
 from tests.support.examples import examples
 from tests.support.paths import encode_block
 
@@ -467,7 +468,7 @@ def test_any_numeric_is_written_within_its_room_or_refused(value: bytes, format:
         (wire.OP_DOUBLE, 0),
     ):
         program = w.program_of(opcode, argument, json=format == "json")
-        end = kernels.write_value(program, 0, source.view, 0, len(value), out.view, 0)
+        end = write_value(program, 0, source.view, 0, len(value), out.view, 0)
         assert end in (wire.SPACE, wire.MALFORMED, wire.NO_REPRESENTATION) or 0 < end <= size
         out.check()
 

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import hashes
 from airflow_bottledwater.encoding.kernels import sha256
+from tests.support.callees import called
+
+hash_value = called(sha256.hash_value)
 
 KEYS = st.binary(min_size=16, max_size=200)
 
@@ -24,7 +27,7 @@ def test_a_hash_is_the_librarys(secret: bytes, text: bytes) -> None:
     words, room, out = found.words(), np.zeros(sha256.ROOM, dtype=np.uint8), np.zeros(100, dtype=np.uint8)
     data = np.frombuffer(b"before" + text + b"\0", dtype=np.uint8).copy()
     for _ in range(2):  # nothing is left over
-        assert sha256.hash_value(words, room, sha256.AS_TEXT, data, 6, len(text), out, 3) == 3 + 64
+        assert hash_value(words, room, sha256.AS_TEXT, data, 6, len(text), out, 3) == 3 + 64
         assert out[3:67].tobytes() == expected
 
 
@@ -33,7 +36,7 @@ def test_both_ways_of_compression_give_the_same(block: bytes, state: list[int]) 
     if not sha256.HAS_INSTRUCTIONS:
         pytest.skip("The processor has no instructions for SHA-256.")
     data, found = np.frombuffer(block, dtype=np.uint8).copy(), []
-    for compress in (sha256.compress_plain, sha256.compress_fast):
+    for compress in (sha256.compress_plain, called(sha256.compress_fast)):
         words = np.zeros(sha256.WORDS, dtype=np.uint32)
         words[:8] = state
         compress(words, 0, data, 0)
@@ -70,7 +73,7 @@ def test_equal_texts_of_all_types_have_equal_hashes(oid: int, value: bytes, text
     assert hashes.text_of(oid, value) == text
     words, room, out = key.words(), np.zeros(sha256.ROOM, dtype=np.uint8), np.zeros(64, dtype=np.uint8)
     data = np.frombuffer(value, dtype=np.uint8).copy()
-    assert sha256.hash_value(words, room, hashes.FORMS[oid], data, 0, len(value), out, 0) == 64
+    assert hash_value(words, room, hashes.FORMS[oid], data, 0, len(value), out, 0) == 64
     assert out.tobytes() == key.digits(text)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from airflow_bottledwater.local.airflow import AirflowStack
 from airflow_bottledwater.local.airflow_client import AirflowClient
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
-from airflow_bottledwater.triggers.watching import SETTLED
 from tests.support.describing import described
 from tests.support.topics import Flow
 from tests.support.waiting import until
@@ -44,7 +42,7 @@ def flow(database: str, kafka: KafkaBroker) -> Flow:
 
 
 @pytest.fixture
-def client(flow: Flow, postgres: PostgresServer, tmp_path: Path) -> Iterator[AirflowClient]:
+def stack(flow: Flow, postgres: PostgresServer, tmp_path: Path) -> Iterator[AirflowStack]:
     dsn = conninfo_to_dict(flow.dsn)
     connections = {
         "POSTGRES_DEFAULT": {
@@ -59,20 +57,26 @@ def client(flow: Flow, postgres: PostgresServer, tmp_path: Path) -> Iterator[Air
     env = {f"AIRFLOW_CONN_{name}": json.dumps(value) for name, value in connections.items()}
     with AirflowStack(
         tmp_path / "airflow", dags_folder=tmp_path / "dags", metadata_dsn=postgres.url("asking"), env=env
-    ) as stack:
-        made = stack.client()
-        made.wait_for_dag("asks", 300)
+    ) as made:
+        made.client().wait_for_dag("asks", 300)
         yield made
 
 
-def asked(client: AirflowClient, run_id: str) -> dict[str, Any]:
-    def waiting() -> bool:
-        return any(t["state"] == "awaiting_input" for t in client.task_instances("asks", run_id))
+@pytest.fixture
+def client(stack: AirflowStack) -> AirflowClient:
+    return stack.client()
 
-    until(waiting, "it asks", 300)
-    # nobody answers as fast as this: Airflow's scheduler could take the end of the process that has asked for the end
-    # of the task
-    time.sleep(SETTLED)
+
+def asked(stack: AirflowStack, client: AirflowClient, run_id: str) -> dict[str, Any]:
+    """What a run asks, once it may be answered: Airflow's scheduler takes the end of the process that has asked for the
+    end of the task if it learns of it only after the answer, which a busy machine can delay by many seconds."""
+    log = stack.components["scheduler"].log_path
+
+    def parked() -> bool:
+        ended = [line for line in log.read_text().splitlines() if "TaskInstance Finished: " in line]
+        return any(f"task_id=drop, run_id={run_id}," in line and "state=awaiting_input" in line for line in ended)
+
+    until(parked, "it asks", 300, pause=0.5)
     return client.request("GET", f"dags/asks/dagRuns/{run_id}/taskInstances/drop/-1/hitlDetails")
 
 
@@ -83,14 +87,14 @@ def respond(client: AirflowClient, run_id: str, option: str) -> str:
     return str(next(t["state"] for t in client.task_instances("asks", run_id) if t["task_id"] == "drop"))
 
 
-def test_a_slot_is_dropped_when_that_is_approved(flow: Flow, client: AirflowClient) -> None:
+def test_a_slot_is_dropped_when_that_is_approved(flow: Flow, stack: AirflowStack, client: AirflowClient) -> None:
     slots = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{flow.pipeline.slot}'"
     run_id = client.trigger("asks")
-    detail = asked(client, run_id)
+    detail = asked(stack, client, run_id)
     assert detail["subject"] == "Drop the replication slot?" and "MB of WAL that are not published" in detail["body"]
     assert respond(client, run_id, "Reject") == "skipped" and flow.execute(slots)
     run_id = client.trigger("asks")
-    asked(client, run_id)
+    asked(stack, client, run_id)
     assert respond(client, run_id, "Approve") == "success" and not flow.execute(slots)
     # there is nothing to be dropped any more, and nobody is asked
     run_id = client.trigger("asks")

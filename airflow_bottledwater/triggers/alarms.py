@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 from airflow_bottledwater.errors import StateError
@@ -10,7 +11,7 @@ from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
 from airflow_bottledwater.triggers.slot_lag import Seen, evaluate
-from airflow_bottledwater.triggers.slots import LAG_SQL
+from airflow_bottledwater.triggers.slots import SlotReader
 from airflow_bottledwater.triggers.watcher import WatcherTrigger
 from airflow_bottledwater.triggers.watching import Watch
 
@@ -21,11 +22,12 @@ class _Alarm:
     """Tells when something is wrong, and when it is right again.
 
     :param look: what is wrong, as JSON values; None if nothing is.
+    :param close: ends what it looks with.
     :param wrong: whether it was when that was told last.
     """
 
-    def __init__(self, look: Callable[[], Found | None], wrong: bool) -> None:
-        self._look, self._wrong = look, wrong
+    def __init__(self, look: Callable[[], Found | None], close: Callable[[], None], wrong: bool) -> None:
+        self._look, self.close, self._wrong = look, close, wrong
 
     def fetch(self) -> Found | None:
         """What is wrong, if it was not before; an empty dictionary if it is right again; None if nothing has
@@ -36,22 +38,59 @@ class _Alarm:
         self._wrong = found is not None
         return found or {}
 
-    def close(self) -> None:
-        """Nothing is kept open."""
-
 
 class _AlarmTrigger(WatcherTrigger):
     """Fires when something goes wrong: once, and again only after it was right in between."""
 
     async def _begin(self, pipeline: Settings, kept: Any) -> Watch:
-        return _Alarm(self._looking(pipeline), bool(kept and kept["wrong"]))
+        return _Alarm(*self._looking(pipeline), bool(kept and kept["wrong"]))
 
-    def _looking(self, pipeline: Settings) -> Callable[[], Found | None]:
-        """What looks at the pipeline."""
+    def _looking(self, pipeline: Settings) -> tuple[Callable[[], Found | None], Callable[[], None]]:
+        """What looks at the pipeline, and what ends that."""
         raise NotImplementedError
 
     def _told(self, found: Found) -> tuple[Found | None, Any]:
         return found or None, {"wrong": bool(found)}
+
+
+class _SlotLooks:
+    """Reads a slot's row for a watch, whose calls block in threads: in the event loop, over the session of all triggers
+    with that database.
+
+    :param connected: looks the pipeline's connections up.
+    """
+
+    def __init__(self, pipeline: Settings, connected: Callable[[], Awaitable[Settings]]) -> None:
+        self._pipeline: Settings | None = pipeline
+        self._connected = connected
+        self._reader, self._loop = SlotReader(), asyncio.get_running_loop()
+
+    def row(self) -> tuple[Any, ...] | None:
+        """See :meth:`~airflow_bottledwater.triggers.slots.SlotReader.row`.
+
+        :raises Outage: the source does not answer; its connection is then looked up again, since it may have new
+            credentials.
+        :raises Refused: the source does not let its slots be seen.
+        """
+        return asyncio.run_coroutine_threadsafe(self._row(), self._loop).result()
+
+    def close(self) -> None:
+        """Read no more."""
+        asyncio.run_coroutine_threadsafe(self._reader.close(), self._loop).result()
+
+    async def _row(self) -> tuple[Any, ...] | None:
+        # imported here, since a DAG processor needs no libpq
+        import psycopg
+
+        from airflow_bottledwater.postgres.connect import outage
+
+        pipeline, self._pipeline = self._pipeline or await self._connected(), None
+        try:
+            row = await self._reader.row(pipeline.postgres, pipeline.slot)
+        except psycopg.Error as error:
+            raise outage(error, "Reading the slot's lag") from None
+        self._pipeline = pipeline
+        return row
 
 
 class SlotLagAlarmTrigger(_AlarmTrigger):
@@ -86,15 +125,12 @@ class SlotLagAlarmTrigger(_AlarmTrigger):
         self.max_lag, self.max_lag_seconds = max_lag, max_lag_seconds
         self.wal_status, self.min_safe_wal = wal_status, min_safe_wal
 
-    def _looking(self, pipeline: Settings) -> Callable[[], Found | None]:
-        from airflow_bottledwater.postgres.connect import session
-
-        seen = Seen(self.max_lag_seconds)
+    def _looking(self, pipeline: Settings) -> tuple[Callable[[], Found | None], Callable[[], None]]:
+        looks, seen = _SlotLooks(pipeline, self._connected), Seen(self.max_lag_seconds)
         limits: dict[str, Any] = {"wal_status": self.wal_status, "min_safe_wal": self.min_safe_wal}
 
         def look() -> Found | None:
-            with session(pipeline.postgres, "Reading the slot's lag") as connection:
-                row = connection.execute(LAG_SQL, (pipeline.slot,)).fetchone()
+            row = looks.row()
             event = evaluate(pipeline.slot, row, self.max_lag, **limits)
             # a lag in seconds is known only after so many seconds
             late = row is not None and row[1] is not None and seen.exceeded(row[4] + row[1], row[4])
@@ -105,7 +141,7 @@ class SlotLagAlarmTrigger(_AlarmTrigger):
             found = {"lag": row[1], "retained": row[2], "wal_status": row[0], "safe_wal_size": row[5]}
             return {"slot": pipeline.slot, **found}
 
-        return look
+        return look, looks.close
 
 
 class DeadLettersAlarmTrigger(_AlarmTrigger):
@@ -134,7 +170,7 @@ class DeadLettersAlarmTrigger(_AlarmTrigger):
         super().__init__(pipeline=pipeline, poll_interval=poll_interval)
         self.max_open, self.tables = max_open, [tables] if isinstance(tables, str) else list(tables)
 
-    def _looking(self, pipeline: Settings) -> Callable[[], Found | None]:
+    def _looking(self, pipeline: Settings) -> tuple[Callable[[], Found | None], Callable[[], None]]:
         watch = LettersWatch(pipeline, max_open=self.max_open, tables=self.tables)
 
         def look() -> Found | None:
@@ -145,4 +181,4 @@ class DeadLettersAlarmTrigger(_AlarmTrigger):
             found = sum(counts.values())
             return {"slot": pipeline.slot, "open": found, "tables": counts} if found > self.max_open else None
 
-        return look
+        return look, watch.close

@@ -8,7 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.triggers.alarms import SlotLagAlarmTrigger
 from airflow_bottledwater.triggers.slots import SlotReader
+from airflow_bottledwater.triggers.watching import Watch
 
 
 def sessions(dsn: str) -> list[Any]:
@@ -56,3 +60,34 @@ def test_a_source_that_does_not_answer_is_an_outage(database: str) -> None:
 
     asyncio.run(ask())
     assert not SlotReader._sessions
+
+
+def test_alarms_share_the_session_and_look_the_connection_up_again_after_an_outage(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("SELECT pg_create_logical_replication_slot('shared_b', 'pgoutput')")
+    known = [database]
+
+    def settings(dsn: str) -> Settings:
+        return Settings.of(postgres=dsn, kafka={"bootstrap.servers": "none:9092"}, slot="shared_b")
+
+    class Alarm(SlotLagAlarmTrigger):
+        async def _connected(self) -> Settings:
+            return settings(known[0])
+
+    async def watch() -> None:
+        trigger = Alarm(pipeline="shared_b", max_lag=-1, max_lag_seconds=None)
+        alarms: list[Watch] = [await trigger._begin(settings(database), None) for _ in range(10)]
+        found = await asyncio.gather(*(asyncio.to_thread(alarm.fetch) for alarm in alarms))
+        assert [each["slot"] for each in found] == ["shared_b"] * 10 and len(sessions(database)) == 1
+        for alarm in alarms[1:]:
+            await asyncio.to_thread(alarm.close)
+        gone = await trigger._begin(settings(f"{database} dbname=gone"), None)
+        with pytest.raises(Outage, match="Reading the slot's lag"):
+            await asyncio.to_thread(gone.fetch)
+        # with the connection as it is now
+        assert (await asyncio.to_thread(gone.fetch))["slot"] == "shared_b" and len(sessions(database)) == 1
+        for alarm in (gone, alarms[0]):
+            await asyncio.to_thread(alarm.close)
+        assert not SlotReader._sessions
+
+    asyncio.run(watch())

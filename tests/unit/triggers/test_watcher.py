@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ from airflow_bottledwater.provision import live
 from airflow_bottledwater.triggers import watcher
 from airflow_bottledwater.triggers.alarms import DeadLettersAlarmTrigger, SlotLagAlarmTrigger
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
+from airflow_bottledwater.triggers.slots import SlotReader
 from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
 from airflow_bottledwater.triggers.watcher import WatcherTrigger
 from tests.support.documented import blocks
@@ -148,11 +148,10 @@ def looked(trigger: WatcherTrigger, store: Store, looks: int, confirmed: bool = 
 def test_a_slot_that_needs_somebody_is_told_once_until_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[Any] = []
 
-    @contextlib.contextmanager
-    def session(*_: Any, **__: Any) -> Iterator[Any]:
-        yield SimpleNamespace(execute=lambda *_: SimpleNamespace(fetchone=lambda: rows.pop(0)))
+    async def row(*_: Any) -> Any:
+        return rows.pop(0)
 
-    monkeypatch.setattr("airflow_bottledwater.postgres.connect.session", session)
+    monkeypatch.setattr(SlotReader, "row", row)
     trigger = SlotLagAlarmTrigger(pipeline="shop", max_lag=100, max_lag_seconds=None)
     fine, late = ("reserved", 100, 500, True, 50, None), ("reserved", 101, 500, True, 50, None)
     in_danger, lost = ("unreserved", 0, 500, True, 50, -5), ("lost", 0, 500, True, 50, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -137,7 +138,7 @@ class Pipeline(Description):
         *,
         bounded: bool | str = False,
         drop_when: str = "retired",
-        approve: bool = False,
+        approve: bool | str = False,
         snapshot: dict[str, Any] | None = None,
         stream: dict[str, Any] | None = None,
         **dag: Any,
@@ -148,7 +149,7 @@ class Pipeline(Description):
         :param bounded: whether the stream ends once it has published everything that was committed when it started.
             (templated)
         :param drop_when: ``retired``, ``always`` or ``never``: whether the slot is dropped at the end. (templated)
-        :param approve: whether a person is asked before it is dropped, by Airflow's ApprovalOperator.
+        :param approve: whether a person is asked before it is dropped, by Airflow's ApprovalOperator. (templated)
         :param snapshot: further arguments of the snapshot operator.
         :param stream: further arguments of the stream operator.
         """
@@ -233,13 +234,14 @@ class Pipeline(Description):
             VerifyTopicsOperator(task_id="verify", pipeline=self, verify_tables=tables, sample=sample)
         return made
 
-    def control_dag(self, starts: str = "", conf: Any = None, *, approve: bool = False, **dag: Any) -> DAG:
+    def control_dag(self, starts: str = "", conf: Any = None, *, approve: bool | str = False, **dag: Any) -> DAG:
         """The DAG whose runs stop, retire or start the pipeline, read or pause tables, or settle dead letters: the
         page's buttons trigger it, and whoever may trigger it may do all of that. It has no schedule, and is not paused.
 
         :param starts: the id of the DAG that ``start`` triggers; empty: the pipeline's name. (templated)
         :param conf: with what that DAG is triggered. (templated)
         :param approve: whether a person is asked before something is taken away, by Airflow's ApprovalOperator.
+            (templated)
         """
         from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 
@@ -253,8 +255,8 @@ class Pipeline(Description):
         with self._made(
             "control", "Stop, retire or start a pipeline, read tables again, settle dead letters", more
         ) as made:
-            operator = PipelineControlApprovalOperator if approve else PipelineControlOperator
-            control = operator(
+            asking = functools.partial(PipelineControlApprovalOperator, approve=approve)
+            control = (asking if approve else PipelineControlOperator)(
                 task_id="control",
                 pipeline=self,
                 action="{{ params.action }}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,7 @@ class BottledWaterTaskGroup(TaskGroup):
         (templated)
     :param drop_when: ``retired``, ``always`` or ``never``: what the teardown does. (templated)
     :param approve: whether a person is asked before the teardown drops the slot, by Airflow's ApprovalOperator.
+        (templated)
     :param max_lag: bytes at which ``wait_caught_up`` calls the stream caught up. (templated)
     :param snapshot: further arguments of the snapshot operator.
     :param stream: further arguments of the stream operator.
@@ -64,7 +66,7 @@ class BottledWaterTaskGroup(TaskGroup):
         pipeline: PipelineArgument,
         bounded: bool | str = False,
         drop_when: str = "retired",
-        approve: bool = False,
+        approve: bool | str = False,
         max_lag: int | str = 16 << 20,
         snapshot: Mapping[str, Any] | None = None,
         stream: Mapping[str, Any] | None = None,
@@ -93,7 +95,8 @@ class BottledWaterTaskGroup(TaskGroup):
                 stream_task_id=self.stream.task_id,
             )
             self.watch_errors = StreamErrorSensor(**_task("watch_errors"), pipeline=pipeline, deferrable=True)
-            dropping = DropReplicationSlotApprovalOperator if approve else DropReplicationSlotOperator
+            asking = functools.partial(DropReplicationSlotApprovalOperator, approve=approve)
+            dropping = asking if approve else DropReplicationSlotOperator
             self.drop_slot = dropping(**_task("drop_slot"), pipeline=pipeline, when=drop_when)
         watched = [self.stream, self.wait_caught_up, self.watch_errors]
         self.preflight >> self.create_slot >> self.snapshot >> watched

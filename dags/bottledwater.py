@@ -17,6 +17,7 @@ dag = form.pipeline().dag(
     doc_md=__doc__,
     bounded="{{ params.bounded }}",
     drop_when="{{ params.drop_slot }}",
+    approve="{{ params.approve }}",
     params={
         **form.fields(),
         "bounded": Param(
@@ -33,6 +34,13 @@ dag = form.pipeline().dag(
             section="Behaviour",
             title="Drop the slot at the end",
             description="retired: only if the stream was stopped for good; the slot holds what is not yet published.",
+        ),
+        "approve": Param(
+            False,
+            type="boolean",
+            section="Behaviour",
+            title="Ask before the slot is dropped",
+            description="A person is asked, who sees in numbers what is lost with it.",
         ),
     },
 )

@@ -20,10 +20,18 @@ dag = form.pipeline(PIPELINE).control_dag(
         "{{ dict(params.conf or {}, slot=params.slot, postgres_conn_id=params.postgres_conn_id, "
         "kafka_conn_id=params.kafka_conn_id) }}"
     ),
+    approve="{{ params.approve }}",
     dag_id="bottledwater_control",
     doc_md=__doc__,
     params={
         **form.fields(PIPELINE),
+        "approve": Param(
+            False,
+            type="boolean",
+            title="Ask first",
+            description="Before something is taken away, such as a slot with changes, a person is asked, who sees in "
+            "numbers what will happen. Its default is that of the page's buttons.",
+        ),
         "dag_id": Param(
             "bottledwater",
             type="string",

@@ -11,7 +11,7 @@ from airflow.providers.standard.exceptions import HITLRejectException
 from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_bottledwater.operators.base import failing
+from airflow_bottledwater.operators.base import failing, true
 from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.operators.slot import DropReplicationSlotOperator
 from airflow_bottledwater.pipeline.argument import PipelineArgument
@@ -24,7 +24,13 @@ class AskingOperator(ApprovalOperator):
     """Airflow's ApprovalOperator for a task that itself does what is asked about, so that nothing else has to know of
     the answer: a teardown, for example, is not skipped with what is before it. If nothing is taken away, nobody is
     asked. A task that is rejected is skipped, unless ``fail_on_reject``; one that is tried again asks again.
+
+    :param approve: False: it is done without asking, as a form may have it. (templated)
     """
+
+    def __init__(self, *, approve: bool | str = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.approve = approve
 
     @abstractmethod
     def consequences(self) -> str:
@@ -38,7 +44,7 @@ class AskingOperator(ApprovalOperator):
     def execute(self, context: Context) -> Any:
         """Ask, or do it at once."""
         with failing():
-            says = self.consequences()
+            says = self.consequences() if true(self.approve) else ""
         if not says:
             return self.carry_out(context)
         self.body = says
@@ -66,10 +72,11 @@ class DropReplicationSlotApprovalOperator(AskingOperator, DropReplicationSlotOpe
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param when: ``retired`` (default), ``always`` or ``never``. (templated)
+    :param approve: see :class:`AskingOperator`. (templated)
     :param subject: the question. (templated)
     """
 
-    template_fields: Sequence[str] = (*DropReplicationSlotOperator.template_fields, "subject")
+    template_fields: Sequence[str] = (*DropReplicationSlotOperator.template_fields, "approve", "subject")
 
     def __init__(
         self,
@@ -95,10 +102,11 @@ class PipelineControlApprovalOperator(AskingOperator, PipelineControlOperator):
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param action: one of :data:`~airflow_bottledwater.operators.control.ACTIONS`. (templated)
+    :param approve: see :class:`AskingOperator`. (templated)
     :param subject: the question. (templated)
     """
 
-    template_fields: Sequence[str] = (*PipelineControlOperator.template_fields, "subject")
+    template_fields: Sequence[str] = (*PipelineControlOperator.template_fields, "approve", "subject")
 
     def __init__(
         self,

@@ -113,6 +113,11 @@ def number(name: str, value: float | str | None) -> float | None:
     return found
 
 
+def true(value: bool | str) -> bool:
+    """A parameter that is true or false, which may be text if it comes from a template."""
+    return value if isinstance(value, bool) else str(value).strip().lower() in ("true", "1", "yes", "y", "on")
+
+
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
     """Within this block, errors after which a retry cannot help fail the task at once. The task's log has each error

@@ -18,7 +18,7 @@ from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.assets import AssetEvents
-from airflow_bottledwater.operators.base import failing, known_event, number
+from airflow_bottledwater.operators.base import failing, known_event, number, true
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.triggers.job import PauseTrigger
@@ -117,9 +117,9 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             if found is None:
                 self._make_way(context, pipeline)
                 store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
-                if _true(self.bounded):
+                if true(self.bounded):
                     store.set(_BEGAN, AssetEvents(context, self.outlets, pipeline).begin(), retention=NEVER_EXPIRE)
-                found = self._submit(context, pipeline, place, bounded=_true(self.bounded))
+                found = self._submit(context, pipeline, place, bounded=true(self.bounded))
             self._identity = found
             timeout, _ = self._limits()
             store.set(_DEADLINE, time.time() + timeout if timeout else 0.0, retention=NEVER_EXPIRE)
@@ -151,7 +151,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 self.log.info("Nobody waits for it any more: it is stopped, and this task goes on.")
                 stop.stop_and_forget(pipeline, holder.identity, final=False)
                 return
-        if _true(self.bounded) and not _true(self.take_over):
+        if true(self.bounded) and not true(self.take_over):
             raise SlotInUse(
                 f"The slot {pipeline.slot!r} is held by a stream that lives, the {holder}: a bounded run would end it "
                 "for good.",
@@ -241,7 +241,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 self.log.info("The job's log ends with:\n%s", ended.log)
             reached = None if outcome.ok or not outcome.transient else policy.reached(pipeline)
             stop.clear_away(pipeline, identity, ended)
-        if outcome.ok and _true(self.bounded):
+        if outcome.ok and true(self.bounded):
             store: Any = context["task_state_store"]
             AssetEvents(context, self.outlets, pipeline).stream(store.get(_BEGAN))
         if outcome.ok:
@@ -300,7 +300,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         try:
             with failing():
                 place = self._place()
-                return self._submit(context, self.pipeline_hook.pipeline(), place, bounded=_true(self.bounded))
+                return self._submit(context, self.pipeline_hook.pipeline(), place, bounded=true(self.bounded))
         except BottledWaterError as error:
             self._check_killed()
             outcome = Outcome(ok=False, kind=type(error).__name__, error=str(error), transient=True)
@@ -310,7 +310,3 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         """Defer until the job is to be submitted again."""
         self.defer(trigger=PauseTrigger(until=until), method_name="submit_again")
         raise AssertionError("defer does not return")
-
-
-def _true(value: bool | str) -> bool:
-    return value if isinstance(value, bool) else str(value).strip().lower() in ("true", "1", "yes", "y", "on")

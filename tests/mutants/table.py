@@ -2124,7 +2124,7 @@ MUTANTS = (
     Mutant(
         "a bounded run ends no stream that lives",
         "StreamToKafkaOperator._make_way",
-        never("_true(self.bounded) and not _true(self.take_over)"),
+        never("true(self.bounded) and not true(self.take_over)"),
         f"{_STREAM_OPERATOR}::test_a_bounded_run_ends_no_stream_that_lives",
     ),
     Mutant(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import runpy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,7 @@ from airflow_bottledwater.operators.approval import (
 )
 from airflow_bottledwater.provision import consequences
 
+DAGS = Path(__file__).parents[3] / "dags"
 CONTEXT: Any = {"ti": SimpleNamespace(id="1"), "task_instance": SimpleNamespace(id="1")}
 
 
@@ -66,6 +69,25 @@ def test_nobody_is_asked_where_nothing_is_taken_away(
     monkeypatch.setattr(Drop, "says", "")
     drop = Drop(task_id="drop", pipeline=Pipeline("shop"))
     assert (drop.execute(CONTEXT), drop.done, asked) == ("done", 1, [])
+
+
+@pytest.mark.parametrize("approve", [False, "False", "false"])
+def test_nobody_is_asked_where_the_form_says_so(asked: list[dict[str, Any]], approve: bool | str) -> None:
+    drop = Drop(task_id="drop", pipeline=Pipeline("shop"), approve=approve)
+    assert (drop.execute(CONTEXT), drop.done, asked) == ("done", 1, [])
+    asking = Drop(task_id="drop", pipeline=Pipeline("shop"), approve="True")
+    with pytest.raises(TaskAwaitingInput):
+        asking.execute(CONTEXT)
+
+
+def test_the_forms_of_the_ready_dags_have_it() -> None:
+    for name, task_id in (("bottledwater", "drop_slot"), ("bottledwater_control", "control")):
+        dag = runpy.run_path(str(DAGS / f"{name}.py"))["dag"]
+        assert (
+            dag.get_task(task_id).approve == "{{ params.approve }}"
+            and "approve" in dag.get_task(task_id).template_fields
+        )
+        assert dag.params.get_param("approve").value is False
 
 
 def test_a_rejection_may_fail_the_task() -> None:

@@ -8,8 +8,10 @@ when it is added again, and so have other oids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from psycopg import sql
 
 from airflow_bottledwater.postgres.connect import Connection
 
@@ -34,6 +36,12 @@ CROSS JOIN LATERAL (SELECT t.oid UNION SELECT relid FROM pg_partition_ancestors(
 JOIN pg_class c ON c.oid = up.oid JOIN pg_publication_namespace n ON n.pnnspid = c.relnamespace
 JOIN pg_publication p ON p.oid = n.pnpubid WHERE p.pubname = ANY (%(names)s) GROUP BY t.oid
 """
+
+#: rows of a catalog that are of transactions whose end a slot's reader may not have seen
+_LATE = sql.SQL(
+    "SELECT oid FROM {} WHERE age(xmin) BETWEEN 0 AND (SELECT age(catalog_xmin) FROM pg_replication_slots "
+    "WHERE slot_name = %s)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,26 @@ class Coverage:
         if today.tables.get(oid):
             return "was removed from its publication and added again"
         return "is no longer published"
+
+
+def late(connection: Connection, publications: Sequence[str], tables: Mapping[int, str], slot: str) -> list[str]:
+    """What of the publications was made when a slot may have had changes already that it has not confirmed: PostgreSQL
+    never sends those. Each is the end of a sentence that begins with "from before".
+
+    What the slot has confirmed is later than all transactions below its ``catalog_xmin``.
+
+    :param tables: the tables' names by their oids.
+    :param slot: the name of a slot that nobody reads from.
+    """
+    catalogs = ["pg_publication", "pg_publication_rel"]
+    catalogs += ["pg_publication_namespace"] if connection.info.server_version >= 150000 else []
+    queries = [_LATE.format(sql.Identifier(each)) for each in catalogs]
+    rows = {oid for query in queries for (oid,) in connection.execute(query, (slot,))}
+    today = read(connection, publications, list(tables))
+    return [
+        *(f"publication {name!r} was made or altered" for name, each in today.publications.items() if each.oid in rows),
+        *(f"{tables[oid]} was added to its publication" for oid, by in today.tables.items() if by <= rows),
+    ]
 
 
 def read(connection: Connection, publications: Sequence[str], oids: Sequence[int]) -> Coverage:

@@ -75,6 +75,18 @@ def state(connection: Connection, name: str) -> SlotState | None:
     return None if row is None else _state(row)
 
 
+def existing(connection: Connection, name: str, remedy: str) -> SlotState:
+    """The state of the slot.
+
+    :param remedy: what to do without it, for the message.
+    :raises SlotError: there is no such slot.
+    """
+    found = state(connection, name)
+    if found is None:
+        raise SlotError(f"There is no slot {name!r}.", remedy)
+    return found
+
+
 def states(connection: Connection) -> list[SlotState]:
     """The states of all slots of the cluster."""
     return [_state(row) for row in connection.execute(_STATE + "ORDER BY 1")]

@@ -3,6 +3,7 @@ records it."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -130,23 +131,18 @@ def assume_complete(pipeline: Settings, position: Position) -> SlotRecord:
             "Start without --assume-snapshot-complete.",
         )
     with session(pipeline.postgres, f"Taking slot {pipeline.slot!r} up") as connection:
-        present = slot.state(connection, pipeline.slot)
-        if present is None:
-            raise SlotError(
-                f"There is no slot {pipeline.slot!r}.",
-                "Start without --assume-snapshot-complete: a new slot is created, and a snapshot is taken.",
-            )
+        present = slot.existing(
+            connection,
+            pipeline.slot,
+            "Start without --assume-snapshot-complete: a new slot is created, and a snapshot is taken.",
+        )
         if present.confirmed > position.lsn:
             raise SlotError(
                 f"Slot {pipeline.slot!r} is confirmed up to {format_lsn(present.confirmed)}, and PostgreSQL sends "
                 f"nothing before that again; position {position} is older, and the changes between would be missing.",
                 "Give the position of the last record in the topics, or drop the slot and start with a snapshot.",
             )
-        claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
-        try:
-            record = assume(pipeline, claim, connection, findings, present.confirmed, position)
-        finally:
-            claim.close()
+        record = assume(pipeline, connection, findings, present.confirmed, position)
     log.warning(
         "Slot %r continues from the given position %s; whether everything before it was published is not checked.",
         pipeline.slot,
@@ -156,32 +152,29 @@ def assume_complete(pipeline: Settings, position: Position) -> SlotRecord:
 
 
 def assume(
-    pipeline: Settings,
-    claim: Claim,
-    connection: Connection,
-    found: Findings,
-    confirmed: int,
-    position: Position,
+    pipeline: Settings, connection: Connection, found: Findings, confirmed: int, position: Position
 ) -> SlotRecord:
     """Write the state records of a pipeline whose snapshot is complete, and whose stream is at a position."""
-    cluster, oldest_xid, now = claim.cluster, slot.fresh_xid(connection), time.time()
-    record = SlotRecord(
-        pipeline.slot, cluster.system_identifier, cluster.timeline, cluster.database, confirmed, oldest_xid
-    )
-    pinned = pin(pipeline, cluster, TableMapping.of(pipeline).by_topic(found.tables), oldest_xid)
-    oids = sorted(p.table.oid for p in pinned)
-    claim.write(
-        {
-            COVERAGE: coverage.read(connection, publication.names(pipeline.publication_name), oids),
-            INTENT: _intent(pipeline, cluster.system_identifier, found.via_root),
-            SAVED_SETTINGS: SavedSettings(pipeline.chosen(), TableMapping.of(pipeline).hash_key),
-            SLOT: record,
-            **{table_key(p.table.oid): p for p in pinned},
-            **partition_records(connection, found.tables),
-            COMPLETE: Complete(tuple(oids), True, now),
-            POSITION: Reached(position.lsn, position.ordinal, now),
-        }
-    )
+    cluster, now = found.cluster, time.time()
+    with contextlib.closing(Claim(pipeline, cluster, "create", Backoff(pipeline.outage_timeout))) as claim:
+        oldest_xid = slot.fresh_xid(connection)
+        record = SlotRecord(
+            pipeline.slot, cluster.system_identifier, cluster.timeline, cluster.database, confirmed, oldest_xid
+        )
+        pinned = pin(pipeline, cluster, TableMapping.of(pipeline).by_topic(found.tables), oldest_xid)
+        oids = sorted(p.table.oid for p in pinned)
+        claim.write(
+            {
+                COVERAGE: coverage.read(connection, publication.names(pipeline.publication_name), oids),
+                INTENT: _intent(pipeline, cluster.system_identifier, found.via_root),
+                SAVED_SETTINGS: SavedSettings(pipeline.chosen(), TableMapping.of(pipeline).hash_key),
+                SLOT: record,
+                **{table_key(p.table.oid): p for p in pinned},
+                **partition_records(connection, found.tables),
+                COMPLETE: Complete(tuple(oids), True, now),
+                POSITION: Reached(position.lsn, position.ordinal, now),
+            }
+        )
     return record
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psycopg
 from confluent_kafka import Consumer, TopicPartition
 
-from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, SlotInUse, StateError
@@ -21,11 +19,10 @@ from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres import publication, slot
+from airflow_bottledwater.postgres import coverage, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import assume
-from airflow_bottledwater.state.claim import Claim
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +30,6 @@ log = logging.getLogger(__name__)
 _LAST = 5
 #: seconds for which a record is waited for
 _WAIT = 5.0
-#: milliseconds for which it is looked whether the slot's next change can be sent
-_PEEK_MS = 60_000
 
 
 def take_over(pipeline: Settings) -> SlotRecord:
@@ -52,25 +47,19 @@ def take_over(pipeline: Settings) -> SlotRecord:
     if findings.state.slot is not None:
         raise StateError(f"Slot {pipeline.slot!r} is this pipeline's already.", "Start the stream.")
     with session(pipeline.postgres, f"Taking slot {pipeline.slot!r} over") as connection:
-        present = slot.state(connection, pipeline.slot)
-        if present is None:
-            raise SlotError(
-                f"There is no slot {pipeline.slot!r}.",
-                "Check its name: it is the connector's slot.name. Without one, start with a snapshot.",
-            )
+        present = slot.existing(
+            connection,
+            pipeline.slot,
+            "Check its name: it is the connector's slot.name. Without one, start with a snapshot.",
+        )
         slot.check(present, findings.cluster.database)
         if present.active_pid is not None:
             raise SlotInUse(
                 f"Slot {pipeline.slot!r} is in use by process {present.active_pid}.", "Stop the connector first."
             )
-        _check_publications(connection, pipeline)
+        _check_publications(connection, pipeline, findings.tables)
         _check_topics(pipeline, findings.tables)
-        position = Position(present.confirmed, 0)
-        claim = Claim(pipeline, findings.cluster, "create", Backoff(pipeline.outage_timeout))
-        try:
-            record = assume(pipeline, claim, connection, findings, present.confirmed, position)
-        finally:
-            claim.close()
+        record = assume(pipeline, connection, findings, present.confirmed, Position(present.confirmed, 0))
     log.warning(
         "Slot %r is taken over at %s. Whether everything before it is in the topics is not known; what the other "
         "program has published behind it is published again. bottledwater verify says which rows are missing.",
@@ -80,29 +69,20 @@ def take_over(pipeline: Settings) -> SlotRecord:
     return record
 
 
-def _check_publications(connection: Connection, pipeline: Settings) -> None:
-    """Let PostgreSQL decode the slot's next change, without moving the slot: it can send nothing from before the
-    publications were made.
-
-    :raises SlotError: it cannot.
+def _check_publications(connection: Connection, pipeline: Settings, tables: Sequence[SourceTable]) -> None:
     """
-    names = publication.as_option(publication.names(pipeline.publication_name), connection)
-    try:
-        with connection.transaction():
-            connection.execute(f"SET LOCAL statement_timeout = {_PEEK_MS}")
-            connection.execute(
-                "SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, 1, 'proto_version', '1', "
-                "'publication_names', %s)",
-                (pipeline.slot, names),
-            )
-    except psycopg.errors.QueryCanceled:
-        log.info("No change of the tables was found in %d s; the stream looks further.", _PEEK_MS // 1000)
-    except psycopg.errors.UndefinedObject as error:
+    :raises SlotError: the slot may have changes from before a publication was made, or had a table.
+    """
+    names = publication.names(pipeline.publication_name)
+    late = coverage.late(connection, names, {table.oid: table.qualified for table in tables}, pipeline.slot)
+    if late:
         raise SlotError(
-            f"Slot {pipeline.slot!r} has changes from before its publications were made: {str(error).splitlines()[0]}.",
-            "Let the connector read on until it has confirmed what was written after both were made (with a heartbeat, "
-            "if nothing is written to its tables), stop it, and try again.",
-        ) from None
+            f"Slot {pipeline.slot!r} may have changes from before {', and from before '.join(late)}: PostgreSQL does "
+            "not send them.",
+            "Start the connector again, and let it read on until the slot's catalog_xmin (pg_replication_slots) is "
+            "newer, which takes new changes or a heartbeat, and the end of transactions that are as old; stop it, "
+            "and try again.",
+        )
 
 
 def _check_topics(pipeline: Settings, tables: list[SourceTable]) -> None:

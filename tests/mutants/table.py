@@ -256,6 +256,12 @@ MUTANTS = (
         f"{_DDL}::test_each_statement_is_told_at_its_place",
     ),
     Mutant(
+        "what another statement of the same text may have as a secret is not told",
+        "ddl._NOTED",
+        text("ROLE|USER|GROUP|SERVER|SUBSCRIPTION", "NOTHING"),
+        f"{_DDL}::test_each_statement_is_told_at_its_place",
+    ),
+    Mutant(
         "preflight says that the event triggers are missing",
         "preflight._check",
         never("pipeline.ddl_topic and not ddl.installed(connection)"),
@@ -371,8 +377,14 @@ MUTANTS = (
     Mutant(
         "a slot is taken over where its publications were there",
         "take_over.take_over",
-        drop("_check_publications(connection, pipeline)"),
+        drop("_check_publications(connection, pipeline, findings.tables)"),
         f"{_TAKE_OVER}::test_a_slot_that_cannot_be_taken_over_is_left_alone",
+    ),
+    Mutant(
+        "a slot is taken over where its publications had their tables",
+        "coverage.late",
+        never("by <= rows"),
+        f"{_TAKE_OVER}::test_changes_from_before_a_table_was_published_are_not_passed_over",
     ),
     Mutant(
         "topics with other records are not written to",

@@ -15,7 +15,7 @@ SCHEMA, TRIGGERS = "bottledwater", ("bottledwater_ddl", "bottledwater_ddl_droppe
 #: what a statement drops is only known to a trigger of the event sql_drop, which comes before ddl_command_end: it is
 #: passed on in a setting of the transaction (https://www.postgresql.org/docs/current/event-trigger-matrix.html)
 _DROPPED = """
-CREATE OR REPLACE FUNCTION bottledwater.note_dropped() RETURNS event_trigger
+CREATE FUNCTION bottledwater.note_dropped() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
     PERFORM set_config('bottledwater.dropped', (
@@ -27,18 +27,20 @@ EXCEPTION WHEN OTHERS THEN
     RAISE LOG 'bottledwater could not note what % drops: %', TG_TAG, SQLERRM;
 END $body$
 """
-#: statements are cut, those that may have passwords are left out, and so are objects of single sessions. The columns of
-#: a table are those of its Relation message (logicalrep_write_attrs, src/backend/replication/logical/proto.c)
+#: statements are cut, those that may have passwords are left out (also where they are sent with others, in one text),
+#: and so are objects of single sessions. The columns of a table are those of its Relation message
+#: (logicalrep_write_attrs, src/backend/replication/logical/proto.c)
 #: A second message, which nobody publishes, comes behind the first: PostgreSQL orders what a transaction and its
 #: subtransactions (such as the block with EXCEPTION) have written by LSNs, and that of a message is its end, which the
-#: next change would begin at
+#: next change would begin at. What fails in DECLARE, EXCEPTION does not catch
 _NOTED = """
-CREATE OR REPLACE FUNCTION bottledwater.note_ddl() RETURNS event_trigger
+CREATE FUNCTION bottledwater.note_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
-    dropped jsonb := coalesce(nullif(current_setting('bottledwater.dropped', true), ''), '[]')::jsonb;
+    dropped jsonb;
     objects jsonb;
 BEGIN
+    dropped := coalesce(nullif(current_setting('bottledwater.dropped', true), ''), '[]')::jsonb;
     PERFORM set_config('bottledwater.dropped', '', true);
     SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
         'type', d.object_type, 'schema', d.schema_name, 'name', c.relname, 'identity', d.object_identity,
@@ -62,6 +64,8 @@ BEGIN
         PERFORM pg_logical_emit_message(true, 'bottledwater.ddl', jsonb_build_object(
             'tag', TG_TAG,
             'statement', CASE WHEN TG_TAG !~ '(SUBSCRIPTION|USER MAPPING|SERVER|FOREIGN DATA WRAPPER)'
+                AND current_query() !~*
+                    '(CREATE|ALTER)[[:space:]]+(ROLE|USER|GROUP|SERVER|SUBSCRIPTION|FOREIGN[[:space:]]+DATA)[[:>:]]'
                 THEN left(current_query(), 65536) END,
             'objects', objects, 'dropped', dropped)::text);
         PERFORM pg_logical_emit_message(false, 'bottledwater', '');
@@ -83,8 +87,10 @@ def install(connection: Connection) -> None:
 
     :raises Refused: the role may not.
     """
-    # the triggers first, so that none of what follows is an event
-    _run(connection, *_NO_TRIGGERS, f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}", _DROPPED, _NOTED, *_TRIGGERS)
+    # the triggers first, so that none of what follows is an event; the functions are not replaced, which would leave
+    # them to whoever has made them before, with the rights to write what a superuser's statements run
+    schema = f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"
+    _run(connection, *_NO_TRIGGERS, *_NO_FUNCTIONS, schema, _DROPPED, _NOTED, *_TRIGGERS)
 
 
 def remove(connection: Connection) -> None:

@@ -48,9 +48,10 @@ def test_each_statement_is_told_at_its_place(make_flow: MakeFlow) -> None:
     )  # fmt: skip
     flow.execute("BEGIN; ALTER TABLE a ADD d int; ROLLBACK", "CREATE TEMP TABLE temporary (id int)")
     flow.execute("CREATE FOREIGN DATA WRAPPER w; CREATE SERVER f FOREIGN DATA WRAPPER w OPTIONS (password 'secret')")
+    flow.execute("CREATE TABLE u (user_name text); create  role r PASSWORD 'secret'; DROP ROLE r; DROP TABLE u")
     flow.execute("SELECT pg_logical_emit_message(true, 'bottledwater', '1')", "ALTER TABLE a RENAME c TO e")
     flow.stream()
-    altered, *of_schema, gone, wrapper, server, renamed = flow.read("ddl")
+    altered, *of_schema, gone, wrapper, server, made, unmade, renamed = flow.read("ddl")
     assert (altered.value["tag"], altered.value["statement"]) == ("ALTER TABLE", "ALTER TABLE a ADD c int, DROP b")
     assert altered.value["objects"] == [{"type": "table", "schema": "public", "name": "a", "identity": "public.a"}]
     column = {"type": "table column", "schema": "public", "name": None, "identity": "public.a.b"}
@@ -60,7 +61,7 @@ def test_each_statement_is_told_at_its_place(make_flow: MakeFlow) -> None:
     assert before.pos[:16] == altered.pos[:16] and altered.op == "m"
     assert {each["identity"] for one in of_schema for each in one.value["objects"]} == {"s", "s.t", "s.v"}
     assert {each["identity"] for each in gone.value["dropped"]} >= {"s", "s.t", "s.v"} and not gone.value["objects"]
-    assert [each.value["statement"] for each in (wrapper, server)] == [None, None]
+    assert [each.value["statement"] for each in (wrapper, server, made, unmade)] == [None] * 4
     assert renamed.value["statement"] == "ALTER TABLE a RENAME c TO e" and not renamed.value["dropped"]
     assert "secret" not in str(_statements(flow)) and not flow.read("others")
 
@@ -103,9 +104,26 @@ def test_a_trigger_that_fails_lets_the_statement_pass(make_flow: MakeFlow) -> No
     flow.stream()
     assert not flow.read("ddl") and len(flow.read("a")) == 1
     _install(flow)
+    # any session may set what only the triggers are to set
+    flow.execute("SET bottledwater.dropped = 'no JSON'; CREATE TABLE b (id int)")
     flow.execute("ALTER TABLE a ADD c int")
     flow.stream()
     assert [each["tag"] for each in _statements(flow)] == ["ALTER TABLE"]
+
+
+def test_a_function_of_another_role_is_not_kept(make_flow: MakeFlow) -> None:
+    """Its owner could write anew what a superuser's statements run."""
+    flow = make_flow()
+    flow.execute(
+        "CREATE ROLE other NOLOGIN", "CREATE SCHEMA bottledwater AUTHORIZATION other",
+        "SET ROLE other; CREATE FUNCTION bottledwater.note_ddl() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'",
+    )  # fmt: skip
+    _install(flow)
+    owners = flow.execute("SELECT DISTINCT proowner::regrole::text FROM pg_proc WHERE proname ~ '^note_d'")
+    with connect.session(flow.dsn) as connection:
+        ddl.remove(connection)
+    flow.execute("DROP OWNED BY other", "DROP ROLE other")
+    assert owners == [("postgres",)]
 
 
 def test_only_what_was_installed_is_removed(make_flow: MakeFlow) -> None:

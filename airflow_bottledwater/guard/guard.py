@@ -114,6 +114,9 @@ class SourceGuard:
         limit = self._pipeline.drop_slot_wal_bytes
         if limit and (pressure.kept or 0) >= _NEAR * limit and self._cost is None:
             self._cost = drop_cost(connection, self._pipeline.slot, self._tables)
+        if self._cost is not None:
+            # the tables are measured once, and the WAL grows
+            self._cost = replace(self._cost, unread=pressure.unread or 0, kept=pressure.kept or 0)
         return pressure, behind, self._cost
 
     # ------------------------------------------------------------------ what is done

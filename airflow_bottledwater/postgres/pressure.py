@@ -6,15 +6,22 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import psycopg
+
 from airflow_bottledwater.model.amounts import size
 from airflow_bottledwater.postgres.connect import Connection
+
+#: milliseconds to wait for the lock that PostgreSQL takes to measure a table: one that is being rewritten is locked for
+#: long, and just then the WAL grows
+_LOCKED_MS = 500
 
 _QUERY = """
 SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint,
        pg_wal_lsn_diff(pg_current_wal_lsn(), s.confirmed_flush_lsn)::bigint,
        (SELECT nullif(setting::bigint, -1) << 20 FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
        (SELECT max(age(backend_xmin)) FROM pg_stat_activity WHERE pid = ANY (%(sessions)s)),
-       (SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted AND pg_blocking_pids(pid) && %(sessions)s::int[])
+       (SELECT count(DISTINCT pid) FROM pg_locks WHERE cardinality(%(sessions)s::int[]) > 0 AND NOT granted
+            AND pg_blocking_pids(pid) && %(sessions)s::int[])
 FROM (VALUES (1)) one LEFT JOIN pg_replication_slots s ON s.slot_name = %(slot)s
 """
 
@@ -30,9 +37,10 @@ _COST = """
 SELECT coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.confirmed_flush_lsn), 0)::bigint,
        coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint,
        (SELECT count(*) FROM pg_class WHERE oid = ANY (%(tables)s::oid[])),
-       (SELECT coalesce(sum(pg_table_size(p.oid)), 0) FROM unnest(%(tables)s::oid[]) t (oid), LATERAL (
-            SELECT c.oid FROM pg_class c WHERE c.oid = t.oid AND c.relkind <> 'p'
-            UNION SELECT relid FROM pg_partition_tree(t.oid::regclass) WHERE isleaf) p)::bigint
+       CASE WHEN %(sized)s THEN (
+            SELECT coalesce(sum(pg_table_size(p.oid)), 0) FROM unnest(%(tables)s::oid[]) t (oid), LATERAL (
+                SELECT c.oid FROM pg_class c WHERE c.oid = t.oid AND c.relkind <> 'p'
+                UNION SELECT relid FROM pg_partition_tree(t.oid::regclass) WHERE isleaf) p) END::bigint
 FROM (VALUES (1)) one LEFT JOIN pg_replication_slots s ON s.slot_name = %(slot)s
 """
 
@@ -82,19 +90,29 @@ class DropCost:
 
     :param unread: bytes of WAL with changes that were not confirmed.
     :param kept: bytes of WAL that the server may remove then.
-    :param tables: how many tables have to be read again; ``table_bytes`` is their size, with TOAST and without indexes.
+    :param tables: how many tables have to be read again.
+    :param table_bytes: their size, with TOAST and without indexes; None if one of them is locked.
     """
 
     unread: int
     kept: int
     tables: int
-    table_bytes: int
+    table_bytes: int | None
+
+    @property
+    def counted(self) -> str:
+        """The number of the tables, as text."""
+        return f"{self.tables:,} {'table' if self.tables == 1 else 'tables'}"
+
+    @property
+    def sized(self) -> str:
+        """The size of the tables, as text."""
+        return "one is locked, so their size is not known" if self.table_bytes is None else size(self.table_bytes)
 
     def __str__(self) -> str:
         return (
             f"The changes in {size(self.unread)} of WAL that are not published are never sent, and a new snapshot "
-            f"reads {self.tables:,} {'table' if self.tables == 1 else 'tables'} ({size(self.table_bytes)}) again; "
-            f"PostgreSQL may remove {size(self.kept)} of WAL."
+            f"reads {self.counted} ({self.sized}) again; PostgreSQL may remove {size(self.kept)} of WAL."
         )
 
 
@@ -104,6 +122,12 @@ def drop_cost(connection: Connection, slot: str, tables: Collection[int]) -> Dro
     :param slot: the name of the slot.
     :param tables: the oids of the pipeline's tables.
     """
-    row = connection.execute(_COST, {"slot": slot, "tables": list(tables)}).fetchone()
+    asked = {"slot": slot, "tables": list(tables)}
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = {_LOCKED_MS}")
+            row = connection.execute(_COST, {**asked, "sized": True}).fetchone()
+    except psycopg.errors.LockNotAvailable:
+        row = connection.execute(_COST, {**asked, "sized": False}).fetchone()
     assert row is not None
     return DropCost(*row)

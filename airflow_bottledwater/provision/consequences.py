@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_bottledwater.jobs.status import read_status
-from airflow_bottledwater.model.amounts import size
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
@@ -63,9 +62,8 @@ def of_action(pipeline: Settings, action: str, tables: Sequence[str], *, sweep: 
         found = drop_cost(connection, pipeline.slot, oids)
     names = ", ".join(sorted(known.tables[oid].table.qualified for oid in oids)[:10])
     return (
-        f"{_SWEPT[action]}: {found.tables:,} {'table' if found.tables == 1 else 'tables'} ({size(found.table_bytes)}: "
-        f"{names}{', …' if len(oids) > 10 else ''}). Then each key that a topic has and its table has not "
-        "gets a tombstone: how many that are, only the sweep itself finds out."
+        f"{_SWEPT[action]}: {found.counted} ({found.sized}: {names}{', …' if len(oids) > 10 else ''}). Then each key "
+        "that a topic has and its table has not gets a tombstone: how many that are, only the sweep itself finds out."
     )
 
 

@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from airflow_bottledwater.guard import guard, standbys
 from airflow_bottledwater.jobs import snapshots, status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer, programs
+from airflow_bottledwater.metrics.source import SourceLook
 from airflow_bottledwater.postgres import watch
+from airflow_bottledwater.postgres.pressure import drop_cost
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.task import SnapshotChunk, SnapshotResult
 from airflow_bottledwater.state.control_records import StatusRecord
@@ -294,6 +296,19 @@ def test_the_slot_is_dropped_only_where_a_setting_says_so_and_what_it_costs_is_s
     assert ("wal", "dropped") in steps(flow) and job(flow).permanent and "never sent" in job(flow).error
     with pytest.raises(BottledWaterError, match=flow.pipeline.slot):
         flow.stream()
+
+
+def test_a_locked_table_hides_nothing_from_the_guard(make_flow: MakeFlow) -> None:
+    """PostgreSQL measures a table under a lock, which it does not get while the table is rewritten."""
+    flow = make_flow()
+    ((oid,),) = flow.execute("SELECT 'a'::regclass::oid::bigint")
+    with closing(SourceLook(flow.dsn, flow.pipeline.slot)) as source, psycopg.connect(flow.dsn) as other:
+        other.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
+        found = source.ask(lambda connection: drop_cost(connection, flow.pipeline.slot, [oid]))
+        assert found is not None and "reads 1 table (one is locked, so their size is not known)" in str(found)
+        other.rollback()
+        found = source.ask(lambda connection: drop_cost(connection, flow.pipeline.slot, [oid]))
+        assert found is not None and found.table_bytes
 
 
 # ---------------------------------------------------------------------- standbys

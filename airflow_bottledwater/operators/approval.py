@@ -92,6 +92,7 @@ class DropReplicationSlotApprovalOperator(AskingOperator, DropReplicationSlotOpe
         """What is lost with the slot; empty if it is kept."""
         from airflow_bottledwater.provision import consequences
 
+        self._check_when()
         return consequences.of_drop(self.pipeline_hook.pipeline(), self.when)
 
 

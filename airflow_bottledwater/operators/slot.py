@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_bottledwater.errors import Outage, PreflightError, StopRequested
+from airflow_bottledwater.errors import Outage, PreflightError, SettingError, StopRequested
 from airflow_bottledwater.hooks import spark_target, tasks
 from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.operators.base import (
@@ -88,17 +88,19 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
 
     def carry_out(self, context: Context) -> str:
         """See :meth:`execute`."""
-        from airflow_bottledwater.errors import SettingError
         from airflow_bottledwater.provision.drop import drop
 
         with failing():
-            if self.when not in ("retired", "always", "never"):
-                raise SettingError("when", self.when, "retired, always or never")
+            self._check_when()
             pipeline = self.pipeline_hook.pipeline()
             self._stop_jobs(context, pipeline)
             done = drop(pipeline, when=self.when)
         self.log.info("%s", done)
         return done
+
+    def _check_when(self) -> None:
+        if self.when not in ("retired", "always", "never"):
+            raise SettingError("when", self.when, "retired, always or never")
 
     def _stop_jobs(self, context: Context, pipeline: Settings) -> None:
         """Stop the jobs of this run whose tasks have ended; not others, such as a verification beside the stream."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from airflow.providers.standard.exceptions import HITLRejectException
 from airflow.providers.standard.operators import hitl
-from airflow.sdk.exceptions import AirflowSkipException, TaskAwaitingInput
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
 from airflow_bottledwater import Pipeline
 from airflow_bottledwater.operators.approval import (
@@ -88,6 +88,13 @@ def test_the_forms_of_the_ready_dags_have_it() -> None:
             and "approve" in dag.get_task(task_id).template_fields
         )
         assert dag.params.get_param("approve").value is False
+
+
+def test_nobody_is_asked_about_what_cannot_be_done(asked: list[dict[str, Any]]) -> None:
+    drop = DropReplicationSlotApprovalOperator(task_id="drop", pipeline=Pipeline("shop"), when="at once")
+    with pytest.raises(AirflowFailException, match="retired, always or never"):
+        drop.execute(CONTEXT)
+    assert not asked
 
 
 def test_a_rejection_may_fail_the_task() -> None:

@@ -57,7 +57,8 @@ def topic_of(route: str, text: bytes) -> str:
     if not text:
         raise ValueError("is empty")
     if not NAME.fullmatch(text):
-        raise ValueError(f"has the value {text[:100].decode(errors='replace')!r}, with other characters than a topic's")
+        wrong = NAME.sub(b"", text).decode(errors="replace")[0]
+        raise ValueError(f"has a value with {wrong!r}, which no topic's name may have")
     return _COLUMN.sub(lambda _: text.decode(), route)
 
 

@@ -182,7 +182,7 @@ def test_a_row_that_cannot_be_a_record_is_a_dead_letter_and_can_be_published_lat
     assert [each.payload for each in events(flow, "order")] == ["first", 6]
     assert [each.payload for each in events(flow, "..")] == [5]
     reasons = [letter.value["error"] for letter in flow.dead_letters()]
-    assert ["max.message.bytes" in reasons[0], "has the value 'a/b'" in reasons[1], "is empty" in reasons[2],
+    assert ["max.message.bytes" in reasons[0], "has a value with '/'" in reasons[1], "is empty" in reasons[2],
             "was updated" in reasons[3]] == [True] * 4  # fmt: skip
     assert status.report(flow.pipeline).open_letters == {"public.outbox": {"stream": 4}}
     result = redrive(flow.pipeline)

@@ -152,8 +152,8 @@ _GOOD = (b"a", struct.pack(">q", 1), struct.pack(">h", 1), bytes(16), b"\1{}", b
     [
         ({0: None}, "column 'kind', which chooses the topic, is empty"),
         ({0: b""}, "is empty"),
-        ({0: b"a/b"}, "has the value 'a/b'"),
-        ({0: b"\xff"}, "other characters than a topic's"),
+        ({0: b"a/b"}, "has a value with '/'"),
+        ({0: b"\xff"}, "which no topic's name may have"),
         ({0: b"x" * 250}, "more than 249 characters"),
         ({0: b"others"}, "it belongs to others"),
         ({3: bytes(3)}, "layout of its type"),

@@ -43,7 +43,14 @@ def is_told() -> bool:
     """Whether there is OpenLineage's client, and somewhere to send events to."""
     disabled = os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true"
     configured = any(name.startswith(_CONFIGURED) for name in os.environ)
-    return configured and not disabled and importlib.util.find_spec("openlineage") is not None
+    return configured and not disabled and _has_client()
+
+
+def _has_client() -> bool:
+    # other packages, such as its SQL parser, are below the same name
+    return importlib.util.find_spec("openlineage") is not None and (
+        importlib.util.find_spec("openlineage.client") is not None
+    )
 
 
 def telling(pipeline: Settings, kind: str, rows: Callable[[], Mapping[str, int]]) -> AbstractContextManager[Tell]:
@@ -77,7 +84,8 @@ class _JobRun:
         return self._told
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
-        self._error = "" if error is None or isinstance(error, StopRequested) else str(error)
+        ended = error is None or isinstance(error, StopRequested)
+        self._error = "" if ended else str(error) or type(error).__name__
         self._last = "FAIL" if self._error else "COMPLETE"
         self._due.set()
         self._thread.join(_ENDS_WITHIN)

@@ -15,16 +15,15 @@ from airflow_bottledwater.encoding import hashes
 from airflow_bottledwater.encoding.envelope import Around, Envelope, around_rows
 from airflow_bottledwater.encoding.program import Target, compile_programs
 from airflow_bottledwater.local.stack import DataStack
-from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED, Completed
-from airflow_bottledwater.stream.assembler import TransactionAssembler
 from tests.benchmarks.common import emit, scaled
 from tests.support import wire as w
+from tests.support.batches import batch_of
 
 _CHANGES, _REPEAT = 200_000, 5
 _INT8 = 20
@@ -47,14 +46,7 @@ def _seconds(block: MessageBlock, table: SourceTable, around: Around | None = No
     programs = compile_programs([(table, Target(0, 1, 1, 2, around))], FORMATS["avro"], copied=False)
     for _ in range(_REPEAT):
         began = time.process_time()
-        assembler = TransactionAssembler(
-            Position(0), {}, lambda *_: version, batch_bytes=1 << 30, largest_transaction=1 << 30
-        )
-        assembler.add(block)
-        assembler.cut()
-        batch = assembler.flush(empty=True)
-        assert batch is not None
-        encoded = encode_changes(Completed(batch, NOTHING_CONVERTED), programs)
+        encoded = encode_changes(Completed(batch_of(block, version), NOTHING_CONVERTED), programs)
         found.append(time.process_time() - began)
         assert len(encoded.records) == len(block.offsets) - 4 and not encoded.rejections
     return float(np.min(found))

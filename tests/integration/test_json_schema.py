@@ -54,6 +54,31 @@ def read(flow: Flow, table: str) -> dict[str, tuple[dict[str, Any], dict[str, An
     return found
 
 
+def of_every_type(
+    make_flow: MakeFlow, registry: SchemaRegistry, prepared: Connection, kinds: list[str], forms: dict[str, str]
+) -> Flow:
+    """A pipeline that has published a table of these types, by a snapshot and a stream."""
+    columns = ", ".join(f'"c {i} ""\u00e4" {kind}' for i, kind in enumerate(kinds))
+    prepared.execute(f"CREATE TABLE public.every (id bigint PRIMARY KEY, {columns})")
+    prepared.execute("COMMENT ON TABLE public.every IS 'of \"every\" type'")
+    flow = make_flow(registry, tables=("public.every",), **forms)
+    placeholders = ", ".join(f"%s::text::{kind}" for kind in kinds)
+
+    def insert(number: int) -> None:
+        values = [VALUES[kind][number % len(VALUES[kind])] for kind in kinds]
+        prepared.execute(f"INSERT INTO public.every VALUES (%s, {placeholders})", [number, *values])
+
+    for number in range(7):
+        insert(number)
+    flow.create()
+    flow.snapshot()
+    for number in range(7, max(len(v) for v in VALUES.values())):
+        insert(number)
+    prepared.execute("INSERT INTO public.every VALUES (-1)")
+    flow.stream()
+    return flow
+
+
 def verified(flow: Flow) -> bool:
     with running(flow):
         return verify(flow).equal
@@ -77,24 +102,7 @@ def test_confluents_deserializer_reads_every_type(
     make_flow: MakeFlow, registry: SchemaRegistry, prepared: Connection, forms: dict[str, str], long_numbers: None
 ) -> None:
     kinds = [kind for kind in VALUES if supported(prepared, kind)]
-    columns = ", ".join(f'"c {i} ""\u00e4" {kind}' for i, kind in enumerate(kinds))
-    prepared.execute(f"CREATE TABLE public.every (id bigint PRIMARY KEY, {columns})")
-    prepared.execute("COMMENT ON TABLE public.every IS 'of \"every\" type'")
-    flow = make_flow(registry, tables=("public.every",), **forms)
-    placeholders = ", ".join(f"%s::text::{kind}" for kind in kinds)
-
-    def insert(number: int) -> None:
-        values = [VALUES[kind][number % len(VALUES[kind])] for kind in kinds]
-        prepared.execute(f"INSERT INTO public.every VALUES (%s, {placeholders})", [number, *values])
-
-    for number in range(7):
-        insert(number)
-    flow.create()
-    flow.snapshot()
-    for number in range(7, max(len(v) for v in VALUES.values())):
-        insert(number)
-    prepared.execute("INSERT INTO public.every VALUES (-1)")
-    flow.stream()
+    flow = of_every_type(make_flow, registry, prepared, kinds, forms)
     table, found = load(prepared, "public.every", flow.pipeline.forms), read(flow, "every")
     expected = [reference.json_row(table, row) for row in texts(prepared, table)]
     assert len(found) == len(expected)

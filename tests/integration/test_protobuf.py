@@ -15,7 +15,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision import preflight, redrive
-from tests.integration.test_json_schema import table, verified
+from tests.integration.test_json_schema import of_every_type, table, verified
 from tests.integration.test_registry import ids, level
 from tests.integration.test_types_against_postgres import VALUES, load, prepared, supported
 from tests.support import reference
@@ -59,23 +59,7 @@ def test_confluents_deserializer_reads_every_type(
     kinds = [kind for kind in VALUES if supported(prepared, kind)]
     # what is no double under numeric = double is an error
     kinds = [kind for kind in kinds if not forms or "numeric" not in kind]
-    columns = ", ".join(f'"c {i} ""\u00e4" {kind}' for i, kind in enumerate(kinds))
-    prepared.execute(f"CREATE TABLE public.every (id bigint PRIMARY KEY, {columns})")
-    flow = make_flow(registry, tables=("public.every",), **forms)
-    placeholders = ", ".join(f"%s::text::{kind}" for kind in kinds)
-
-    def insert(number: int) -> None:
-        values = [VALUES[kind][number % len(VALUES[kind])] for kind in kinds]
-        prepared.execute(f"INSERT INTO public.every VALUES (%s, {placeholders})", [number, *values])
-
-    for number in range(7):
-        insert(number)
-    flow.create()
-    flow.snapshot()
-    for number in range(7, max(len(v) for v in VALUES.values())):
-        insert(number)
-    prepared.execute("INSERT INTO public.every VALUES (-1)")
-    flow.stream()
+    flow = of_every_type(make_flow, registry, prepared, kinds, forms)
     table, found = load(prepared, "public.every", flow.pipeline.forms), read(flow, "every")
     (text,) = schemas(flow, f"{flow.topic('every')}-value")
     kind, expected = message_class(text), texts(prepared, table)

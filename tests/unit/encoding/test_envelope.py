@@ -15,14 +15,13 @@ from airflow_bottledwater import __version__
 from airflow_bottledwater.encoding import avro, kernels, layout, names, wire
 from airflow_bottledwater.encoding.envelope import Envelope, around_rows, connect_key, connect_schema, envelope_schema
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
-from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.publish.encode import BlockEncoder, encode_changes
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED, Completed
-from airflow_bottledwater.stream.assembler import TransactionAssembler
 from tests.support import wire as w
+from tests.support.batches import batch_of
 
 _INT8, _TIMESTAMPTZ, _UUID = 20, 1184, 2950
 _TOPIC = "shop.public.orders"
@@ -58,15 +57,7 @@ def _encoded(table: SourceTable, programs: Programs, *messages: bytes) -> list[A
     micros = _AT - 946_684_800_000_000
     rows = [w.xlog(message) for message in messages]
     block = w.block([w.xlog(w.begin(0x16B3748, 745, micros)), w.xlog(relation), *rows, w.xlog(w.commit(9, 10))])
-    version = Version(table, _TOPIC)
-    assembler = TransactionAssembler(
-        Position(0), {}, lambda *_: version, batch_bytes=1 << 30, largest_transaction=1 << 30
-    )
-    assembler.add(block)
-    assembler.cut()
-    batch = assembler.flush(empty=True)
-    assert batch is not None
-    found = encode_changes(Completed(batch, NOTHING_CONVERTED), programs)
+    found = encode_changes(Completed(batch_of(block, Version(table, _TOPIC)), NOTHING_CONVERTED), programs)
     assert not found.rejections
     return [_record(row, found.records.data) for row in found.records.table]
 

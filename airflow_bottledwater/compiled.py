@@ -36,6 +36,7 @@ def _fingerprint() -> str:
         "kafka/hashes",
         "kafka/librdkafka",
         "verify/fields",
+        "verify/skip",
     )
     digest = hashlib.sha256(str(package).encode())
     for source in (*(package / f"{name}.py" for name in shared), *sorted((package / "encoding/kernels").glob("*.py"))):

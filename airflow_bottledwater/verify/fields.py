@@ -18,13 +18,18 @@ from airflow_bottledwater.kafka.hashes import siphash, siphash_number
 
 #: the kinds of columns
 INT, BOOL, TEXT, DECIMAL, DATE, TIME, STAMP, FLOAT, SINGLE, BYTES = range(1, 11)
+#: a column without a compiled form: where its values are is noted, and Python looks at them
+OTHER = 11
 
 #: a field of a record: the column (-1: the table has it no more), its kind, whether it is a union with null, the scale
 #: of a decimal; of an array, the number of its dimensions and what stands between its elements in PostgreSQL's text:
-#: the kind is then that of the elements; whether Avro has a date or time as text
+#: the kind is then that of the elements; whether Avro has a date or time as text; of another column, the node of its
+#: Avro type (:mod:`.skip`)
 FIELD = np.dtype(
-    [(name, np.int64) for name in ("column", "kind", "nullable", "scale", "dimensions", "delimiter", "text")]
+    [(name, np.int64) for name in ("column", "kind", "nullable", "scale", "dimensions", "delimiter", "text", "node")]
 )
+#: where a value of another column is: its row or record, its column, its address and its size
+PLACE = np.dtype([(name, np.int64) for name in ("row", "column", "address", "size")])
 #: dimensions that an array can have (MAXDIM, src/include/utils/array.h)
 MOST_DIMENSIONS = 6
 #: what an array is made of, besides its elements
@@ -350,14 +355,38 @@ def _hash_value(text, start, end, field, seed, scratch, spare):
 
 
 # ---------------------------------------------------------------------- rows
+@callee
+def note(places, count, row, column, address, size):
+    """Note where a value of another column is; returns how many are noted then."""
+    place = places[count]
+    place.row = row
+    place.column = column
+    place.address = address
+    place.size = size
+    return count + 1
+
+
+@compiled
+def finish(keys, rows, seed):
+    """Make hashes of the sums of columns.
+
+    :param keys: hashes of keys; ``rows`` are the sums.
+    """
+    for i in range(rows.size):
+        rows[i] = row_hash(rows[i], keys[i], seed)
+
+
 @compiled
 def hash_rows(data, offsets, fields, keys, seed, scratch, texts, out):
-    """Hashes of rows in COPY's text format.
+    """Hashes of the keys of rows in COPY's text format, and the sums of their columns' hashes; returns how many values
+    of other columns are noted.
 
     :param fields: of all columns; ``keys`` says which belong to the key.
     :param texts: room for a row's largest value, twice.
+    :param out: receives the hashes, the sums, and where values of other columns are.
     """
-    key_hashes, row_hashes = out
+    key_hashes, row_hashes, places = out
+    noted = 0
     for row in range(offsets.size - 1):
         at, stop = offsets[row], offsets[row + 1]
         key_sum = row_sum = np.uint64(0)
@@ -367,7 +396,11 @@ def hash_rows(data, offsets, fields, keys, seed, scratch, texts, out):
             while data[end] != _TAB and data[end] != _NEWLINE:
                 escaped = escaped or data[end] == _BACKSLASH
                 end += 1
-            if not (end - at == 2 and data[at] == _BACKSLASH and data[at + 1] == ord("N")):
+            there = not (end - at == 2 and data[at] == _BACKSLASH and data[at + 1] == ord("N"))
+            if there and fields[column].kind == OTHER:
+                if fields[column].column >= 0:
+                    noted = note(places, noted, row, column, data.ctypes.data + at, end - at)
+            elif there:
                 if escaped:
                     size = unescape(data, at, end, texts[0])
                     good, found = _hash_value(texts[0], 0, size, fields[column], seed, scratch, texts[1])
@@ -380,4 +413,5 @@ def hash_rows(data, offsets, fields, keys, seed, scratch, texts, out):
             column += 1
             at = end + 1
         key_hashes[row] = key_hash(key_sum, seed)
-        row_hashes[row] = row_hash(row_sum, key_hashes[row], seed)
+        row_hashes[row] = row_sum
+    return noted

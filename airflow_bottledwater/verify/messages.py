@@ -16,8 +16,9 @@ from airflow_bottledwater.verify.fields import (
     fold,
     hash_text,
     key_hash,
-    row_hash,
+    note,
 )
+from airflow_bottledwater.verify.skip import long, skipped
 
 _BACKSLASH, _QUOTE = ord("\\"), ord('"')
 #: what may be around a key or row: a schema of Kafka Connect (in JSON), and an envelope
@@ -47,19 +48,6 @@ def schema_ids(messages, of_keys, head, out):
 
 
 @callee
-def _long(data, at, end):
-    """(value, next) of a zigzag number; next is -1 if the bytes end."""
-    value, shift = np.uint64(0), np.uint64(0)
-    while at < end and shift < np.uint64(70):
-        value |= np.uint64(data[at] & 127) << shift
-        at += 1
-        if data[at - 1] < 128:
-            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), at
-        shift += np.uint64(7)
-    return np.int64(0), np.int64(-1)
-
-
-@callee
 def _little(data, at, size):
     value = np.uint64(0)
     for i in range(size):
@@ -81,14 +69,14 @@ def _avro_field(data, at, end, field, seed, scratch):
     """(hash, next) of a field that is not null; next is -1 if the bytes do not fit."""
     kind, column = field.kind, field.column
     if kind == f.TEXT or kind == f.BYTES or kind == f.DECIMAL:
-        size, at = _long(data, at, end)
+        size, at = long(data, at, end)
         if at < 0 or size < 0 or at + size > end:
             return np.uint64(0), np.int64(-1)
         if kind == f.DECIMAL and size <= 8:
             return _hash_number(_signed(data, at, size), column, seed), at + size
         return _hash(data, at, size, column, seed), at + size
     if field.text:
-        size, at = _long(data, at, end)
+        size, at = long(data, at, end)
         if at < 0 or size < 0 or at + size > end:
             return np.uint64(0), np.int64(-1)
         good, found = hash_text(data, at, at + size, field, seed, scratch[:3], data)
@@ -105,7 +93,7 @@ def _avro_field(data, at, end, field, seed, scratch):
             scratch[4][0] = np.int32(np.uint32(value))
             value = _float_bits(np.float64(scratch[3][0]), scratch[1], scratch[2])
         return _hash_number(value, column, seed), at + size
-    value, at = _long(data, at, end)
+    value, at = long(data, at, end)
     return _hash_number(value, column, seed), at
 
 
@@ -118,10 +106,10 @@ def _avro_array(data, at, end, field, seed, scratch):
     left[0] = 0
     while level >= 0:
         if left[level] == 0:
-            count, at = _long(data, at, end)
+            count, at = long(data, at, end)
             if at >= 0 and count < 0:
                 count = -count
-                _, at = _long(data, at, end)
+                _, at = long(data, at, end)
             if at < 0 or count < 0:
                 return state, np.int64(-1)
             if count == 0:
@@ -135,7 +123,7 @@ def _avro_array(data, at, end, field, seed, scratch):
             left[level] = 0
             state = fold(state, OPEN, column, seed)
             continue
-        branch, at = _long(data, at, end)
+        branch, at = long(data, at, end)
         if at < 0 or branch < 0 or branch > 1:
             return state, np.int64(-1)
         found = NULL
@@ -148,16 +136,30 @@ def _avro_array(data, at, end, field, seed, scratch):
 
 
 @callee
-def _avro_row(data, at, size, schema, fields, seed, scratch):
-    """(sum of the columns' hashes, next); next is -1 if the bytes do not fit the schema."""
+def _avro_row(data, at, size, schema, plan, seed, scratch, others):
+    """(sum of the columns' hashes, next, values of other columns that are noted); next is -1 if the bytes do not fit
+    the schema.
+
+    :param others: see :func:`_sum`.
+    """
+    fields = plan[1]
+    places, noted, row, address = others
     total = np.uint64(0)
     if schema.count < 0:
-        return total, np.int64(-1)
+        return total, np.int64(-1), noted
     for n in range(schema.start, schema.start + schema.count):
+        if fields[n].kind == f.OTHER:
+            start = at
+            at = skipped(plan[7], plan[8], fields[n].node, data, at, size)
+            if at < 0:
+                return total, np.int64(-1), noted
+            if fields[n].column >= 0:
+                noted = note(places, noted, row, fields[n].column, address + start, at - start)
+            continue
         if fields[n].nullable:
-            branch, at = _long(data, at, size)
+            branch, at = long(data, at, size)
             if at < 0 or branch < 0 or branch > 1:
-                return total, np.int64(-1)
+                return total, np.int64(-1), noted
             if branch == 0:
                 continue
         if fields[n].dimensions > 0:
@@ -165,28 +167,28 @@ def _avro_row(data, at, size, schema, fields, seed, scratch):
         else:
             found, at = _avro_field(data, at, size, fields[n], seed, scratch)
         if at < 0:
-            return total, np.int64(-1)
+            return total, np.int64(-1), noted
         total += found if fields[n].column >= 0 else np.uint64(0)
-    return total, at
+    return total, at, noted
 
 
 @callee
-def _avro_after(data, at, size, schema, fields, seed, scratch):
+def _avro_after(data, at, size, schema, plan, seed, scratch, others):
     """The same of the new row of an envelope, which is behind the old one; what follows is not looked at."""
-    branch, at = _long(data, at, size)
+    branch, at = long(data, at, size)
     if at >= 0 and branch == 1:
-        _, at = _avro_row(data, at, size, schema, fields, seed, scratch)
+        _, at, _ = _avro_row(data, at, size, schema, plan, seed, scratch, others)
     if at < 0:
-        return np.uint64(0), np.int64(-1)
-    branch, at = _long(data, at, size)
+        return np.uint64(0), np.int64(-1), others[1]
+    branch, at = long(data, at, size)
     if at < 0 or branch != 1:
-        return np.uint64(0), np.int64(-1)
-    return _avro_row(data, at, size, schema, fields, seed, scratch)
+        return np.uint64(0), np.int64(-1), others[1]
+    return _avro_row(data, at, size, schema, plan, seed, scratch, others)
 
 
 # ---------------------------------------------------------------------- JSON
 @callee
-def _skipped(data, at, end):
+def _json_end(data, at, end):
     """Behind a value, or a member with its name, of which nothing but its end is looked for; -1 if there is none."""
     depth = 0
     while at < end:
@@ -222,7 +224,7 @@ def _member(data, at, end, name):
             same &= data[at + k] == name[k]
         if same:
             return np.int64(at + name.size)
-        at = _skipped(data, at, end)
+        at = _json_end(data, at, end)
     return np.int64(-1)
 
 
@@ -234,7 +236,7 @@ def _inside(data, size, around):
         at = _member(data, at, size, _PAYLOAD)
     if at >= 0 and around & AFTER:
         at = _member(data, at, size, _AFTER)
-    end = _skipped(data, at, size) if at >= 0 else np.int64(-1)
+    end = _json_end(data, at, size) if at >= 0 else np.int64(-1)
     return (at, end) if end >= 0 else (np.int64(-1), np.int64(-1))
 
 
@@ -406,13 +408,18 @@ def _json_array(data, at, size, field, seed, scratch, text):
 
 
 @callee
-def _json(data, size, plan, seed, scratch, text):
-    """(sum of the columns' hashes, whether it is an object of these members in their order, some of which may lack)."""
+def _json(data, size, plan, seed, scratch, text, others):
+    """(sum of the columns' hashes, whether it is an object of these members in their order, some of which may lack,
+    values of other columns that are noted).
+
+    :param others: see :func:`_sum`.
+    """
+    places, noted, row, address = others
     fields, names, name_ends, framed = plan[1], plan[2], plan[3], plan[5]
     start = 5 if framed else 0
     total, at, n = np.uint64(0), np.int64(start + 1), 0
     if size < start + 2 or data[start] != ord("{"):
-        return total, False
+        return total, False, noted
     while data[at] != ord("}"):
         behind = np.int64(-1)
         while n < fields.size and behind < 0:
@@ -420,68 +427,84 @@ def _json(data, size, plan, seed, scratch, text):
             n += 1
         at = behind
         if at < 0 or at >= size:
-            return total, False
+            return total, False, noted
         field = fields[n - 1]
-        if field.dimensions > 0 and data[at] == ord("["):
+        if field.kind == f.OTHER:
+            start = at
+            at = _json_end(data, at, size)
+            good, found = at >= 0, np.uint64(0)
+            if good and field.column >= 0 and not (data[start] == 110 and at - start == 4):  # null
+                noted = note(places, noted, row, field.column, address + start, at - start)
+        elif field.dimensions > 0 and data[at] == ord("["):
             good, found, at = _json_array(data, at, size, field, seed, scratch, text)
         else:
             good, found, at = _json_value(data, at, size, field, seed, scratch, text)
             # a member that is null is as one that lacks
             good, found = good and (field.dimensions == 0 or found == NULL), np.uint64(0) if found == NULL else found
         if not good or at >= size:
-            return total, False
+            return total, False, noted
         total += found
         if data[at] == ord(","):
             at += 1
         elif data[at] != ord("}"):
-            return total, False
-    return total, at == size - 1
+            return total, False, noted
+    return total, at == size - 1, noted
 
 
 # ---------------------------------------------------------------------- records
 @callee
-def _sum(data, address, size, schema, plan, seed, scratch, text):
-    """(sum of the columns' hashes, whether it is a key or row of the plan).
+def _sum(texts, address, size, schema, plan, seed, scratch, others):
+    """(sum of the columns' hashes, whether it is a key or row of the plan, values of other columns that are noted).
 
-    :param data: receives the bytes that are at the address.
+    :param texts: room for the bytes at the address, three times.
+    :param others: where to note the values of other columns, how many are there, and the number of the record.
     """
-    schemas, fields, as_json, around = plan[0], plan[1], plan[4], plan[6]
+    schemas, as_json, around = plan[0], plan[4], plan[6]
+    places, noted, row = others
+    data, text = texts[0], texts[1]
     memcpy(data.ctypes.data, address, size)
     if schema < 0:
-        return np.uint64(0), False
+        return np.uint64(0), False, noted
     if as_json:
         if around:
             at, end = _inside(data, size, around)
             if at < 0:
-                return np.uint64(0), False
-            size = end - at
-            memcpy(data.ctypes.data, address + at, size)
-        return _json(data, size, plan, seed, scratch, text)
+                return np.uint64(0), False, noted
+            size, address = end - at, address + at
+            memcpy(data.ctypes.data, address, size)
+        return _json(data, size, plan, seed, scratch, text, (places, noted, row, address))
+    inside = places, noted, row, address
     if around:
-        total, at = _avro_after(data, np.int64(5), size, schemas[schema], fields, seed, scratch)
-        return total, at >= 0
-    total, at = _avro_row(data, np.int64(5), size, schemas[schema], fields, seed, scratch)
-    return total, at == size
+        total, at, noted = _avro_after(data, np.int64(5), size, schemas[schema], plan, seed, scratch, inside)
+        return total, at >= 0, noted
+    total, at, noted = _avro_row(data, np.int64(5), size, schemas[schema], plan, seed, scratch, inside)
+    return total, at == size, noted
 
 
 @compiled
 def hash_records(messages, which, key_plan, value_plan, seed, scratch, texts, out):
-    """Hashes of records; of a tombstone, the row's is 0.
+    """Hashes of the keys of records, and the sums of their columns' hashes; returns how many values of other columns
+    are noted.
 
     :param which: for each record, the numbers of the schemas of its key and value in the plans; -1 for none.
     :param texts: room for the largest key or value, three times.
+    :param out: receives the hashes, the sums, and where values of other columns are.
     """
-    key_hashes, row_hashes = out
-    data, text = texts[0], texts[1]
+    key_hashes, row_hashes, places = out
+    data = texts[0]
+    noted = np.int64(0)
     for i in range(messages.size):
         message = messages[i]
-        key_sum, good = _sum(data, message.key, np.int64(message.key_len), which[0][i], key_plan, seed, scratch, text)
+        address, size = np.int64(message.key), np.int64(message.key_len)
+        key_sum, good, _ = _sum(texts, address, size, which[0][i], key_plan, seed, scratch, (places, noted, i))
         if not good:
             key_sum = _hash(data, 0, message.key_len, 1 << 22, seed)
         key_hashes[i] = key_hash(key_sum, seed)
         if message.payload == 0:
             continue
-        row_sum, good = _sum(data, message.payload, np.int64(message.len), which[1][i], value_plan, seed, scratch, text)
+        address, size, before = np.int64(message.payload), np.int64(message.len), noted
+        row_sum, good, noted = _sum(texts, address, size, which[1][i], value_plan, seed, scratch, (places, noted, i))
         if not good:
-            row_sum = _hash(data, 0, np.int64(message.len), (1 << 22) + 1, seed)
-        row_hashes[i] = row_hash(row_sum, key_hashes[i], seed)
+            row_sum, noted = _hash(data, 0, size, (1 << 22) + 1, seed), before
+        row_hashes[i] = row_sum
+    return noted

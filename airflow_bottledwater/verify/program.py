@@ -1,15 +1,23 @@
-"""The compiled way to make hashes, for tables whose columns all have plain types, or arrays of these."""
+"""The compiled way to make hashes, of columns of plain types, and of arrays of these. A column of another type does not
+need to be in the key: its values are found by compiled code, and are compared as :mod:`.values` does."""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import io
+import itertools
 import json
+import operator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import fastavro
 import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled as compiling
-from airflow_bottledwater.encoding import names, types, wire
+from airflow_bottledwater.encoding import avro, names, types, wire
 from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.encoding.layout import Rows
 from airflow_bottledwater.kafka import librdkafka as rd
@@ -19,10 +27,12 @@ from airflow_bottledwater.pipeline.formats import Format
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.verify import fields as f
 from airflow_bottledwater.verify.buckets import Hashes
-from airflow_bottledwater.verify.fields import hash_rows
+from airflow_bottledwater.verify.expected import parsed
+from airflow_bottledwater.verify.fields import finish, hash_rows
 from airflow_bottledwater.verify.messages import AFTER, PAYLOAD, hash_records, schema_ids
 from airflow_bottledwater.verify.nested import delimiter
-from airflow_bottledwater.verify.values import Schemas, row_schema, unverified
+from airflow_bottledwater.verify.skip import Nodes, expanded
+from airflow_bottledwater.verify.values import Expectation, Schemas, canonical, row_schema, unescaped, unverified
 
 #: opcodes whose values are the same in both formats
 _KINDS = {
@@ -61,13 +71,15 @@ class _Form(NamedTuple):
     dimensions: int = 0
     delimiter: str = ","
 
-    def field(self, column: int, *, nullable: bool = False, text: bool = False) -> _Field:
+    def field(self, column: int, *, nullable: bool = False, text: bool = False, node: int = 0) -> _Field:
         """As the kernels take it."""
-        return column, self.kind, int(nullable), self.scale, self.dimensions, ord(self.delimiter), int(text)
+        return column, self.kind, int(nullable), self.scale, self.dimensions, ord(self.delimiter), int(text), node
 
 
+#: of a column that has no compiled form
+_OTHER = _Form(f.OTHER)
 #: an element of :data:`~airflow_bottledwater.verify.fields.FIELD`
-_Field = tuple[int, int, int, int, int, int, int]
+_Field = tuple[int, int, int, int, int, int, int, int]
 
 
 def _form(column: ColumnType, *, as_json: bool) -> _Form | None:
@@ -108,12 +120,14 @@ def _optional(schema: Any) -> tuple[Any, bool]:
 class _Schemas:
     """The schemas under which a topic's keys or values are written, as far as they were met.
 
-    :param columns: the columns by Avro name, with their numbers.
+    :param columns: the columns by Avro name, with their numbers (-1: it is not compared).
     :param around: what is around them (``PAYLOAD``, ``AFTER``).
     """
 
     def __init__(self, columns: dict[str, tuple[int, _Form]], schemas: Schemas, around: int = 0) -> None:
         self._columns, self._schemas, self._around = columns, schemas, around
+        self._nodes = Nodes()
+        self._others: list[Any] = []  # for each schema, that of its other columns alone
         self._numbers: dict[int, int] = {}
         self._found: list[tuple[int, int, int]] = []
         self._fields: list[_Field] = []
@@ -127,6 +141,7 @@ class _Schemas:
         if number < 0:
             return -1
         if number not in self._numbers:
+            self._others.append(None)
             fields = self._read(self._schemas(number))
             self._numbers[number] = len(self._found)
             self._found.append((number, len(self._fields), -1 if fields is None else len(fields)))
@@ -138,10 +153,36 @@ class _Schemas:
         schema = row_schema(schema) if self._around else schema
         if not isinstance(schema, dict) or schema.get("type") != "record":
             return None
-        found = [self._read_field(field) for field in schema["fields"]]
-        return None if None in found else [field for field in found if field is not None]
+        schema = fastavro.parse_schema(schema)  # in which names are full
+        self._nodes.begin()
+        found, others = [], []
+        for field in schema["fields"]:
+            node = self._nodes.add(field["type"])
+            if (read := self._read_field(field, node)) is None:
+                return None
+            found.append(read)
+            if read[0] >= 0 and read[1] == f.OTHER:
+                others.append(field)
+        if others:
+            alone = expanded(schema | {"fields": others}, self._nodes.named, set())
+            self._others[-1] = fastavro.parse_schema(avro.without_logical(alone))
+        return found
 
-    def _read_field(self, field: dict[str, Any]) -> _Field | None:
+    def values(self, number: int, pieces: list[tuple[int, bytes]]) -> Iterator[tuple[int, Any]]:
+        """The values of other columns of a record, by their columns' numbers.
+
+        :param number: of its schema.
+        :param pieces: their columns and bytes, all of them, in the schema's order.
+        :raises Exception: they are no such values: whatever fastavro raises.
+        """
+        body = io.BytesIO(b"".join(piece for _, piece in pieces))
+        found: Any = fastavro.schemaless_reader(body, self._others[number], None)
+        return zip((column for column, _ in pieces), found.values(), strict=True)
+
+    def _read_field(self, field: dict[str, Any], node: int) -> _Field | None:
+        column, form = self._columns.get(field["name"], (-1, None))
+        if form is _OTHER:
+            return _OTHER.field(column, node=node)
         schema, nullable = _optional(field["type"])
         dimensions, optional = 0, False
         # only the elements of the innermost array can be null
@@ -150,12 +191,10 @@ class _Schemas:
             schema, optional = _optional(schema["items"])
         described = schema if isinstance(schema, dict) else {"type": schema}
         kinds = _AVRO.get(described["type"]) if isinstance(described["type"], str) else None
+        if form is None:  # a column that was dropped
+            return _OTHER.field(-1, node=node)
         if kinds is None or optional != (dimensions > 0) or dimensions > f.MOST_DIMENSIONS:
             return None
-        known = self._columns.get(field["name"])
-        if known is None:  # a column that was dropped
-            return _Form(kinds[0], dimensions=dimensions).field(-1, nullable=nullable)
-        column, form = known
         if form.kind not in kinds or form.dimensions != dimensions:
             return None
         if form.kind == f.DECIMAL and described.get("scale", 0) != form.scale:
@@ -165,9 +204,9 @@ class _Schemas:
 
     def plan(self) -> tuple[Any, ...]:
         """What the kernels take."""
-        nothing = np.zeros(1, dtype=np.uint8)
-        ends = np.zeros(1, dtype=np.int64)
-        return _rows(self._found, f.SCHEMA), _rows(self._fields, f.FIELD), nothing, ends, False, True, self._around
+        found, fields = _rows(self._found, f.SCHEMA), _rows(self._fields, f.FIELD)
+        nothing, ends = np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+        return found, fields, nothing, ends, False, True, self._around, *self._nodes.arrays()
 
 
 class _Members:
@@ -184,7 +223,7 @@ class _Members:
         ends = np.cumsum([len(name) for name in found] or [0], dtype=np.int64)
         text = np.frombuffer(bytearray(b"".join(found) or b"\0"), dtype=np.uint8)
         fields = _rows([field for _, field in columns], f.FIELD)
-        self._plan = _rows([], f.SCHEMA), fields, text, ends, True, schemas is not None, around
+        self._plan = _rows([], f.SCHEMA), fields, text, ends, True, schemas is not None, around, *Nodes().arrays()
 
     def numbers(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """0 for each schema that there is; -1 for none."""
@@ -193,6 +232,13 @@ class _Members:
         found, places = np.unique(ids, return_inverse=True)
         known = [number >= 0 and self._schemas(number) is not None for number in found.tolist()]
         return np.where(known, 0, -1)[places]
+
+    def values(self, _: int, pieces: list[tuple[int, bytes]]) -> Iterator[tuple[int, Any]]:
+        """The values of other columns; see :meth:`_Schemas.values`.
+
+        :raises ValueError: they are not JSON.
+        """
+        return iter([(column, parsed(piece)) for column, piece in pieces])
 
     def plan(self) -> tuple[Any, ...]:
         """What the kernels take."""
@@ -208,15 +254,15 @@ def _scratch() -> tuple[Any, ...]:
 def compile_scan(
     table: SourceTable, format: Format, schemas: Schemas | None, seed: bytes, envelope: Envelope | None = None
 ) -> CompiledScan | None:
-    """The compiled way for a table; None if its format, or one of its columns, has no
-    compiled form.
+    """The compiled way for a table; None if its format, or a column of its key, has no compiled form.
 
     :param envelope: what is around the rows; None for nothing.
     """
-    forms = [_form(column.type, as_json=format.as_json) for column in table.columns]
-    if format.as_protobuf or unverified(table) or any(form is None for form in forms):
+    forms = [_form(column.type, as_json=format.as_json) or _OTHER for column in table.columns]
+    keys = {form for column, form in zip(table.columns, forms, strict=True) if column.name in table.key}
+    if format.as_protobuf or _OTHER in keys:
         return None
-    return CompiledScan(table, [form for form in forms if form is not None], format, schemas, seed, envelope)
+    return CompiledScan(table, forms, format, schemas, seed, envelope)
 
 
 class CompiledScan:
@@ -237,8 +283,12 @@ class CompiledScan:
         warm_up()
         around_keys = PAYLOAD if envelope and envelope.with_schema else 0
         around = around_keys | (AFTER if envelope else 0)
+        self._secret, self._expectation = seed, Expectation(table, format)
         self._seed: Hashes = np.frombuffer(bytearray(seed[:16]), dtype=np.uint64)
-        fields = {c.name: form.field(i) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))}
+        left_out = set(unverified(table))
+        numbers = [-1 if c.name in left_out else i for i, c in enumerate(table.columns)]
+        self._others = sum(form is _OTHER for form in forms)
+        fields = {c.name: form.field(i) for i, c, form in zip(numbers, table.columns, forms, strict=True)}
         self._fields = _rows(list(fields.values()), f.FIELD)
         self._key = np.array([c.name in table.key for c in table.columns], dtype=np.bool_)
         self._scratch, self._room = _scratch(), np.zeros((2, 1 << 16), dtype=np.uint8)
@@ -250,9 +300,7 @@ class CompiledScan:
                 _Members([(shown[n], field) for n, field in fields.items()], schemas, around),
             )
         else:
-            known = {
-                names.mangle(c.field): (i, form) for i, (c, form) in enumerate(zip(table.columns, forms, strict=True))
-            }
+            known = {names.mangle(c.field): (i, form) for i, c, form in zip(numbers, table.columns, forms, strict=True)}
             self._schemas = _Schemas(known, schemas), _Schemas(known, schemas, around)
 
     def _texts(self, largest: int) -> npt.NDArray[np.uint8]:
@@ -264,8 +312,13 @@ class CompiledScan:
     def rows(self, block: MessageBlock) -> tuple[Hashes, Hashes]:
         """See :meth:`Scan.rows <airflow_bottledwater.verify.scan.Scan.rows>`."""
         out = np.zeros(block.count, dtype=np.uint64), np.zeros(block.count, dtype=np.uint64)
-        room = self._texts(int(np.diff(block.offsets).max(initial=0)))
-        hash_rows(block.data, block.offsets, self._fields, self._key, self._seed, self._scratch[:3], room, out)
+        room, places = self._texts(int(np.diff(block.offsets).max(initial=0))), self._places(block.count)
+        into = *out, places
+        count = hash_rows(block.data, block.offsets, self._fields, self._key, self._seed, self._scratch[:3], room, into)
+        for row, pieces in _by_row(places[:count]):
+            texts = ((column, unescaped(piece.decode())) for column, piece in pieces)
+            self._add(out[1], row, ((column, self._expectation.value(column, text)) for column, text in texts))
+        finish(*out, self._seed)
         return out
 
     def records(self, block: RecordBlock) -> tuple[Hashes, Hashes]:
@@ -279,8 +332,37 @@ class CompiledScan:
             which[n] = self._schemas[n].numbers(which[n])
         key_plan, value_plan = (schemas.plan() for schemas in self._schemas)
         largest = max(int(messages["key_len"].max(initial=0)), int(messages["len"].max(initial=0)))
-        hash_records(messages, which, key_plan, value_plan, self._seed, self._scratch, self._texts(largest), out)
+        room, places = self._texts(largest), self._places(len(block))
+        into = *out, places
+        count = hash_records(messages, which, key_plan, value_plan, self._seed, self._scratch, room, into)
+        for row, pieces in _by_row(places[:count]):
+            try:
+                self._add(out[1], row, self._schemas[1].values(int(which[1, row]), pieces))
+            except Exception:  # fastavro raises whatever the bytes lead to; no row has such a value
+                self._add(out[1], row, pieces)
+        finish(*out, self._seed)
+        out[1][messages["payload"] == 0] = 0
         return out
+
+    def _places(self, rows: int) -> Rows:
+        """Room for the places of all values of other columns."""
+        return np.zeros(rows * self._others + 1, dtype=f.PLACE)
+
+    def _add(self, sums: Hashes, row: int, values: Iterable[tuple[int, Any]]) -> None:
+        """Add the hashes of values of other columns, as :class:`~airflow_bottledwater.verify.scan.PlainScan` compares
+        them, to the sum of a row."""
+        total = 0
+        for column, value in values:
+            if value is not None:
+                text = f"{column}:{canonical(value)}".encode(errors="surrogatepass")
+                total += int.from_bytes(hashlib.blake2b(text, digest_size=8, key=self._secret).digest(), "little")
+        sums[row] = (int(sums[row]) + total) % 2**64
+
+
+def _by_row(places: Rows) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
+    """The columns and bytes of values, for each row that has some."""
+    for row, found in itertools.groupby(places.tolist(), key=operator.itemgetter(0)):
+        yield row, [(column, ctypes.string_at(address, size)) for _, column, address, size in found]
 
 
 def warm_up() -> None:
@@ -292,7 +374,9 @@ def _hash_nothing() -> None:
     out, room = (np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64)), np.zeros((2, 64), dtype=np.uint8)
     seed, fields = np.zeros(2, dtype=np.uint64), _rows([], f.FIELD)
     offsets, key = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.bool_)
-    hash_rows(room[0], offsets, fields, key, seed, _scratch()[:3], room, out)
+    places = np.zeros(1, dtype=f.PLACE)
+    hash_rows(room[0], offsets, fields, key, seed, _scratch()[:3], room, (*out, places))
     messages, plan = np.zeros(0, dtype=rd.MESSAGE), _Members([], None).plan()
     schema_ids(messages, True, room[0], offsets)
-    hash_records(messages, np.zeros((2, 0), dtype=np.int64), plan, plan, seed, _scratch(), room, out)
+    hash_records(messages, np.zeros((2, 0), dtype=np.int64), plan, plan, seed, _scratch(), room, (*out, places))
+    finish(*out, seed)

@@ -312,6 +312,10 @@ class Expectation:
         """A row by column; those columns that cannot be verified are left out."""
         return {c.name: self._value(c, texts[i]) for i, c in self._compared}
 
+    def value(self, column: int, text: str) -> Any:
+        """The value of a column, by its number."""
+        return self._value(self.table.columns[column], text)
+
     def _value(self, column: Column, text: str | None) -> Any:
         if text is None:
             return None
@@ -364,10 +368,11 @@ _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 def copied(line: bytes) -> list[str | None]:
     """The texts of a row of COPY's text format (https://www.postgresql.org/docs/current/sql-copy.html, Text Format)."""
-    return [None if field == b"\\N" else _unescaped(field.decode()) for field in line.removesuffix(b"\n").split(b"\t")]
+    return [None if field == b"\\N" else unescaped(field.decode()) for field in line.removesuffix(b"\n").split(b"\t")]
 
 
-def _unescaped(field: str) -> str:
+def unescaped(field: str) -> str:
+    """The text of a field of COPY's text format that is not NULL."""
     if "\\" not in field:
         return field
     first, *rest = field.split("\\")

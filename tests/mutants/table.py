@@ -603,6 +603,18 @@ MUTANTS = (
         "tests/unit/verify/test_scan.py::test_equal_rows_and_records_have_equal_hashes[compiled-json envelope]",
     ),
     Mutant(
+        "values without a compiled form are compared, too",
+        "CompiledScan._add",
+        swap("int(sums[row]) + total", "int(sums[row])"),
+        "tests/unit/verify/test_scan.py::test_a_row_with_another_value_in_a_column_has_another_hash[compiled-avro]",
+    ),
+    Mutant(
+        "the verification passes over a dropped column of any type",
+        "skip.skipped",
+        swap("at + size", "at"),
+        "tests/unit/verify/test_scan.py::test_a_column_that_was_dropped_is_passed_over_whatever_its_type",
+    ),
+    Mutant(
         "a pipeline keeps its envelope",
         "identity.check_settings",
         swap("pipeline.envelope", "known.intent.envelope"),

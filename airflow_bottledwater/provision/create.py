@@ -378,7 +378,7 @@ def make_chosen(pipeline: Settings, cluster: Cluster, chosen: Sequence[str], tab
     :raises Outage: Kafka does not answer.
     """
     topics = Topics(pipeline.kafka)
-    refused = {name: problem for name in chosen for problem in _owned_by_others(pipeline, cluster, [name])}
+    refused = _not_ours(pipeline, cluster, chosen)
     present = topics.describe([name for name in chosen if name not in refused])
     missing = [name for name in chosen if name not in refused and name not in present]
     if not pipeline.create_topics:
@@ -394,8 +394,10 @@ def make_chosen(pipeline: Settings, cluster: Cluster, chosen: Sequence[str], tab
         present |= topics.describe([name for name in missing if name not in refused], confirm=True)
     if denied := [name for name, topic in present.items() if not topic.may_write]:
         raise Refused(f"Kafka denies Write on topic {denied[0]!r}, which a row of {table.qualified} chooses.", GRANT)
-    _own(pipeline, cluster, [name for name in chosen if name not in refused])
-    return refused
+    ours = [name for name in chosen if name not in refused]
+    _own(pipeline, cluster, ours)
+    # another pipeline may have taken one meanwhile
+    return refused | _not_ours(pipeline, cluster, ours)
 
 
 def _own(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
@@ -412,6 +414,13 @@ def _check_owners(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -
     """:raises Refused: one belongs to another pipeline."""
     if problems := _owned_by_others(pipeline, cluster, topics):
         raise Refused(" ".join(problems))
+
+
+def _not_ours(pipeline: Settings, cluster: Cluster, topics: Sequence[str]) -> dict[str, str]:
+    """Which of some topics belong to other pipelines, each with what is said of it."""
+    if not _owned_by_others(pipeline, cluster, topics):
+        return {}
+    return {name: problem for name in topics for problem in _owned_by_others(pipeline, cluster, [name])}
 
 
 def _owned_by_others(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> list[str]:

@@ -155,7 +155,7 @@ class Outbox:
             for name in ("key", "value", "headers"):
                 records[name][made : made + count] += used
             for row, code, number, _ in errors[:failed].tolist():
-                why = self._routes[number].why if code == NO_TOPIC else wire.REASONS[wire.MALFORMED]
+                why = self._routes[number].why if code == NO_TOPIC else wire.REASONS[code]
                 rejections.append(Rejection(row, why, 0 if code == NO_TOPIC else code))
             used, made = used + size, made + count
             if start < len(rows) and failed < len(errors):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +14,13 @@ from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.provision import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.redrive import dismiss, redrive
 from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state.control_records import OwnerRecord, encode, owner_key
 from airflow_bottledwater.state.identity import owners
 from airflow_bottledwater.verify import driver
 from tests.support.together import put_together
@@ -232,6 +237,25 @@ def test_a_row_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow) ->
     drop(flow.pipeline, when="always")
     assert not owners(control_topic.read(flow.pipeline.kafka), mine)
     drop(other.pipeline, when="always")
+
+
+def test_a_topic_that_another_pipeline_takes_at_the_same_moment_is_theirs(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow, own, theirs = make_flow(on_error="isolate", skip_snapshot=True), create._own, "1/db/other"
+    flow.create()
+    taken = owner_key(flow.topic("outbox.order"), theirs)
+
+    def late(pipeline: Settings, cluster: Cluster, topics: Sequence[str]) -> None:
+        """Another pipeline records itself after this one has looked."""
+        control_topic.write(pipeline.kafka, {taken: encode(OwnerRecord(theirs, 1.0))})
+        own(pipeline, cluster, topics)
+
+    monkeypatch.setattr(create, "_own", late)
+    flow.transaction(event("order", "1", 1))
+    flow.stream()
+    assert not flow.read("outbox.order") and f"belongs to pipeline {theirs!r}" in _problems(flow)
+    control_topic.write(flow.pipeline.kafka, {taken: None})
 
 
 def test_what_an_outbox_is_does_not_change(make_flow: MakeFlow) -> None:

@@ -279,8 +279,14 @@ MUTANTS = (
     Mutant(
         "a statement of DDL has the ids of the records behind it",
         "Statements._schemas",
-        swap("self._resolve(message, current)", "current"),
+        swap("self._resolve(message, current(table.oid))", "current(table.oid)"),
         f"{_DDL}::test_a_statement_has_the_schemas_of_the_records_behind_it",
+    ),
+    Mutant(
+        "a message that looks like a trigger's does not end the stream",
+        "Statements.__call__",
+        drop("_dumped(found)"),
+        "tests/unit/stream/test_ddl.py::test_what_no_trigger_has_written_stays_as_it_is",
     ),
     Mutant(
         "a message of no transaction is no transaction with an end",
@@ -315,8 +321,14 @@ MUTANTS = (
     Mutant(
         "a row never chooses a topic of another pipeline",
         "create.make_chosen",
-        swap("_owned_by_others(pipeline, cluster, [name])", "[]"),
+        swap("_not_ours(pipeline, cluster, chosen)", "{}"),
         f"{_OUTBOX}::test_a_row_never_chooses_a_topic_of_another_pipeline",
+    ),
+    Mutant(
+        "a topic that rows choose is not shared with a pipeline that takes it at the same moment",
+        "create.make_chosen",
+        swap("refused | _not_ours(pipeline, cluster, ours)", "refused"),
+        f"{_OUTBOX}::test_a_topic_that_another_pipeline_takes_at_the_same_moment_is_theirs",
     ),
     Mutant(
         "the topics of outboxes are none of other tables",
@@ -329,6 +341,18 @@ MUTANTS = (
         "StreamPublisher._encode",
         drop("*oversized(session, outbox)"),
         f"{_OUTBOX}::test_a_row_that_cannot_be_a_record_is_a_dead_letter_and_can_be_published_later",
+    ),
+    Mutant(
+        "a record of an outbox has room for each of its parts",
+        "outbox._read",
+        drop("need += fields[part.column].length"),
+        f"{_UNIT_OUTBOX}::test_several_parts_may_be_of_one_column",
+    ),
+    Mutant(
+        "a value of an outbox that was not sent is not another row's",
+        "outbox._read",
+        never("fields[part.column].kind == FIELD_UNCHANGED"),
+        f"{_UNIT_OUTBOX}::test_what_was_not_sent_is_not_another_rows",
     ),
     Mutant(
         "an update of an outbox is a record error",
@@ -559,6 +583,18 @@ MUTANTS = (
         "rows._encode_change",
         swap("NEW | OLD", "NEW"),
         f"{_ENVELOPE}::test_the_old_row_is_whole_where_the_replica_identity_is_full[json]",
+    ),
+    Mutant(
+        "an old row without a form does not hold up what the row becomes",
+        "rows._encode_change",
+        never("end == NO_REPRESENTATION and shown != NEW"),
+        f"{_ENVELOPE}::test_an_old_row_without_a_form_holds_nothing_up[envelope]",
+    ),
+    Mutant(
+        "an old row without a form does not keep a key that is gone",
+        "rows._encode_change",
+        drop("keep_key(program, relation, old)"),
+        f"{_ENVELOPE}::test_an_old_row_without_a_form_holds_nothing_up[envelope]",
     ),
     Mutant(
         "an old key is no old row",

@@ -12,8 +12,15 @@ from airflow_bottledwater.encoding.kernels.rows import murmur2
 from airflow_bottledwater.encoding.kernels.text import uuid
 from airflow_bottledwater.encoding.kernels.writing import integer, length_of
 from airflow_bottledwater.encoding.layout import int64s
-from airflow_bottledwater.encoding.outbox import AS_IT_IS, AS_JSONB, AS_UUID
-from airflow_bottledwater.encoding.wire import EVENT_CREATE, FIELD_BINARY, FIELD_NULL, MALFORMED
+from airflow_bottledwater.encoding.outbox import AS_INTEGER, AS_IT_IS, AS_JSONB, AS_UUID
+from airflow_bottledwater.encoding.wire import (
+    EVENT_CREATE,
+    FIELD_BINARY,
+    FIELD_NULL,
+    FIELD_UNCHANGED,
+    MALFORMED,
+    UNCHANGED,
+)
 
 #: the parts of the records of a relation version: of the topic, the key and the value, then of the headers
 PLAN = int64s("columns", "first", "headers", "route")
@@ -30,11 +37,25 @@ _TEXT, _FRAME = 40, 8
 
 
 @callee
-def _read(b, change, plan, fields):
-    """Find the fields of an Insert; whether it is well formed."""
+def _read(b, change, plan, parts, fields):
+    """Find the fields of an Insert; returns how many bytes its record needs at most, or a negative code."""
     at = change.offset + MESSAGE_HEADER + 1
     good, _, _ = read_tuple(b, at, change.offset + change.length, fields[: plan.columns])
-    return good
+    if not good:
+        return np.int64(MALFORMED)
+    need = np.int64(0)
+    for k in range(plan.headers + 3):
+        part = parts[plan.first + k]
+        need += part.name_length + _TEXT + _FRAME
+        if part.column < 0:
+            continue
+        # of an update that has brought the row into a row filter
+        if fields[part.column].kind == FIELD_UNCHANGED:
+            return np.int64(UNCHANGED)
+        # several parts may be of one column
+        if fields[part.column].kind != FIELD_NULL:
+            need += fields[part.column].length
+    return need
 
 
 @callee
@@ -71,7 +92,7 @@ def find_route(b, changes, rows, start, fields, plans, parts, routes, names):
     last = np.int64(0)
     for r in range(start, rows.size):
         plan = plans[changes[rows[r]].relation]
-        if plan.columns < 0 or not _read(b, changes[rows[r]], plan, fields):
+        if plan.columns < 0 or _read(b, changes[rows[r]], plan, parts, fields) < 0:
             continue
         found = _route_of(b, plan, parts, fields, routes, names, last)
         if found < 0:
@@ -84,46 +105,54 @@ def find_route(b, changes, rows, start, fields, plans, parts, routes, names):
 
 
 @callee
-def _write(form, b, field, out, o):
-    """Write the bytes of a value; -1 if it is malformed."""
-    p, n = field.position, field.length
-    if field.kind != FIELD_BINARY:
-        form = AS_IT_IS
-    if form == AS_JSONB:
-        if n < 1 or b[p] != 1:
-            return np.int64(-1)
-        p, n = p + 1, n - 1
-        form = AS_IT_IS
-    if form == AS_IT_IS:
-        memcpy(out.ctypes.data + o, b.ctypes.data + p, n)
-        return o + n
-    if form == AS_UUID:
-        return uuid(b, p, out, o) if n == 16 else np.int64(-1)
-    if n == 2:
-        return np.int64(integer(np.int64(i16(b, p)), out, o))
-    if n == 4:
-        return np.int64(integer(np.int64(i32(b, p)), out, o))
-    return np.int64(integer(i64(b, p), out, o)) if n == 8 else np.int64(-1)
+def _write(part, b, fields, out, o):
+    """Write a key, a value or the value of a header; returns where it ends, or a negative code, and its length: -1 for
+    NULL."""
+    field = fields[part.column]
+    if field.kind == FIELD_NULL:
+        return np.int64(o), np.int64(-1)
+    p, n, end = field.position, field.length, np.int64(MALFORMED)
+    form = part.form if field.kind == FIELD_BINARY else np.int64(AS_IT_IS)
+    if form == AS_INTEGER:
+        if n == 2:
+            end = np.int64(integer(np.int64(i16(b, p)), out, o))
+        elif n == 4:
+            end = np.int64(integer(np.int64(i32(b, p)), out, o))
+        elif n == 8:
+            end = np.int64(integer(i64(b, p), out, o))
+    elif form == AS_UUID:
+        if n == 16:
+            end = np.int64(uuid(b, p, out, o))
+    elif form == AS_IT_IS or (n > 0 and b[p] == 1):
+        skipped = 1 if form == AS_JSONB else 0
+        memcpy(out.ctypes.data + o, b.ctypes.data + p + skipped, n - skipped)
+        end = np.int64(o + n - skipped)
+    return end, end - o
 
 
 @callee
-def _write_headers(b, plan, parts, fields, names, out, o):
-    """Write the headers: each a length and the name with the byte 0, then a length (-1: NULL) and the value; -1 if a
-    value is malformed."""
+def _write_record(b, plan, parts, fields, names, record, out, o):
+    """Write a key, a value, and the headers: each a length and the name with the byte 0, then a length (-1: NULL) and
+    the value; returns where they end, or a negative code."""
+    record.key = o
+    o, record.key_length = _write(parts[plan.first + 1], b, fields, out, o)
+    if o < 0:
+        return o
+    record.value = o
+    o, record.value_length = _write(parts[plan.first + 2], b, fields, out, o)
+    if o < 0:
+        return o
+    record.headers = o
     for k in range(plan.headers):
         part = parts[plan.first + 3 + k]
         length_of(part.name_length, out, o)
         memcpy(out.ctypes.data + o + 4, names.ctypes.data + part.name, part.name_length)
-        o += 4 + part.name_length
-        if fields[part.column].kind == FIELD_NULL:
-            length_of(np.int64(-1), out, o)
-            o += 4
-            continue
-        end = _write(part.form, b, fields[part.column], out, o + 4)
-        if end < 0:
-            return end
-        length_of(end - o - 4, out, o)
-        o = end
+        at = o + 4 + part.name_length
+        o, length = _write(part, b, fields, out, at + 4)
+        if o < 0:
+            return o
+        length_of(length, out, at)
+    record.headers_length = o - record.headers
     return o
 
 
@@ -148,47 +177,23 @@ def encode_outbox(b, changes, rows, start, fields, plans, parts, routes, names, 
         plan = plans[change.relation]
         if made == records.size or failed == errors.size:
             return r, o, made, failed
-        code = np.int64(0)
-        if not _read(b, change, plan, fields):
-            code = np.int64(MALFORMED)
-        else:
-            need = change.length
-            for k in range(plan.headers + 3):
-                need += parts[plan.first + k].name_length + _TEXT + _FRAME
-            if o + need > out.size:
+        end = _read(b, change, plan, parts, fields)
+        if end >= 0:
+            if o + end > out.size:
                 return r, o, made, failed
             last = max(np.int64(0), _route_of(b, plan, parts, fields, routes, names, last))
             if routes[last].topic < 0:
-                code = NO_TOPIC
-        record = records[made]
-        key, value = fields[parts[plan.first + 1].column], fields[parts[plan.first + 2].column]
-        at = o
-        if code == 0:
-            record.key, record.key_length = at, -1
-            if key.kind != FIELD_NULL:
-                end = _write(parts[plan.first + 1].form, b, key, out, at)
-                record.key_length = end - at
-                at = end
-        if code == 0 and at >= 0:
-            record.value, record.value_length = at, -1
-            if value.kind != FIELD_NULL:
-                end = _write(parts[plan.first + 2].form, b, value, out, at)
-                record.value_length = end - at
-                at = end
-        if code == 0 and at >= 0:
-            record.headers = at
-            end = _write_headers(b, plan, parts, fields, names, out, at)
-            record.headers_length = end - at
-            at = end
-        if code == 0 and at < 0:
-            code = np.int64(MALFORMED)
-        if code != 0:
+                end = NO_TOPIC
+            else:
+                end = _write_record(b, plan, parts, fields, names, records[made], out, o)
+        if end < 0:
             errors[failed].row = rows[r]
-            errors[failed].code = code
+            errors[failed].code = end
             errors[failed].column = last
             errors[failed].offset = -1
             failed += 1
             continue
+        record = records[made]
         record.topic = routes[last].topic
         record.partition = murmur2(out, o, max(record.key_length, 0)) % routes[last].partitions
         record.row = rows[r]
@@ -198,5 +203,5 @@ def encode_outbox(b, changes, rows, start, fields, plans, parts, routes, names, 
         record.ordinal = change.ordinal
         record.flags = change.flags
         made += 1
-        o = at
+        o = end
     return rows.size, o, made, failed

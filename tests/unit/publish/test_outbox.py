@@ -212,3 +212,29 @@ def test_an_outbox_has_its_schema_and_table_in_its_topics() -> None:
 def test_a_route_has_one_column(value: str) -> None:
     with pytest.raises(SettingError, match=re.escape("one {column}")):
         Table(outbox=value)
+
+
+def test_several_parts_may_be_of_one_column() -> None:
+    """Room is needed for each of them."""
+    body = b"\1" + b"x" * 300_000
+    row = [*_GOOD[:4], body, *_GOOD[5:]]
+    of, _ = _outbox({**_RULE, "outbox_key": "body", "outbox_headers": {"body": "again", "kind": "kind"}})
+    records, rejections = _published(of, _batch([_row(*row), _row(*row)]))
+    assert not rejections and len(records) == 2
+    for i in range(2):
+        assert _part(records, i, "key") == _part(records, i, "value") == body[1:]
+        assert _headers(records, i) == [("again", body[1:]), ("kind", b"a")]
+        end = int(records.table["headers"][i] + records.table["headers_length"][i])
+        assert end <= len(records.data)
+
+
+@pytest.mark.parametrize("column", [0, 1, 4, 5])
+def test_what_was_not_sent_is_not_another_rows(column: int) -> None:
+    """An update that brings a row into a row filter is sent as an insert, without the large values that it left as
+    they were."""
+    fields = [Field("b", value) for value in _GOOD]
+    fields[column] = Field("u")
+    lacking = RowMessage("I", 1, "", None, fields).encode()
+    records, (rejection,) = _published(_outbox()[0], _batch([_row(*_GOOD), lacking, _row(*_GOOD)]))
+    assert records.table["row"].tolist() == [0, 2]
+    assert rejection.row == 1 and "was not sent" in rejection.reason

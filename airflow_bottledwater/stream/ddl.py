@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused
@@ -15,6 +17,22 @@ from airflow_bottledwater.state.pinned import PinnedTable
 
 #: what the trigger writes for the stream alone
 _OURS = ("oid", "replica_identity", "columns")
+
+_Oid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_Typmod = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+
+
+class _Table(msgspec.Struct):
+    """A table that a statement made or altered, as the trigger describes it.
+
+    :param columns: name, type, modifier, and whether it is in the replica identity, of each.
+    """
+
+    oid: _Oid
+    schema: str
+    name: str
+    replica_identity: str
+    columns: list[tuple[str, _Oid, _Typmod, bool]] = []
 
 
 class Statements:
@@ -41,32 +59,40 @@ class Statements:
         """
         try:
             found = json.loads(content)
-            objects = list(found["objects"])
-        except (ValueError, TypeError, KeyError):
-            return content
+            objects: list[dict[str, Any]] = [{**each} for each in found["objects"]]
+            _dumped(found)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return content  # who may connect may write a message with any prefix
         schemas: dict[str, int | None] = {}
-        for each in objects:
-            if self._mapping.format.uses_registry and each.get("oid") in self._pinned:
-                schemas |= self._schemas(each, current(each["oid"]))
+        for each in objects if self._mapping.format.uses_registry else ():
+            schemas |= self._schemas(each, current)
         found["objects"] = [{name: of for name, of in each.items() if name not in _OURS} for each in objects]
         if schemas:
             found["schemas"] = schemas
-        return json.dumps(found, ensure_ascii=False).encode()
+        return _dumped(found)
 
-    def _schemas(self, table: Mapping[str, Any], current: Version | None) -> dict[str, int | None]:
-        """The ids by subject; None of one that is refused."""
-        columns = tuple(
-            RelationColumn(key, name, type_oid, typmod) for name, type_oid, typmod, key in table.get("columns", ())
-        )
-        oid = table["oid"]
-        message = RelationMessage(oid, table["schema"], table["name"], table["replica_identity"], columns)
+    def _schemas(self, described: Mapping[str, Any], current: Callable[[int], Version | None]) -> dict[str, int | None]:
+        """The ids by subject; None of one that is refused. Empty if it is none of the pipeline's tables with schemas.
+
+        :param described: an object of a statement.
+        """
         try:
-            version = self._resolve(message, current)
+            table = msgspec.convert(described, _Table)
+        except msgspec.ValidationError:
+            return {}
+        if (pinned := self._pinned.get(table.oid)) is None or pinned.table.outbox:
+            return {}
+        columns = tuple(RelationColumn(key, name, oid, typmod) for name, oid, typmod, key in table.columns)
+        message = RelationMessage(table.oid, table.schema, table.name, table.replica_identity, columns)
+        try:
+            version = self._resolve(message, current(table.oid))
         except Refused:
-            return {f"{self._pinned[oid].topic}-value": None}
+            return {f"{pinned.topic}-value": None}
         if version is None:
             return {}
-        subjects = [subject for subject, _ in self._mapping.subjects(version.topic, version.table)]
-        numbers = [version.key_schema, version.value_schema][2 - len(subjects) :]
-        return {subject: number if not version.refused or subject.endswith("-key") else None
-                for subject, number in zip(subjects, numbers, strict=True)}  # fmt: skip
+        keys = {f"{version.topic}-key": version.key_schema} if version.table.keyed else {}
+        return keys | {f"{version.topic}-value": None if version.refused else version.value_schema}
+
+
+def _dumped(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()

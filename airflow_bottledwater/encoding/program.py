@@ -39,7 +39,7 @@ class Programs:
 
     :ivar program: the arrays for the kernels; their table of columns has a row for each column, and after these the
         rows for parts and segments.
-    :ivar around: the bytes of all segments, so what is around a row and its key at most.
+    :ivar around: the bytes of a relation's segments at most, so what is around a row and its key; 0 without envelopes.
     :ivar conversions: for each column, its type and the SQL by which the server converts a value (None: no conversion).
     """
 
@@ -123,7 +123,6 @@ class _Builder:
         first = len(self.columns)
         for each in segments:
             self._add(types.Part(each))
-            self.around += len(each)
         return first if any(segments) else -1
 
     def _add(self, part: types.Part, *, converted: bool = False, required: bool = False) -> None:
@@ -160,6 +159,7 @@ class _Builder:
             if target.around is not None:
                 relation["envelope"] = self._segments(target.around.segments)
                 relation["key_head"] = self._segments([target.around.key_head])
+                self.around = max(self.around, sum(map(len, (*target.around.segments, target.around.key_head))))
 
 
 def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *, copied: bool) -> Programs:

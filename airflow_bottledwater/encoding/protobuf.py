@@ -116,6 +116,7 @@ def part_tags(column: ColumnType, mapping: types.TypeMapping) -> list[bytes]:
 
 
 _ITEM, _STRING = ProtobufField("items", "item", "repeated"), ProtobufField("value", "string")
+_SIZES = ProtobufField("sizes", "int64", "repeated")
 _PAIR = ProtobufMessage({1: ProtobufField("key", "string"), 2: _STRING})
 _FLAGS = {
     n: ProtobufField(name, "bool", "") for n, name in enumerate(("lower_inclusive", "upper_inclusive", "empty"), 3)
@@ -168,7 +169,7 @@ def _field(table: SourceTable, name: str, column: ColumnType) -> tuple[ProtobufF
     part, its = _field(table, bare, column.element)
     inner = {part.type: its} if its is not None else {}
     if opcode == wire.OP_ARRAY:
-        sizes = {2: ProtobufField("sizes", "int64", "repeated")} if column.dimensions > 1 else {}
+        sizes = {2: _SIZES} if column.dimensions > 1 else {}
         return ProtobufField(name, f"{name}__array"), ProtobufMessage(
             {1: _ITEM, **sizes}, {"item": ProtobufMessage({1: part}, inner)}
         )
@@ -336,9 +337,11 @@ def misread(written: str, read: str) -> list[str]:
 
 def _misread(writer: ProtobufMessage, reader: ProtobufMessage, path: str) -> Iterator[str]:
     for n, each in writer.fields.items():
-        if (its := reader.fields.get(n)) is None:
-            continue
         here = f"{path}.{each.name}" if path else each.name
+        if (its := reader.fields.get(n)) is None:
+            if each == _SIZES:  # its items are then taken for those of one dimension
+                yield f"{path} (an array of more dimensions) as an array of one"
+            continue
         if (each.type, each.label) != (its.type, its.label):
             yield f"{here} ({each.type}) as {its.type}"
         elif each.type in writer.messages and its.type in reader.messages:

@@ -117,6 +117,23 @@ def column_of(program, relation, is_key, i):
 
 
 @callee
+def in_key(program, relation, column):
+    """Whether a column, by its number within its relation, is one of the key."""
+    for k in range(relation.keys):
+        if program.keys[relation.key + k] == column:
+            return True
+    return False
+
+
+@callee
+def keep_key(program, relation, fields):
+    """Make all fields NULL but those of the key."""
+    for c in range(relation.columns):
+        if not in_key(program, relation, c):
+            fields[c].kind = FIELD_NULL
+
+
+@callee
 def convert_fields(program, relation, is_key, fields, texts, cursor):
     """Point the fields that the server has converted to their texts; returns the number of the next text."""
     if relation.converts:

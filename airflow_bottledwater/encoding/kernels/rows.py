@@ -13,6 +13,7 @@ from airflow_bottledwater.encoding.kernels.fields import (
     column_of,
     convert_fields,
     is_row,
+    keep_key,
     read_change,
     read_copy_row,
 )
@@ -38,6 +39,7 @@ from airflow_bottledwater.encoding.wire import (
     MESSAGE_INSERT,
     MESSAGE_UPDATE,
     NO_KEY,
+    NO_REPRESENTATION,
     OP_ENUM,
     OP_TEXT,
     SPACE,
@@ -287,7 +289,8 @@ def _of_change(record, change, event):
     record.time = change.time
     record.lsn = change.lsn
     record.ordinal = change.ordinal
-    record.flags = change.flags
+    # what was read again is of the new row
+    record.flags = change.flags & ~FLAG_REREAD if event == EVENT_DELETE else change.flags
 
 
 @callee
@@ -388,6 +391,8 @@ def _encode_change(program, relation, b, texts, change, rows, old, new, facts, o
     headers = at
     if whole_old and not enveloped:
         at, column = _encode_header(program, relation, b, texts, old, out, headers)
+        if at == NO_REPRESENTATION:
+            at = headers  # what becomes of the row does not depend on what it was
         if at < 0:
             return at, column, _offset_of(old, column, change.offset), r
     headers_length = at - headers
@@ -396,6 +401,9 @@ def _encode_change(program, relation, b, texts, change, rows, old, new, facts, o
     if removed and enveloped:
         _of(facts, change, EVENT_DELETE)
         end, column = _encode_envelope(program, relation, b, texts, OLD, old, new, facts, out, at)
+        if end == NO_REPRESENTATION:
+            keep_key(program, relation, old)
+            end, column = _encode_envelope(program, relation, b, texts, OLD, old, new, facts, out, at)
         if end < 0:
             return end, column, _offset_of(old, column, change.offset), r
     value = end
@@ -407,6 +415,9 @@ def _encode_change(program, relation, b, texts, change, rows, old, new, facts, o
             if whole_old and not removed:
                 shown = NEW | OLD
         end, column = _encode_value(program, relation, b, texts, shown, old, new, facts, out, value)
+        if end == NO_REPRESENTATION and shown != NEW:
+            shown = NEW
+            end, column = _encode_envelope(program, relation, b, texts, shown, old, new, facts, out, value)
         if end < 0:
             # of both rows, the column is not known to be one of the new row
             offset = _offset_of(new, column, change.offset) if shown == NEW else np.int64(-1)
@@ -417,8 +428,6 @@ def _encode_change(program, relation, b, texts, change, rows, old, new, facts, o
     if removed and enveloped:
         _record(records, r, relation, out, o, key - o, at, value - at)
         _of_change(records[r], change, EVENT_DELETE)
-        # what was read again is of the new row
-        records[r].flags = change.flags & ~FLAG_REREAD
         r += 1
     if removed:
         _record(records, r, relation, out, o, key - o, 0, -1)

@@ -19,6 +19,7 @@ from airflow_bottledwater.encoding.kernels.fields import (
     MESSAGE_HEADER,
     NEW,
     OLD,
+    in_key,
     is_row,
     read_change,
     read_tuple,
@@ -93,14 +94,6 @@ def leading(b, changes, program, fields, most):
         if lacking > most:
             return i
     return changes.size
-
-
-@callee
-def _is_key(program, relation, column):
-    for k in range(relation.keys):
-        if program.keys[relation.key + k] == column:
-            return True
-    return False
 
 
 @callee
@@ -202,7 +195,7 @@ def find_in_batch(b, changes, program, affected, fields, keys, slots, index):
             kind, position, length = np.int64(FIELD_UNCHANGED), np.int64(0), np.int64(0)
             # a large value that is still there was not NULL: that is the old row of a partition whose replica identity
             # is only the key
-            if (full or (has_old and _is_key(program, relation, c))) and old[c].kind != FIELD_NULL:
+            if (full or (has_old and in_key(program, relation, c))) and old[c].kind != FIELD_NULL:
                 kind, position, length = old[c].kind, old[c].position, old[c].length
             if kind == FIELD_UNCHANGED and before >= 0:
                 if not was_read:

@@ -53,7 +53,7 @@ def _row(number: int, note: bytes | None) -> list[bytes | None]:
 
 def _encoded(table: SourceTable, programs: Programs, *messages: bytes) -> list[Any]:
     """The records of changes of one transaction: operation, key, value, and the old row of the header."""
-    relation = w.relation(1, [(c.name == "id", c.name, c.type.oid, -1) for c in _COLUMNS], identity=table.identity)
+    relation = w.relation(1, [(c.name == "id", c.name, c.type.oid, -1) for c in table.columns], identity=table.identity)
     micros = _AT - 946_684_800_000_000
     rows = [w.xlog(message) for message in messages]
     block = w.block([w.xlog(w.begin(0x16B3748, 745, micros)), w.xlog(relation), *rows, w.xlog(w.commit(9, 10))])
@@ -265,3 +265,49 @@ def _note(table: SourceTable, data: bytes | None, format: str) -> Any:
     schema = fastavro.parse_schema(json.loads(avro.value_schema(table)))
     found: Any = fastavro.schemaless_reader(io.BytesIO(data[5:]), schema, None)
     return found["note"]
+
+
+#: NaN (numeric_send, src/backend/utils/adt/numeric.c), for which Avro's decimals have no form; and 1.00
+_NAN, _ONE = bytes((0, 0, 0, 0, 0xC0, 0, 0, 0)), bytes((0, 1, 0, 0, 0, 0, 0, 2, 0, 1))
+_AMOUNTS = SourceTable(
+    1, "public", "orders", "f", ("id",),
+    (Column("id", w.plain(_INT8)), Column("note", w.plain(w.TEXT)), Column("n", w.plain(1700, (9 << 16 | 2) + 4))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["envelope", "header"])
+def test_an_old_row_without_a_form_holds_nothing_up(way: str) -> None:
+    """What the row becomes is published, and a row that is gone is removed."""
+
+    def row(number: int, n: bytes) -> list[bytes | None]:
+        return [number.to_bytes(8, "big"), b"a", n]
+
+    old, new = row(7, _NAN), row(7, _ONE)
+    if way == "envelope":
+        programs = _programs(_AMOUNTS, "avro")
+    else:
+        target = Target(0, 3, 1, 2, before=True)
+        programs = compile_programs([(_AMOUNTS, target)], FORMATS["avro"], copied=False)
+    messages = [
+        w.update(1, *new, old=old, tag="O"), w.update(1, *row(8, _ONE), old=old, tag="O"), w.delete(1, *old, tag="O"),
+        w.delete(1, *new, tag="O"),
+    ]  # fmt: skip
+    found = _encoded(_AMOUNTS, programs, *messages)
+    if way == "header":
+        assert [(op, before is not None) for op, _, _, before in found] == [
+            ("u", False), ("d", False), ("u", False), ("d", False), ("d", True)
+        ]  # fmt: skip
+        return
+    key = {"id": 7, "note": None, "n": None}
+    values = [(op, _read(_AMOUNTS, value, "avro")) for op, _, value, _ in found]
+    assert [(op, value and (value["before"], bool(value["after"]))) for op, value in values] == [
+        ("u", (None, True)), ("d", (key, False)), ("d", None), ("c", (None, True)), ("d", (key, False)), ("d", None),
+        ("d", ({"id": 7, "note": "a", "n": "1.00"}, False)), ("d", None),
+    ]  # fmt: skip
+
+
+def test_room_is_for_what_is_around_one_row_however_many_tables_there_are() -> None:
+    one = _programs(_TABLE, "json", with_schema=True)
+    around = around_rows(Envelope("shop", with_schema=True), _TABLE, _TOPIC, "db", as_json=True)
+    many = compile_programs([(_TABLE, Target(0, 3, 1, 2, around))] * 50, FORMATS["json"], copied=False)
+    assert many.around == one.around > len(around.segments[0])

@@ -123,3 +123,11 @@ def test_the_verification_reads_what_google_writes_and_refuses_what_it_does_not_
     for of, wrong in ((smaller, data), (message, data[:-1]), (message, data + b"\x80"), (message, b"\x0b")):
         with pytest.raises(ValueError, match=r"it ends|it has a field|in a way"):
             decode(of, wrong)
+
+
+@pytest.mark.parametrize("inside", [lambda kind: kind, lambda kind: composite(plain(16), kind)])
+def test_a_reader_of_one_dimension_would_not_see_that_there_are_more(inside: Any) -> None:
+    flat, deep = (schema(("v", inside(replace(array(plain(INT4)), dimensions=n)))) for n in (1, 2))
+    assert any("more dimensions" in each for each in protobuf.misread(deep, flat))
+    # the other way round, there are no sizes, which says that there is one dimension
+    assert protobuf.misread(flat, deep) == []

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.encoding.layout import RECORD
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.model.version import Version
+from airflow_bottledwater.pipeline.formats import JSON
 from airflow_bottledwater.provision.source_rows import SourceRow
+from airflow_bottledwater.publish.removed import _json_row
 from airflow_bottledwater.publish.session import PublishSession
+from tests.support.wire import plain, table
 
 
 def _deletions(keys: int) -> Records:
@@ -38,3 +45,19 @@ def test_a_letter_of_a_deletion_needs_that_the_row_is_gone() -> None:
     for i in range(2):
         assert SourceRow(gone=True, same=False).allows(records, i)
         assert not SourceRow(gone=False, same=True).allows(records, i)
+
+
+@pytest.mark.parametrize("with_schema", [False, True])
+def test_a_key_is_told_as_it_is_however_many_digits_it_has(with_schema: bool) -> None:
+    of = replace(table(("id", plain(1700)), ("at", plain(1184))), key=("id",))
+    version, mapping = Version(of, "t"), TableMapping(format=JSON, envelope=Envelope("shop", with_schema))
+    around = mapping.around("t", of, "db")
+    assert around is not None
+    row = b'{"id":123456789012345678901234567890.10}'
+    tail = b"}" if with_schema else b""
+    old = _json_row(mapping, version)
+    assert old(around.key_head + row + tail) == row
+    # keys that another program has written
+    for key in (b"", b"7", b"x", b'{"id":', b'[{"id":7}]'):
+        assert old(around.key_head + key + tail) == b"null"
+    assert old(b"other" + row) == b"null"

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from airflow_bottledwater.encoding import avro, hashes, json_schema, masks, names, protobuf
 from airflow_bottledwater.encoding.envelope import Around, Envelope, around_rows, envelope_schema
+from airflow_bottledwater.encoding.outbox_message import chooses
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, SourceTable
@@ -41,7 +42,8 @@ class TableMapping:
     :param prefix: that of all topics.
     :param rules: the options of single tables, by pattern.
     :param ends: the name, without the prefix, of the topic of transactions' ends; empty for none.
-    :param messages: those of the topics of logical messages, by the messages' prefixes with ``*`` and ``?``.
+    :param messages: those of the topics of logical messages, by the messages' prefixes with ``*`` and ``?``; with
+        ``{topic}`` where the messages name it.
     :param ddl: the name, without the prefix, of the topic of DDL statements; empty for none.
     :param on_error: what happens at a record that cannot be published, unless a table's options say otherwise.
     :param hash_key: the id of the key of masks that are hashes; empty for none.
@@ -88,8 +90,13 @@ class TableMapping:
     @property
     def named_topics(self) -> tuple[str, ...]:
         """The topics that the settings name and that are no table's."""
-        of_messages = sorted({self._prefixed(name) for name in self.messages.values()})
+        of_messages = sorted({self._prefixed(name) for name in self.messages.values() if not chooses(name)})
         return (*(self._prefixed(name) for name in (self.ends, self.ddl) if name), *of_messages)
+
+    @property
+    def message_routes(self) -> tuple[str, ...]:
+        """The topics that logical messages choose, with ``{topic}`` for what they name."""
+        return tuple(sorted({self._prefixed(name) for name in self.messages.values() if chooses(name)}))
 
     @property
     def ddl_topic(self) -> str:
@@ -97,8 +104,8 @@ class TableMapping:
         return self._prefixed(self.ddl) if self.ddl else ""
 
     def message_topic(self, prefix: str) -> str:
-        """The topic of the logical messages with a prefix: that of just this prefix, or else of the last pattern that
-        matches it; empty if they are not published."""
+        """The topic of the logical messages with a prefix, with ``{topic}`` if they choose it: that of just this
+        prefix, or else of the last pattern that matches it; empty if they are not published."""
         name = rule_of(self.messages, prefix)
         return self._prefixed(name) if name else ""
 

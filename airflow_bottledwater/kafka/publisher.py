@@ -131,6 +131,18 @@ def keyed(topic: int, records: Sequence[tuple[bytes, bytes, int]]) -> Records:
     return Records(table, np.frombuffer(bytearray(data or b"\0"), dtype=np.uint8), 0)
 
 
+def merged(first: Records, second: Records) -> Records:
+    """Records of one batch, in the order of their rows or changes."""
+    if not len(first) or not len(second):
+        return first if len(first) else second
+    behind = second.table.copy()
+    for part in ("key", "value", "headers"):
+        behind[part] += len(first.data)
+    table = np.concatenate([first.table, behind])
+    order = np.argsort(table["row"], kind="stable")
+    return Records(table[order], np.concatenate([first.data, second.data]), first.headers, first.label)
+
+
 class Publisher:
     """A producer under one transactional id.
 

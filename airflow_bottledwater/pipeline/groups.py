@@ -24,6 +24,9 @@ _END = r"$(?!\n)"
 #: the name of a topic that the settings name, without the prefix
 _TOPIC = "at most 60 letters, digits, dashes, underscores and inner dots"
 _TOPIC_NAME = "[A-Za-z0-9_-]([A-Za-z0-9._-]{0,58}[A-Za-z0-9_-])?"
+#: one that messages choose
+_ROUTE = f"{_TOPIC}; with one {{topic}} for what the messages name"
+_CHOSEN_TOPIC = r"[A-Za-z0-9._-]{0,60}\{topic\}[A-Za-z0-9._-]{0,60}"
 
 _CONNECTION = "the id of a connection of Airflow, or nothing"
 
@@ -220,10 +223,10 @@ class TopicSettings:
         ),
     ] = ""
     messages: Annotated[
-        dict[str, Annotated[str, limited(_TOPIC, pattern=f"^{_TOPIC_NAME}{_END}")]],
+        dict[str, Annotated[str, limited(_ROUTE, pattern=f"^({_TOPIC_NAME}|{_CHOSEN_TOPIC}){_END}")]],
         about(
             "The topics, behind topic_prefix, that get logical messages, by the messages' prefixes with * and ?.",
-            allowed=f"prefixes with names of topics: {_TOPIC}",
+            allowed=f"prefixes with names of topics: {_ROUTE}",
         ),
     ] = field(default_factory=dict)
     ddl_topic: Annotated[

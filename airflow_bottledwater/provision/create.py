@@ -371,13 +371,13 @@ def make_named(pipeline: Settings, cluster: Cluster) -> None:
 
 
 def make_chosen(pipeline: Settings, cluster: Cluster, chosen: Sequence[str], table: SourceTable) -> dict[str, str]:
-    """Create the topics that rows of an outbox choose, where they are missing, and record this pipeline as their owner.
-    Returns why rows may not choose some of them.
+    """Create the topics that rows or messages of an outbox choose, where they are missing, and record this pipeline as
+    their owner. Returns why some of them may not be chosen.
 
     :raises Refused: Kafka denies one, or refuses to create it for a reason that no row has.
     :raises Outage: Kafka does not answer.
     """
-    topics = Topics(pipeline.kafka)
+    topics, who = Topics(pipeline.kafka), f"a row of {table.qualified}" if table.oid else "a logical message"
     refused = _not_ours(pipeline, cluster, chosen)
     present = topics.describe([name for name in chosen if name not in refused])
     missing = [name for name in chosen if name not in refused and name not in present]
@@ -388,12 +388,12 @@ def make_chosen(pipeline: Settings, cluster: Cluster, chosen: Sequence[str], tab
         asked = [kafka_checks.new_topic(pipeline, name, table, replication) for name in missing]
         for name, why in topics.uncreatable(asked).items():
             if not why.startswith("TOPIC_EXCEPTION"):
-                raise Refused(f"Topic {name!r}, which a row of {table.qualified} chooses, cannot be created: {why}")
+                raise Refused(f"Topic {name!r}, which {who} chooses, cannot be created: {why}")
             refused[name] = f"topic {name!r} cannot be created: {why}"
         topics.make(*(topic for topic in asked if topic.name not in refused))
         present |= topics.describe([name for name in missing if name not in refused], confirm=True)
     if denied := [name for name, topic in present.items() if not topic.may_write]:
-        raise Refused(f"Kafka denies Write on topic {denied[0]!r}, which a row of {table.qualified} chooses.", GRANT)
+        raise Refused(f"Kafka denies Write on topic {denied[0]!r}, which {who} chooses.", GRANT)
     ours = [name for name in chosen if name not in refused]
     _own(pipeline, cluster, ours)
     # another pipeline may have taken one meanwhile

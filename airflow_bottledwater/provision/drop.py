@@ -95,13 +95,15 @@ def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
     stays fenced."""
     tables = claim.state.tables
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
-    routes = [re.compile(pattern_of(pinned.topic)) for pinned in tables.values() if pinned.table.outbox]
+    mapping = TableMapping.of(pipeline)
+    written = [*(pinned.topic for pinned in tables.values() if pinned.table.outbox), *mapping.message_routes]
+    routes = [re.compile(pattern_of(route)) for route in written]
     chosen = [
         topic
         for key in (control_topic.read(pipeline.kafka) if routes else ())
         if (topic := topic_owned(key, owner)) and any(route.fullmatch(topic) for route in routes)
     ]
-    topics = [*(pinned.topic for pinned in tables.values()), *TableMapping.of(pipeline).named_topics, *chosen]
+    topics = [*(pinned.topic for pinned in tables.values()), *mapping.named_topics, *chosen]
     owned = [owner_key(topic, owner) for topic in topics]
     control_topic.write(pipeline.kafka, dict.fromkeys([*owned, status_key(owner), verified_key(owner)]))
     snapshots.forget_all(pipeline, owner)

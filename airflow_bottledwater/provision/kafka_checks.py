@@ -121,7 +121,7 @@ def check_topics(pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, So
     own = (*mapping.service_topics, *mapping.named_topics)
     state_topic = store.state_topic_name(cluster.database, pipeline.slot)
     problems = _names(by_topic, (*own, state_topic, store.CONTROL_TOPIC), state_topic)
-    if any(rule.outbox for rule in mapping.rules.values()):
+    if mapping.message_routes or any(rule.outbox for rule in mapping.rules.values()):
         known = [pinned.table for pinned in read_state(pipeline, state_topic, topics).tables.values()]
         problems += in_the_way(mapping, (table for table in known if table.outbox), list(by_topic))
     if too_long := [name for name in by_topic if len(name) > names.MAX_TOPIC_LENGTH]:

@@ -40,8 +40,10 @@ from airflow_bottledwater.provision.create import make_chosen
 from airflow_bottledwater.provision.letters import LettersTopic, portion
 from airflow_bottledwater.provision.source_rows import SourceRow, StoredDeadLetter, compare
 from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.chosen import ChosenTopics
 from airflow_bottledwater.publish.current import row_key, with_key
 from airflow_bottledwater.publish.encode import encode_changes
+from airflow_bottledwater.publish.messages import Messages
 from airflow_bottledwater.publish.outbox import Outbox
 from airflow_bottledwater.publish.reject import oversized
 from airflow_bottledwater.publish.session import PublishSession
@@ -151,9 +153,9 @@ class _Letters:
         #: the relation versions of dead letters, as they are published now
         self._versions: dict[Version, Version] = {}
         self._events_topic = publishing.topics[publishing.events]
-        self._outbox: Outbox | None = None
-        if any(pinned.table.outbox for pinned in self._tables.values()):
-            self._outbox = Outbox(publishing, functools.partial(make_chosen, pipeline, claim.cluster))
+        chosen = ChosenTopics(publishing, functools.partial(make_chosen, pipeline, claim.cluster))
+        self._outbox = Outbox(chosen) if any(each.table.outbox for each in self._tables.values()) else None
+        self._messages = Messages(chosen)
 
     def redrive(self) -> RedriveResult:
         """Publish them: some thousand at a time, the snapshot's first, then by position."""
@@ -222,6 +224,8 @@ class _Letters:
         rows then, under the new key, and has removed the keys of before."""
         version = msgspec.convert(dead_letter.content["again"], Version)
         table = version.table
+        if not table.oid:
+            return False  # a message, which no other one replaces
         pinned = self._tables.get(table.oid)
         try:
             if pinned is not None:
@@ -241,7 +245,7 @@ class _Letters:
 
         :raises SchemaRefused: it refuses it.
         """
-        if not self._pipeline.record_format.uses_registry:
+        if version.table.outbox or not self._pipeline.record_format.uses_registry:
             return version
         if (known := self._versions.get(version)) is None:
             number = register_value(self._pipeline, version.topic, version.table)
@@ -292,13 +296,22 @@ class _Letters:
         return replace(encoded.records, label=dead_letter.label)
 
     def _encode_outbox(self, batch: Batch, headers: int) -> Records:
-        """Make a record of a row of an outbox.
+        """Make a record of a row, or of a message, of an outbox.
 
         :raises RecordError: it still cannot be published.
         """
-        assert self._outbox is not None
-        self._outbox.prepare(batch)
-        records, rejections = self._outbox.records(batch, headers)
+        (version,) = batch.versions
+        if not version.table.oid:
+            prefix = pgoutput.message(bytes(batch.data)).prefix
+            if (now := self._mapping.message_topic(prefix)) != version.topic:
+                raise RecordError(
+                    f"messages with the prefix {prefix!r} went to {version.topic!r}, and by the setting messages they "
+                    f"go to {now or 'no topic'!r} now"
+                )
+        of = self._outbox if version.table.oid else self._messages
+        assert of is not None
+        of.prepare(batch)
+        records, rejections = of.records(batch, headers)
         if wrong := [*rejections, *oversized(self._publishing, records)]:
             raise RecordError("; ".join(rejection.reason for rejection in wrong))
         return records

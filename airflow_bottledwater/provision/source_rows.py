@@ -69,6 +69,8 @@ class StoredDeadLetter:
             return self
         again = self.content["again"]
         table = msgspec.convert(again["table"], SourceTable)
+        if not table.oid:
+            return self  # a message has no options of a table
         columns = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
         published = mapping.published(table.schema, table.name, table.columns)
         where = mapping.options(table.schema, table.name).where

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled
-from airflow_bottledwater.encoding import layout, names, outbox, wire
+from airflow_bottledwater.encoding import layout, outbox, wire
 from airflow_bottledwater.encoding.kernels.outbox import NO_TOPIC, PART, PLAN, ROUTE, encode_outbox, find_route
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import CredentialsRefused, Outage
 from airflow_bottledwater.kafka.publisher import NO_RECORDS, Records
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.chosen import ChosenTopics
 from airflow_bottledwater.publish.reject import Rejection
-from airflow_bottledwater.publish.session import PublishSession
 
-#: makes the topics of an outbox that are missing, with this pipeline as their owner; returns why some cannot be
-MakeTopics = Callable[[Sequence[str], SourceTable], dict[str, str]]
 #: rows that a kernel may refuse in one call, and bytes that are added where there is no room for a row
 _REJECTIONS, _MORE = 256, 64 << 10
-#: topics of pipelines themselves, and of Kafka
-_OURS = re.compile(r"(.*\.)?_bottledwater.*|__.*|\.|\.\.")
 _UPDATED = "a row of an outbox was updated, and its record is published when it is inserted only"
 
 
@@ -61,12 +55,12 @@ class Outbox:
     """Publishes the rows of outboxes under a session's transactional id. The topics that rows choose are made, and
     taken into the session, between two transactions (:meth:`prepare`).
 
-    :param make: see :data:`MakeTopics`.
+    :param chosen: those topics.
     """
 
-    def __init__(self, session: PublishSession, make: MakeTopics) -> None:
-        self._session, self._make = session, make
-        self._mapping = TableMapping.of(session.pipeline)
+    def __init__(self, chosen: ChosenTopics) -> None:
+        self._chosen, self._session = chosen, chosen.session
+        self._mapping = TableMapping.of(self._session.pipeline)
         self._routes: list[_Route] = []
         self._plans: tuple[tuple[Version, ...], _Plans] | None = None
         warm_up()
@@ -88,28 +82,16 @@ class Outbox:
                 break
             relation = int(batch.changes[rows[start]]["relation"])
             form = int(plans.parts[plans.plans[relation]["first"]]["form"])
-            more.append(self._chosen(batch.versions[relation].table, bytes(batch.data[at : at + length]), form))
-        for table in {v.table.oid: v.table for v in batch.versions if v.table.outbox}.values() if more else ():
+            more.append(self._route(batch.versions[relation].table, bytes(batch.data[at : at + length]), form))
+        for table in {v.table.oid: v.table for v in batch.versions if _is_outbox(v)}.values() if more else ():
             of = self._mapping.route(table)
-            mine = {route.topic for route in self._routes}
-            wanted = sorted({route.topic for route in more if route.of == of and route.topic} - mine)
-            refused = self._made(wanted, table) if wanted else {}
+            refused = self._chosen.take((route.topic for route in more if route.of == of and route.topic), table)
             more = [
                 each._replace(topic="", why=refused[each.topic]) if each.topic in refused else each for each in more
             ]
-            if made := [name for name in wanted if name not in refused and name not in self._session.index]:
-                self._session.include(made)
         self._routes += more
 
-    def _made(self, wanted: Sequence[str], table: SourceTable) -> dict[str, str]:
-        """Make topics, see :data:`MakeTopics`; outages are waited out."""
-        while True:
-            try:
-                return self._make(wanted, table)
-            except (Outage, CredentialsRefused) as error:
-                self._session.backoff.wait(error)
-
-    def _chosen(self, table: SourceTable, value: bytes, form: int) -> _Route:
+    def _route(self, table: SourceTable, value: bytes, form: int) -> _Route:
         """The route of rows with a value, before anybody is asked whether its topic can be.
 
         :param form: how the value becomes a text.
@@ -120,12 +102,8 @@ class Outbox:
             topic = outbox.topic_of(route, outbox.text_of(form, value))
         except ValueError as error:
             return _Route(route, value, "", f"{column} {error}")
-        mine = {each.topic for each in self._routes}
-        if _OURS.fullmatch(topic) or (topic in self._session.index and topic not in mine):
-            return _Route(route, value, "", f"it chooses topic {topic!r}, which is not for records of an outbox")
-        if len(topic) > names.MAX_TOPIC_LENGTH:
-            return _Route(route, value, "", f"it chooses a topic with more than {names.MAX_TOPIC_LENGTH} characters")
-        return _Route(route, value, topic)
+        why = self._chosen.problem(topic)
+        return _Route(route, value, "" if why else topic, why)
 
     def records(self, batch: Batch, headers: int) -> tuple[Records, list[Rejection]]:
         """The records of a batch's rows of outboxes, and the rows that cannot be published.
@@ -170,7 +148,7 @@ class Outbox:
     @staticmethod
     def _rows(batch: Batch, kind: int) -> npt.NDArray[np.int64]:
         """The numbers of a batch's changes of this kind that are rows of outboxes."""
-        of = np.array([version.table.outbox for version in batch.versions] or [False], dtype=np.bool_)
+        of = np.array([_is_outbox(version) for version in batch.versions] or [False], dtype=np.bool_)
         found: npt.NDArray[np.int64] = np.flatnonzero((batch.changes["kind"] == kind) & of[batch.changes["relation"]])
         return found
 
@@ -184,7 +162,7 @@ class Outbox:
         texts, width = bytearray(b"\0"), 1
         plans["columns"] = -1
         for number, version in enumerate(versions):
-            if not version.table.outbox:
+            if not _is_outbox(version):
                 continue
             try:
                 found = outbox.plan(self._mapping, version.table)
@@ -215,6 +193,11 @@ class Outbox:
 def warm_up() -> None:
     """See :func:`airflow_bottledwater.compiled.warm_up`."""
     compiled.warm_up("outbox", _encode_nothing)
+
+
+def _is_outbox(version: Version) -> bool:
+    """Whether it is that of a table; messages that describe records are none."""
+    return version.table.outbox and version.table.oid != 0
 
 
 def _number(route: str) -> int:

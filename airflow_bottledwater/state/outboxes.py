@@ -1,5 +1,6 @@
-"""Outboxes: tables whose rows are published as the records that they describe. Here, what their options must be: their
-topics are nobody else's, and their columns exist and can become keys, values and headers."""
+"""Outboxes: tables whose rows, and prefixes whose messages, are published as the records that they describe. Here, what
+their options must be: their topics are nobody else's, and their columns exist and can become keys, values and
+headers."""
 
 from __future__ import annotations
 
@@ -56,15 +57,17 @@ def turned(pipeline: Settings, known: PipelineState, today: Iterable[SourceTable
 def in_the_way(mapping: TableMapping, outboxes: Iterable[SourceTable], topics: Sequence[str]) -> list[str]:
     """Which topics the records of outboxes could go to although they are somebody else's.
 
+    :param outboxes: the tables; those of messages are the mapping's.
     :param topics: those of other tables, and the pipeline's own.
     """
     found = []
-    for table in outboxes:
-        route = mapping.route(table)
+    routes = {f"outbox {table.qualified}": (mapping.route(table), "outbox (table_options)") for table in outboxes}
+    routes |= {f"messages (to {route!r})": (route, "messages") for route in mapping.message_routes}
+    for whose, (route, setting) in routes.items():
         written = re.compile(outbox.pattern_of(route))
         found += [
-            f"The records of outbox {table.qualified} go to {route!r}, and {name!r} is another topic of the pipeline. "
-            "Give outbox (table_options) a name that no other topic begins with."
+            f"The records of {whose} go to {route!r}, and {name!r} is another topic of the pipeline. "
+            f"Give {setting} a name that no other topic begins with."
             for name in topics
             if written.fullmatch(name)
         ]

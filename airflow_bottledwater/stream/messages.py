@@ -1,20 +1,15 @@
-"""Logical messages (``pg_logical_emit_message``), as records: the prefix is the key, and the content the value."""
+"""Which logical messages (``pg_logical_emit_message``) are published, and to which topics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
-import numpy as np
-
-from airflow_bottledwater.encoding import kernels, wire
-from airflow_bottledwater.encoding.layout import RECORD
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.kafka.publisher import Records
+from airflow_bottledwater.encoding.outbox_message import chooses
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.postgres import ddl, pgoutput
+from airflow_bottledwater.postgres import ddl
 from airflow_bottledwater.postgres.server import OWN_PREFIX
-from airflow_bottledwater.publish.batch import Batch
 
 #: what a batch and a dead letter have in place of a table: text and bytea of src/include/catalog/pg_type.dat
 _MESSAGE = SourceTable(
@@ -28,6 +23,8 @@ _MESSAGE = SourceTable(
         Column("content", ColumnType(17, -1, 17, -1, "b", "bytea")),
     ),
 )
+#: the same for messages that describe records, whose keys are their own
+_DESCRIPTION = replace(_MESSAGE, key=(), outbox=True)
 
 
 class MessageTopics:
@@ -46,35 +43,4 @@ class MessageTopics:
             return None
         if not (topic := self._mapping.ddl_topic if prefix == ddl.PREFIX else self._mapping.message_topic(prefix)):
             return None
-        return self._versions.setdefault(topic, Version(_MESSAGE, topic))
-
-
-def message_records(batch: Batch, topics: Mapping[str, int], partitions: Mapping[str, int], headers: int) -> Records:
-    """The records of a batch's logical messages.
-
-    :param topics: the numbers of the topics.
-    :param partitions: how many partitions each topic has.
-    :param headers: see :class:`~airflow_bottledwater.kafka.publisher.Records`.
-    """
-    rows = np.flatnonzero(batch.changes["kind"] == pgoutput.LOGICAL)
-    changes, table, data = batch.changes[rows], np.zeros(len(rows), dtype=RECORD), bytearray()
-    spread: dict[tuple[str, bytes], int] = {}
-    made = []
-    for offset, length, relation in changes[["offset", "length", "relation"]].tolist():
-        message = pgoutput.message(bytes(batch.data[offset : offset + length]))
-        topic, key = batch.versions[relation].topic, message.prefix.encode()
-        if (topic, key) not in spread:
-            hashed = kernels.murmur2(np.frombuffer(bytearray(key or b"\0"), dtype=np.uint8), 0, len(key))
-            spread[topic, key] = int(hashed) % partitions[topic]
-        made.append((len(data), len(key), len(message.content), topics[topic], spread[topic, key]))
-        data += key + message.content
-    if made:
-        table["key"], table["key_length"], table["value_length"], table["topic"], table["partition"] = np.transpose(
-            made
-        )
-    table["value"] = table["key"] + table["key_length"]
-    table["event"] = np.where(changes["xid"] > 0, wire.EVENT_MESSAGE, wire.EVENT_MESSAGE_AT_ONCE)
-    table["row"], table["flags"] = rows, changes["xid"] << wire.FLAG_XID_SHIFT
-    for name in ("lsn", "ordinal", "time"):
-        table[name] = changes[name]
-    return Records(table, np.frombuffer(data or bytearray(1), dtype=np.uint8), headers)
+        return self._versions.setdefault(topic, Version(_DESCRIPTION if chooses(topic) else _MESSAGE, topic))

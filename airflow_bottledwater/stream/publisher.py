@@ -18,7 +18,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import Refused, StaleBatch
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
-from airflow_bottledwater.kafka.publisher import NO_RECORDS, Records, keyed, single
+from airflow_bottledwater.kafka.publisher import NO_RECORDS, Records, keyed, merged, single
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.metrics import batch as counting
 from airflow_bottledwater.metrics.meter import Meter
@@ -31,8 +31,10 @@ from airflow_bottledwater.provision.create import make_chosen
 from airflow_bottledwater.provision.kafka_checks import expiry_problem
 from airflow_bottledwater.publish.ahead import Ahead
 from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.chosen import ChosenTopics
 from airflow_bottledwater.publish.dead_letter import DeadLetter, counted
 from airflow_bottledwater.publish.encode import EncodedBatch, encode_changes
+from airflow_bottledwater.publish.messages import Messages
 from airflow_bottledwater.publish.outbox import Outbox
 from airflow_bottledwater.publish.refusals import find_refused, rule_out
 from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
@@ -56,7 +58,6 @@ from airflow_bottledwater.stream.aside import left_out, set_aside
 from airflow_bottledwater.stream.behind import passed
 from airflow_bottledwater.stream.ends import ended, transactions
 from airflow_bottledwater.stream.events import published_truncates, truncate_events
-from airflow_bottledwater.stream.messages import message_records
 from airflow_bottledwater.stream.relations import check_definitions
 from airflow_bottledwater.stream.start import Start, fingerprint
 from airflow_bottledwater.stream.stops import position_of, rejection_stop, truncate_stop
@@ -101,9 +102,9 @@ class StreamPublisher:
             pipeline, start.job, stream_id(start.prefix), pins(known.tables.values()), start.state_topic, backoff,
             meter, mapping.named_topics,
         )  # fmt: skip
-        self._outbox: Outbox | None = None
-        if any(pinned.table.outbox for pinned in known.tables.values()):
-            self._outbox = Outbox(self._session, functools.partial(make_chosen, pipeline, start.cluster))
+        chosen = ChosenTopics(self._session, functools.partial(make_chosen, pipeline, start.cluster))
+        self._outbox = Outbox(chosen) if any(each.table.outbox for each in known.tables.values()) else None
+        self._messages = Messages(chosen) if pipeline.sends_messages else None
         self._ends = self._session.index.get(mapping.ends_topic)
         self._completer = Ahead(pipeline.postgres, backoff.wait, pipeline.max_transaction_bytes)
         self.live = LiveSnapshots(pipeline, start.cluster.pipeline(pipeline.slot), self._session)
@@ -239,6 +240,8 @@ class StreamPublisher:
         self._refused = {}
         if self._outbox is not None:
             self._outbox.prepare(batch)
+        if self._messages is not None:
+            self._messages.prepare(batch)
         while True:
             position = self._session.run(lambda: self._advance(batch))
             if position >= batch.end:
@@ -302,11 +305,9 @@ class StreamPublisher:
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
-        session, messages, outbox, unfit = self._session, NO_RECORDS, NO_RECORDS, list[Rejection]()
-        if self._pipeline.sends_messages:  # otherwise there are none
-            messages = message_records(completed.batch, session.index, session.partitions, headers)
-        if self._outbox is not None:
-            outbox, unfit = self._outbox.records(completed.batch, headers)
+        session, nothing = self._session, (NO_RECORDS, list[Rejection]())
+        messages, no_records = self._messages.records(completed.batch, headers) if self._messages else nothing
+        outbox, unfit = self._outbox.records(completed.batch, headers) if self._outbox else nothing
         for relation, columns in _changed(completed, found.rejections).items():
             check_definitions(self._pipeline, programs.tables[relation], columns)
         rejections = [
@@ -315,6 +316,7 @@ class StreamPublisher:
             *self._known_to_be_refused(completed.batch),
             *_without_schema(completed.batch, found.records),
             *oversized(session, found.records),
+            *no_records,
             *oversized(session, messages),
             *unfit,
             *oversized(session, outbox),
@@ -329,7 +331,9 @@ class StreamPublisher:
     def _send(self, encoded: EncodedBatch) -> None:
         """Publish records, events, dead letters and P in one Kafka transaction."""
         each_kind = (encoded.records, encoded.messages, encoded.outbox)
-        records = [without(each, encoded.rejections) for each in each_kind]
+        rows, messages, outbox = (without(each, encoded.rejections) for each in each_kind)
+        # rows and messages of outboxes may have the same topics and keys
+        records = [rows, merged(messages, outbox)]
         dead_letters = [self._dead_letter(encoded, rejection) for rejection in encoded.rejections]
         events = list(truncate_events(encoded.completed.batch, self._session.events, encoded.held))
         before, end = self.counters, encoded.batch.end
@@ -349,7 +353,7 @@ class StreamPublisher:
                 published=before["published"] + sum(map(len, records)),
                 superseded=before["superseded"] + len(encoded.completed.superseded),
                 events=before["events"] + len(events),
-                messages=before["messages"] + len(records[1]),
+                messages=before["messages"] + len(messages),
                 part=part,
             ),
         }
@@ -411,7 +415,7 @@ class StreamPublisher:
             bytes(batch.data[at : at + size]),
             rejection.reason,
             BY_STREAM,
-            whole=int(change["kind"]) != pgoutput.LOGICAL,
+            whole=int(change["kind"]) != pgoutput.LOGICAL or version.table.outbox,
             context={"xid": int(change["xid"]), "time": int(change["time"])},
         )
         log.error("Dead letter for %s at %s: %s", version.table.qualified, position, rejection.reason)

@@ -1,5 +1,6 @@
-"""Outboxes under random writers, while the stream is killed at its named points and at random moments: each committed
-row is a record exactly once, and the events of each aggregate are in the order of their commits."""
+"""Outboxes of rows and of messages under random writers, while the stream is killed at its named points and at random
+moments: each committed row or message is a record exactly once, and the events of each aggregate are in the order of
+their commits."""
 
 from __future__ import annotations
 
@@ -27,6 +28,15 @@ _INSERT = (
     " FROM generate_series(1, %(rows)s) g RETURNING id, aggregatetype)"
     " INSERT INTO written (id, kind) SELECT id, aggregatetype FROM made"
 )
+#: the same by messages
+_TELL = (
+    "WITH made AS MATERIALIZED (SELECT id, pg_logical_emit_message(%(transactional)s, 'outbox', jsonb_build_object("
+    "'topic', %(kind)s::text, 'key', %(writer)s::text,"
+    " 'payload', jsonb_build_object('n', %(n)s + g, 'text', repeat('x', 200)),"
+    " 'headers', jsonb_build_object('id', id))::text) AS lsn"
+    " FROM (SELECT g, gen_random_uuid() AS id FROM generate_series(1, %(rows)s) g) each)"
+    " INSERT INTO written (id, kind) SELECT id, %(kind)s::text FROM made WHERE lsn > '0/0'"
+)
 
 
 def _write(dsn: str, writer: int, seed: int, stopped: threading.Event, errors: list[BaseException]) -> None:
@@ -37,16 +47,22 @@ def _write(dsn: str, writer: int, seed: int, stopped: threading.Event, errors: l
                 connection.execute("BEGIN")
                 for _ in range(dice.randrange(1, 4)):
                     rows = 600 if dice.random() < 0.05 else dice.randrange(1, 6)
-                    kind = dice.choice(_KINDS)
-                    connection.execute(_INSERT, {"kind": kind, "writer": str(writer), "n": n, "rows": rows})
+                    said = {"kind": dice.choice(_KINDS), "writer": str(writer), "n": n, "rows": rows}
+                    insert = dice.choice((_INSERT, _TELL))
+                    connection.execute(insert, {**said, "transactional": True})
                     if dice.random() < 0.2:
+                        never = {"kind": "never", "writer": "never", "n": n, "rows": 2, "transactional": True}
                         connection.execute("SAVEPOINT s")
-                        connection.execute(_INSERT, {"kind": "never", "writer": "never", "n": n, "rows": 2})
+                        connection.execute(insert, never)
                         connection.execute("ROLLBACK TO SAVEPOINT s")
                     n += rows
                 if dice.random() < 0.7:
                     connection.execute("DELETE FROM outbox WHERE aggregateid = %s", (str(writer),))
                 connection.execute("ROLLBACK" if dice.random() < 0.2 else "COMMIT")
+                if dice.random() < 0.3:
+                    said = {"kind": dice.choice(_KINDS), "writer": str(writer), "n": n, "rows": 2}
+                    connection.execute(_TELL, {**said, "transactional": False})
+                    n += 2
                 time.sleep(dice.uniform(0.0, 0.03))
     except BaseException as error:
         errors.append(error)
@@ -76,7 +92,7 @@ def test_an_outbox_whose_stream_is_killed_is_published_exactly_once(
 ) -> None:
     dice = random.Random(seed)
     flow = make_flow(
-        tables="outbox", transaction_timeout=90.0, messages={},
+        tables="outbox", transaction_timeout=90.0, messages={"outbox": "outbox.{topic}"},
         table_options={"outbox": {"outbox": "outbox.{aggregatetype}", "partitions": 2}},
     )  # fmt: skip
     flow.execute(OUTBOX, _LOG)

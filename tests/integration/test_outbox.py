@@ -195,7 +195,7 @@ def test_a_row_that_cannot_be_a_record_is_a_dead_letter_and_can_be_published_lat
     limit_topic(flow, flow.topic("outbox.order"), 200_000)
     assert redrive(flow.pipeline).published == 1
     assert redrive(flow.pipeline).published == 0
-    assert sorted(str(each.payload)[:5] for each in _unsorted(flow, "order")) == ["6", "first", "xxxxx"]
+    assert sorted(str(each.payload)[:5] for each in unsorted(flow, "order")) == ["6", "first", "xxxxx"]
     assert dismiss(flow.pipeline, ["outbox"]).dismissed == 3
 
 
@@ -204,7 +204,7 @@ def _problems(flow: Flow) -> str:
     return "" if job is None else str(job.problems)
 
 
-def _unsorted(flow: Flow, kind: str, of: str = "outbox") -> list[Event]:
+def unsorted(flow: Flow, kind: str, of: str = "outbox") -> list[Event]:
     """Like :func:`events`, of a topic with records that came later than their places."""
     topic = flow.topic(f"{of}.{kind}")
     consumer = Consumer({"bootstrap.servers": flow.kafka.bootstrap, "group.id": uuid.uuid4().hex})
@@ -300,4 +300,4 @@ def test_an_outbox_is_taken_in_while_the_stream_does_not_run(make_flow: MakeFlow
     )
     flow.stream()
     assert [each.payload for each in events(flow, "order")] == [1, 2]
-    assert [each.value for each in _unsorted(flow, "order", "outside")] == [b"without a key"]
+    assert [each.value for each in unsorted(flow, "order", "outside")] == [b"without a key"]

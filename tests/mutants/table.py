@@ -43,6 +43,8 @@ _LETTERS = "tests/integration/test_dead_letters.py"
 _ENDS, _MESSAGES = "tests/integration/test_ends.py", "tests/integration/test_messages.py"
 _DDL, _TAKE_OVER = "tests/integration/test_ddl.py", "tests/integration/test_take_over.py"
 _OUTBOX, _UNIT_OUTBOX = "tests/integration/test_outbox.py", "tests/unit/publish/test_outbox.py"
+_MESSAGE_OUTBOX, _UNIT_MESSAGES = "tests/integration/test_message_outbox.py", "tests/unit/publish/test_messages.py"
+_UNIT_CONTENT = "tests/unit/encoding/test_outbox_message.py"
 _CHANGES = "tests/integration/test_changes.py"
 _GUARD = "tests/integration/test_guard.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
@@ -314,9 +316,75 @@ MUTANTS = (
     ),
     Mutant(
         "a row never chooses a topic that the session has for others",
-        "Outbox._chosen",
-        never("_OURS.fullmatch(topic) or (topic in self._session.index and topic not in mine)"),
+        "ChosenTopics.problem",
+        never("_OURS.fullmatch(topic) or topic in self._named or others"),
         f"{_UNIT_OUTBOX}::test_a_row_never_writes_to_a_topic_that_is_somebody_elses",
+    ),
+    Mutant(
+        "a message never chooses a topic of the settings that the session does not know",
+        "ChosenTopics.problem",
+        drop("topic in self._named"),
+        f"{_UNIT_MESSAGES}::test_a_message_that_cannot_be_published_is_rejected_and_the_others_are_not",
+    ),
+    Mutant(
+        "a message of an outbox is no record of its own",
+        "Messages._record",
+        never("not outbox_message.chooses(rule)"),
+        f"{_UNIT_MESSAGES}::test_messages_are_records_of_their_own_or_those_that_they_describe",
+    ),
+    Mutant(
+        "the topic that messages choose is none that the settings name",
+        "TableMapping.named_topics",
+        drop("not chooses(name)"),
+        f"{_MESSAGE_OUTBOX}::test_messages_become_the_records_that_they_describe",
+    ),
+    Mutant(
+        "rows and messages of outboxes that share a topic are in the order of the changes",
+        "publisher.merged",
+        swap("table[order]", "table"),
+        f"{_MESSAGE_OUTBOX}::test_rows_and_messages_of_one_topic_keep_their_order",
+    ),
+    Mutant(
+        "a message that is no record is a record error",
+        "StreamPublisher._encode",
+        drop("*no_records"),
+        f"{_MESSAGE_OUTBOX}::test_a_message_that_is_no_record_is_a_dead_letter_and_can_be_published_later",
+    ),
+    Mutant(
+        "a message without a payload is no tombstone",
+        "outbox_message.described",
+        never("not found.payload and found.payload_base64 is None"),
+        f"{_UNIT_CONTENT}::test_what_describes_no_record_says_why",
+    ),
+    Mutant(
+        "what passes a text on says that it is one",
+        "outbox_message.described",
+        drop("content.decode()"),
+        f"{_UNIT_CONTENT}::test_what_describes_no_record_says_why",
+    ),
+    Mutant(
+        "a message that describes a record can be published later",
+        "StreamPublisher._dead_letter",
+        drop("version.table.outbox"),
+        f"{_MESSAGE_OUTBOX}::test_a_message_that_is_no_record_is_a_dead_letter_and_can_be_published_later",
+    ),
+    Mutant(
+        "a message is published later to the topics that it was for",
+        "_Letters._encode_outbox",
+        never("(now := self._mapping.message_topic(prefix)) != version.topic"),
+        f"{_MESSAGE_OUTBOX}::test_a_message_that_is_no_record_is_a_dead_letter_and_can_be_published_later",
+    ),
+    Mutant(
+        "the topics that messages choose are none of tables",
+        "outboxes.in_the_way",
+        swap("mapping.message_routes", "()"),
+        f"{_MESSAGE_OUTBOX}::test_topics_that_messages_choose_are_none_of_the_pipelines",
+    ),
+    Mutant(
+        "the topics that messages have chosen are given back",
+        "drop._forget",
+        drop("*mapping.message_routes"),
+        f"{_MESSAGE_OUTBOX}::test_a_message_never_chooses_a_topic_of_another_pipeline",
     ),
     Mutant(
         "a row never chooses a topic of another pipeline",

@@ -81,7 +81,7 @@ def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = Tru
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 pending.discard((message.topic(), message.partition()))
                 continue
-            headers = {name: value.decode() for name, value in message.headers() or []}
+            headers = {name: (value or b"").decode() for name, value in message.headers() or []}
             found[message.topic()].append(
                 Message(
                     message.partition(),

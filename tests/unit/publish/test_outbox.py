@@ -26,6 +26,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.chosen import ChosenTopics
 from airflow_bottledwater.publish.outbox import Outbox
 from airflow_bottledwater.publish.reject import Rejection
 from airflow_bottledwater.publish.session import PublishSession
@@ -68,7 +69,7 @@ class _Session:
 
 def _outbox(rule: dict[str, Any] = _RULE) -> tuple[Outbox, _Session]:
     session = _Session(rule)
-    return Outbox(cast(PublishSession, session), session.make), session
+    return Outbox(ChosenTopics(cast(PublishSession, session), session.make)), session
 
 
 def _batch(messages: Sequence[bytes], of: SourceTable = TABLE) -> Batch:

@@ -15,8 +15,10 @@ from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from tests.faults.worker import FOLLOWING_POINTS, LIVE_POINTS, SNAPSHOT_POINTS, STREAM_POINTS
+from tests.support import outboxes
 from tests.support.checker import recovery_times
 from tests.support.faults import Job, Jobs
+from tests.support.forms import Draw
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
 from tests.support.waiting import until
 from tests.support.writers import (
@@ -58,10 +60,13 @@ def _start(jobs: Jobs, flow: Flow, kind: str, point: str, dice: random.Random) -
     return jobs.start(flow, kind, point=point, nth=1 if rare else dice.randrange(1, 4), **in_commit)
 
 
-def test_a_snapshot_that_is_killed_at_every_named_point_and_resumed(make_flow: MakeFlow, jobs: Jobs, seed: int) -> None:
+def test_a_snapshot_that_is_killed_at_every_named_point_and_resumed(
+    make_flow: MakeFlow, jobs: Jobs, draw: Draw, seed: int
+) -> None:
     dice = random.Random(seed)
     flow = make_flow(tables=TABLES, lanes=2)
     make_tables(flow, TABLES, ROWS)
+    draw(flow, seed, TABLES)
     *points, last = SNAPSHOT_POINTS
     dice.shuffle(points)
     with _writers(flow, seed):
@@ -74,15 +79,21 @@ def test_a_snapshot_that_is_killed_at_every_named_point_and_resumed(make_flow: M
     audit(flow, TABLES, resumed=True).check()
 
 
-def test_a_stream_that_is_killed_at_every_named_point_and_restarted(make_flow: MakeFlow, jobs: Jobs, seed: int) -> None:
+def test_a_stream_that_is_killed_at_every_named_point_and_restarted(
+    make_flow: MakeFlow, jobs: Jobs, draw: Draw, seed: int
+) -> None:
     dice = random.Random(seed)
-    flow = make_flow(tables=TABLES, transaction_timeout=90.0)
+    flow = make_flow(
+        tables=(*TABLES, outboxes.OUTBOX), transaction_timeout=90.0, table_options=outboxes.OPTIONS,
+        messages={"*": "messages", **outboxes.MESSAGES},
+    )  # fmt: skip
     make_tables(flow, TABLES, 1000)
+    draw(flow, seed, TABLES)
     flow.create()
     points = list(STREAM_POINTS)
     dice.shuffle(points)
     kills = []
-    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE, messages=True):
+    with Writers(flow.dsn, TABLES, seed, 1000, HABITS, PAUSE, messages=True, outbox=True):
         flow.snapshot()
         with LiveReader(flow, TABLES) as reader:
             for number, point in enumerate(points):
@@ -108,10 +119,13 @@ def _emptied(flow: Flow, table: str, rows: int) -> None:
 
 
 @pytest.mark.long
-def test_a_live_snapshot_whose_job_is_killed_at_every_named_point(make_flow: MakeFlow, jobs: Jobs, seed: int) -> None:
+def test_a_live_snapshot_whose_job_is_killed_at_every_named_point(
+    make_flow: MakeFlow, jobs: Jobs, draw: Draw, seed: int
+) -> None:
     dice = random.Random(seed)
     flow = make_flow(tables=TABLES)
     make_tables(flow, TABLES, 1000)
+    draw(flow, seed, TABLES)
     flow.create()
     points = list(LIVE_POINTS)
     dice.shuffle(points)
@@ -200,11 +214,14 @@ def _new_table(name: str) -> tuple[str, ...]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["snapshot", "stream"])
-def test_a_job_that_is_killed_at_random_moments(make_flow: MakeFlow, jobs: Jobs, kind: str, seed: int) -> None:
+def test_a_job_that_is_killed_at_random_moments(
+    make_flow: MakeFlow, jobs: Jobs, draw: Draw, kind: str, seed: int
+) -> None:
     dice = random.Random(seed)
     flow = make_flow(tables=TABLES)
     rows = ROWS if kind == "snapshot" else 1000
     make_tables(flow, TABLES, rows)
+    draw(flow, seed, TABLES)
     flow.create()
     with Writers(flow.dsn, TABLES, seed, rows, HABITS, PAUSE, messages=True):
         if kind == "stream":
@@ -221,11 +238,12 @@ def test_a_job_that_is_killed_at_random_moments(make_flow: MakeFlow, jobs: Jobs,
 
 
 def test_a_stream_survives_the_death_of_its_servers(
-    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, seed: int
+    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, draw: Draw, seed: int
 ) -> None:
     dice = random.Random(seed)
     flow = make_flow(tables=TABLES)
     make_tables(flow, TABLES, 1000)
+    draw(flow, seed, TABLES)
     flow.create()
 
     def end_the_walsender() -> None:

@@ -15,7 +15,9 @@ from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import ChangeSource
 from airflow_bottledwater.stream.start import begin
+from tests.faults.conftest import SEED
 from tests.support.faults import Job, Jobs, ProxiedBroker
+from tests.support.forms import Draw
 from tests.support.topics import Flow, MakeFlow, read
 from tests.support.waiting import until
 from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
@@ -34,8 +36,10 @@ def _writers(flow: Flow) -> Writers:
     return Writers(flow.dsn, TABLES, 1, ROWS, HABITS, (0.01, 0.1), messages=True)
 
 
-def _ready(flow: Flow) -> Flow:
+def _ready(flow: Flow, draw: Draw | None = None) -> Flow:
     make_tables(flow, TABLES, ROWS)
+    if draw is not None:
+        draw(flow, SEED, TABLES)
     flow.create()
     return flow
 
@@ -67,8 +71,8 @@ def _nobody_came_back(flow: Flow) -> None:
 @pytest.mark.parametrize(
     "point", [*_in_full("received", "mid-batch", "before-position"), "before-commit", "before-acknowledge", "in-claim"]
 )
-def test_a_stream_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
-    flow = _ready(make_flow(tables=TABLES))
+def test_a_stream_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jobs, draw: Draw, point: str) -> None:
+    flow = _ready(make_flow(tables=TABLES), draw)
     flow.snapshot()
     with _writers(flow):
         zombie = jobs.start(flow, "stream", point=point, nth=1 if point == "in-claim" else 3, act="stop")
@@ -91,8 +95,8 @@ def test_a_stream_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jo
     "point",
     ["in-range", *_in_full("before-progress", "before-commit", "between-ranges", "before-init"), "before-complete"],
 )
-def test_a_snapshot_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
-    flow = _ready(make_flow(tables=TABLES))
+def test_a_snapshot_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jobs, draw: Draw, point: str) -> None:
+    flow = _ready(make_flow(tables=TABLES), draw)
     with _writers(flow):
         zombie = jobs.start(flow, "snapshot", point=point, act="stop")
         zombie.stopped_at_its_point()

@@ -15,6 +15,8 @@ import pytest
 
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
+from tests.support import outboxes
+from tests.support.forms import Draw
 from tests.support.options import without_primary_keys
 from tests.support.topics import Flow
 from tests.support.writers import PARTED, Writers, audit, make_tables
@@ -69,7 +71,7 @@ def _watch(patch: pytest.MonkeyPatch, dice: random.Random | None) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_handover_under_writers_loses_repeats_and_tears_nothing(
-    database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, seed: int
+    database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, draw: Draw, seed: int
 ) -> None:
     dice = random.Random(seed)
     _watch(monkeypatch, dice if dice.random() < 0.7 else None)
@@ -77,6 +79,8 @@ def test_a_handover_under_writers_loses_repeats_and_tears_nothing(
         database, kafka, None, tables=TABLES, xid_header=True, range_bytes=64 * 1024, lanes=dice.choice((2, 3)),
         partitions=dice.choice((1, 1, 3)),
     )  # fmt: skip
+    if with_outbox := seed % 2 == 0:
+        flow.change(tables=(*TABLES, outboxes.OUTBOX), messages=outboxes.MESSAGES, transaction_topic="transactions")
     make_tables(flow, TABLES, ROWS)
     # rows whose keys change come and go, most of them with large values that are not sent again
     remainders = {table: dice.randrange(3) for table in dice.sample(TABLES, dice.randrange(len(TABLES)))}
@@ -85,8 +89,10 @@ def test_a_handover_under_writers_loses_repeats_and_tears_nothing(
         flow.execute(statement)
     for table, r in remainders.items():
         options.setdefault(table, {})["where"] = f"id % 3 <> {r}"
+    options |= outboxes.OPTIONS if with_outbox else {}
     flow.change(table_options=options)
-    with Writers(flow.dsn, TABLES, seed, ROWS):
+    draw(flow, seed, TABLES[:3])
+    with Writers(flow.dsn, TABLES, seed, ROWS, outbox=with_outbox):
         flow.create()
         time.sleep(dice.uniform(0.3, 0.6))
         flow.snapshot()

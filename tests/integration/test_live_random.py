@@ -16,7 +16,9 @@ import pytest
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.local.kafka import KafkaBroker
+from tests.support import outboxes
 from tests.support.again import SLICES, Asked, ask, check_rows, ended, left_alone
+from tests.support.forms import Draw
 from tests.support.options import without_primary_keys
 from tests.support.topics import Flow
 from tests.support.upheaval import Upheaval
@@ -67,7 +69,7 @@ def _slow_down(patch: pytest.MonkeyPatch, dice: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rows_that_are_read_again_never_take_a_key_back_in_time(
-    database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, seed: int
+    database: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, draw: Draw, seed: int
 ) -> None:
     dice = random.Random(seed)
     _slow_down(monkeypatch, dice)
@@ -75,6 +77,8 @@ def test_rows_that_are_read_again_never_take_a_key_back_in_time(
         database, kafka, None, tables=TABLES, xid_header=True, partitions=dice.choice((1, 1, 3)),
         batch_bytes=dice.choice((1 << 16, 8 << 20)),
     )  # fmt: skip
+    if with_outbox := seed % 2 == 0:
+        flow.change(tables=(*TABLES, outboxes.OUTBOX), messages=outboxes.MESSAGES)
     make_tables(flow, TABLES, ROWS)
     remainders = {table: dice.randrange(3) for table in TABLES if dice.random() < 0.5}
     options, statements = without_primary_keys(seed, TABLES)
@@ -82,11 +86,13 @@ def test_rows_that_are_read_again_never_take_a_key_back_in_time(
         flow.execute(statement)
     for table, r in remainders.items():
         options.setdefault(table, {})["where"] = f"id % 3 <> {r}"
+    options |= outboxes.OPTIONS if with_outbox else {}
     flow.change(table_options=options)
+    draw(flow, seed, TABLES)
     filters = {table: lambda key, r=r: key % 3 != r for table, r in remainders.items()}
     kinds = UPSETS[seed % len(UPSETS)]
     asked: list[Asked] = []
-    with Writers(flow.dsn, TABLES, seed, ROWS, habits=WRITERS, pause=(0.0, 0.02)):
+    with Writers(flow.dsn, TABLES, seed, ROWS, habits=WRITERS, pause=(0.0, 0.02), outbox=with_outbox):
         flow.create()
         flow.snapshot()
         with flow.streaming() as errors, Upheaval(flow.dsn, TABLES, seed, ROWS, kinds) as upheaval:

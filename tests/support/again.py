@@ -8,11 +8,11 @@ from typing import Any
 
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.lsn import parse_lsn
-from tests.support.checker import TRUNCATE, Change
-from tests.support.topics import Flow, read_all
+from tests.support.history import TRUNCATE, Change
+from tests.support.topics import Flow
 from tests.support.upheaval import Upset
 from tests.support.waiting import until
-from tests.support.writers import Filters, read_log, sent
+from tests.support.writers import Filters, read_log, read_rows, sent
 
 #: conditions, and a condition on key and version of rows that fulfil them
 SLICES: dict[str, Callable[[int, int], bool]] = {
@@ -92,8 +92,7 @@ def check_rows(
     :param filters: see :func:`sent`.
     """
     log = sent(read_log(flow), filters or {})
-    found = read_all(flow.kafka, [flow.topic(table) for table in tables])
-    rows = [(table, m) for table in tables for m in found[flow.topic(table)] if m.snapshot]
+    rows = [(table, m) for table, found in read_rows(flow, tables).items() for m in found if m.snapshot]
     alone = 0
     spans: dict[tuple[str, str], list[int]] = {}
     for table, m in rows:

@@ -12,69 +12,7 @@ from dataclasses import dataclass, field
 
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.lsn import Position
-
-INSERT, UPDATE, DELETE, MOVE, TRUNCATE = "c", "u", "d", "k", "t"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A line of the log.
-
-    :param n: its place; taken while the row was locked, so for one key it is the order of the commits.
-    :param op: :data:`MOVE` is an update of the key; :data:`TRUNCATE` has neither an old nor a new one.
-    :param version: identifies the row's new version, in any table; 0 for a delete.
-    :param large: identifies the large value that the new version has, which most changes leave as it is; 0 for none.
-    :param entered: whether it is an update that has brought a row into a row filter, and so is sent as an insert.
-    """
-
-    n: int
-    xid: int
-    table: str
-    old: int | None
-    new: int | None
-    op: str
-    version: int
-    large: int = 0
-    entered: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record of a topic, as a consumer has it; a snapshot's row has no position and op ``r``.
-
-    :param reread: its header says that the large value was read from the table afterwards.
-    :param live: its header says that it is a row that was read while the stream ran.
-    :param shown: the LSN in this header: what was committed below it is in the row.
-    """
-
-    table: str
-    partition: int
-    offset: int
-    key: int
-    version: int | None
-    op: str
-    pos: str = ""
-    xid: int = 0
-    large: int = 0
-    reread: bool = False
-    live: bool = False
-    shown: int = 0
-
-    def __str__(self) -> str:
-        at = f"{self.pos}, transaction {self.xid}" if self.pos else "a snapshot row"
-        return (
-            f"{self.op} of {self.table} key {self.key} version {self.version} ({at}) at offset "
-            f"{self.partition}/{self.offset}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """A TRUNCATE as the events topic tells it, of one table."""
-
-    table: str
-    pos: str
-    xid: int
+from tests.support.history import DELETE, MOVE, TRUNCATE, UPDATE, Before, Change, Record, Truncation, rows_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +130,9 @@ class Checker:
     :param positions: every P that was committed, where they are known.
     :param truncations: of the events topic.
     :param tables: those whose changes are to be there; None: all.
+    :param told: what the records of a table tell of old rows: ``none``, ``header`` or ``envelope``; and behind a comma
+        whether its replica identity has the ``whole`` old row, or the ``key`` only. Tables that are missing here tell
+        nothing.
     """
 
     def __init__(
@@ -209,6 +150,7 @@ class Checker:
         positions: Sequence[Position] = (),
         truncations: Sequence[Truncation] = (),
         tables: Collection[str] | None = None,
+        told: Mapping[str, str] | None = None,
     ) -> None:
         self._tables = boundaries.keys() if tables is None else tables
         self._log = sorted(log, key=lambda c: c.n)
@@ -223,6 +165,9 @@ class Checker:
         #: per table, the place and the LSN of each TRUNCATE that was published
         self._emptied: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._report = Report()
+        self._told = told or {}
+        #: the row that each change has changed or deleted, by the change's place
+        self._rows_before = rows_before(self._log)
         #: every large value that was ever committed under a key
         self._large: dict[tuple[str, int], set[int]] = defaultdict(set)
         for change in self._log:
@@ -309,6 +254,7 @@ class Checker:
                 self._wrong("invented", record, f"{record} is not what was committed there: {change}")
                 continue
             self._check_large(record, change)
+            self._check_before(record, change)
             identity = (record.xid, number, record.op)
             if identity in found:
                 before = found[identity][0]
@@ -349,6 +295,19 @@ class Checker:
             self._wrong(
                 "invented", record, f"{record} has the large value {record.large}; it could be {sorted(allowed)}"
             )
+
+    def _check_before(self, record: Record, change: Change) -> None:
+        """The old row, as far as PostgreSQL tells it: with updates and deletions only, also that of a changed key."""
+        form, _, identity = self._told.get(record.table, "none, key").partition(", ")
+        row, moved = self._rows_before.get(change.n), change.op == MOVE
+        expected = None
+        if form != "none" and row is not None and (record.op == "d" or not moved):
+            if identity == "whole":
+                expected = Before(change.old, row.version, row.large)
+            elif form == "envelope" and record.op == "d":
+                expected = Before(change.old, None)
+        if record.before != expected:
+            self._wrong("invented", record, f"{record} tells of {record.before} before it, and it was {expected}")
 
     def _final(self) -> dict[tuple[str, int], Change]:
         """The change that left each row of the tables as it is now."""

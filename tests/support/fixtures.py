@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from airflow_bottledwater.errors import LocalServerError
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.local.registry import SchemaRegistry
+from tests.support.forms import FORMS, Draw, draw_form
 from tests.support.pipeline import PASSWORD, Source, logged
 from tests.support.topics import Flow, MakeFlow
 
@@ -121,6 +123,18 @@ def make_flow(
         return flow
 
     return make
+
+
+@pytest.fixture
+def draw(request: pytest.FixtureRequest) -> Draw:
+    """Gives a pipeline that is not made yet the form of its records, by the test and its seed, see
+    :func:`tests.support.forms.draw_form`."""
+    salt = zlib.crc32(request.node.originalname.encode())
+
+    def drawn(flow: Flow, seed: int, tables: Sequence[str]) -> None:
+        draw_form(seed + salt % len(FORMS), flow, lambda: request.getfixturevalue("registry"), tables)
+
+    return drawn
 
 
 # ---------------------------------------------------------------------- pipelines that nobody may harm or give away

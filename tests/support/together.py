@@ -7,8 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_bottledwater.encoding.outbox_message import chooses
 from airflow_bottledwater.model.lsn import POSITION
-from tests.support.checker import MOVE, TRUNCATE, Change
+from tests.support.forms import decoders
+from tests.support.history import DELETE, MOVE, TRUNCATE, Change
+from tests.support.outboxes import KINDS, by_topic, has_outbox
 from tests.support.topics import Flow, Message, read, read_all
 
 _EVENTS, _LETTERS = "_bottledwater_events", "_bottledwater_dead_letters"
@@ -37,7 +40,9 @@ def put_together(flow: Flow, tables: Sequence[str], others: Sequence[str] = ()) 
     found = {end.key: Together(end.value) for end in ends}
     assert len(found) == len(ends), "a transaction has two ends"
     assert [*found] == sorted(found), "the ends are not in the order of the commits"
-    for topic, records in read_all(flow.kafka, names).items():
+    of_rows = names[: len(tables)]
+    read_topics = read_all(flow.kafka, of_rows, decoders=decoders(flow.pipeline)) if of_rows else {}
+    for topic, records in (read_topics | read_all(flow.kafka, names[len(tables) :])).items():
         for record in records:
             position = record.pos or (record.value or {}).get("pos", "")
             if not POSITION.fullmatch(position) or not int(position[:16], 16) or record.op == "n":
@@ -56,6 +61,11 @@ def put_together(flow: Flow, tables: Sequence[str], others: Sequence[str] = ()) 
     return [*found.values()]
 
 
+def plain_topics(flow: Flow) -> list[str]:
+    """The topics of messages that describe no records."""
+    return sorted({topic for topic in flow.pipeline.messages.values() if not chooses(topic)})
+
+
 def check_ends(
     flow: Flow, tables: Sequence[str], log: Sequence[Change], superseded: int, others: Collection[str] = ()
 ) -> None:
@@ -67,12 +77,18 @@ def check_ends(
     """
     left = {flow.topic(table) for table in others}
     committed: dict[int, Counter[str]] = defaultdict(Counter)
-    topics = sorted(set(flow.pipeline.messages.values()))
+    topics = plain_topics(flow)
     for xid, n in flow.execute("SELECT xid, count(*) FROM checker_messages WHERE transactional GROUP BY xid"):
         committed[xid].update({flow.topic(name): n for name in topics})
+    if has_outbox(flow):
+        for xid, counted in by_topic(flow).items():
+            committed[xid].update(counted)
+        topics = [*topics, *(f"outbox.{kind}" for kind in KINDS)]
+    # an envelope has a tombstone behind the event of each deletion
+    deleted = 1 + (flow.pipeline.envelope != "none")
     for change in log:
         topic = flow.topic(_EVENTS if change.op == TRUNCATE else change.table)
-        committed[change.xid][topic] += 2 if change.op == MOVE else 1
+        committed[change.xid][topic] += {MOVE: deleted + 1, DELETE: deleted}.get(change.op, 1)
     missing = 0
     for each in put_together(flow, tables, [*sorted(others), *topics]):
         counts = Counter({topic: len(records) for topic, records in each.records.items()})
@@ -80,8 +96,8 @@ def check_ends(
         assert counts <= expected, f"{each.end}, of {expected}"
         # what the snapshot has shown is left out, by table
         missing += sum(expected[topic] - count for topic, count in counts.items() if topic not in left)
-    # of a key change, both records are left out
-    assert missing <= 2 * superseded
+    # of a key change, all records are left out
+    assert missing <= (deleted + 1) * superseded
 
 
 def check_messages(flow: Flow, oldest_xid: int) -> None:
@@ -92,7 +108,7 @@ def check_messages(flow: Flow, oldest_xid: int) -> None:
     :param oldest_xid: the first transaction that has certainly written behind the slot's consistent point.
     """
     log = flow.execute("SELECT n, xid, transactional FROM checker_messages")
-    (topic,) = set(flow.pipeline.messages.values())
+    (topic,) = plain_topics(flow)
     found = flow.read(topic)
     assert [message.pos for message in found] == sorted(message.pos for message in found)
     numbers = [message.value for message in found]

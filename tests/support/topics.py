@@ -49,6 +49,7 @@ class Message:
     toast: str = ""
     snapshot: str = ""
     time: str = ""
+    before: Any = None
 
 
 def read(kafka: KafkaBroker, topic: str, *, committed: bool = True) -> list[Message]:
@@ -56,8 +57,18 @@ def read(kafka: KafkaBroker, topic: str, *, committed: bool = True) -> list[Mess
     return read_all(kafka, [topic], committed=committed)[topic]
 
 
-def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = True) -> dict[str, list[Message]]:
-    """The same for several topics, with one consumer."""
+def read_all(
+    kafka: KafkaBroker,
+    topics: Sequence[str],
+    *,
+    committed: bool = True,
+    decoders: tuple[Callable[[bytes], Any], Callable[[bytes], Any]] | None = None,
+) -> dict[str, list[Message]]:
+    """The same for several topics, with one consumer.
+
+    :param decoders: of keys and of values; None: JSON, and positions as the keys of service topics.
+    """
+    of_key, of_value = decoders or (_key, json.loads)
     config = {"bootstrap.servers": kafka.bootstrap}
     described = Topics(config).describe(topics)
     consumer = Consumer(
@@ -81,13 +92,15 @@ def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = Tru
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 pending.discard((message.topic(), message.partition()))
                 continue
-            headers = {name: (value or b"").decode() for name, value in message.headers() or []}
+            told = dict(message.headers() or [])
+            before = told.pop("before", None)
+            headers = {name: (value or b"").decode() for name, value in told.items()}
             found[message.topic()].append(
                 Message(
                     message.partition(),
                     message.offset(),
-                    _key(message.key()),
-                    json.loads(message.value()) if message.value() is not None else None,
+                    None if message.key() is None else of_key(message.key()),
+                    None if message.value() is None else of_value(message.value()),
                     headers.get("op", "r"),
                     headers.get("pos", ""),
                     message.timestamp()[1],
@@ -95,16 +108,15 @@ def read_all(kafka: KafkaBroker, topics: Sequence[str], *, committed: bool = Tru
                     headers.get("toast", ""),
                     headers.get("snapshot", ""),
                     headers.get("time", ""),
+                    None if before is None else of_value(before),
                 )
             )
     consumer.close()
     return found
 
 
-def _key(key: bytes | None) -> Any:
+def _key(key: bytes) -> Any:
     """JSON in data topics, a position in service topics."""
-    if key is None:
-        return None
     return json.loads(key) if key.startswith(b"{") else key.decode()
 
 

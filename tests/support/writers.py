@@ -20,19 +20,12 @@ from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.store import state_topic_name
-from tests.support.checker import (
-    DELETE,
-    INSERT,
-    TRUNCATE,
-    Change,
-    Checker,
-    Record,
-    Report,
-    Truncation,
-    uncommitted_rule,
-)
-from tests.support.together import check_ends, check_messages
-from tests.support.topics import Flow, read, read_all
+from tests.support import outboxes
+from tests.support.checker import Checker, Report, uncommitted_rule
+from tests.support.forms import before, decoders, unwrapped
+from tests.support.history import DELETE, INSERT, TRUNCATE, Change, Record, Truncation
+from tests.support.together import check_ends, check_messages, plain_topics
+from tests.support.topics import Flow, Message, read, read_all
 
 #: whether a key fulfils a table's row filter, by table
 Filters = Mapping[str, Callable[[int], bool]]
@@ -104,8 +97,8 @@ LOSSES = (
 
 
 def make_tables(flow: Flow, tables: Sequence[str], rows: int) -> None:
-    """Tables with rows that are in the log."""
-    flow.execute(*_SCHEMA)
+    """Tables with rows that are in the log, and an outbox if the pipeline has one."""
+    flow.execute(*_SCHEMA, *(outboxes.SCHEMA if outboxes.has_outbox(flow) else ()))
     for table in tables:
         flow.execute(
             f"CREATE TABLE {table} (id bigint PRIMARY KEY, version bigint NOT NULL, name text, n integer, large text)"
@@ -166,7 +159,7 @@ class Writers:
 
     :param rows: rows that the tables begin with.
     :param pause: seconds between two transactions, from and to.
-    :param messages: whether they write logical messages, too.
+    :param messages: whether they write logical messages, too; ``outbox``: events into an outbox.
     """
 
     dsn: str
@@ -176,6 +169,7 @@ class Writers:
     habits: Sequence[Habit] = CROWD
     pause: tuple[float, float] = (0.0, 0.01)
     messages: bool = False
+    outbox: bool = False
     errors: list[BaseException] = field(default_factory=list)
     _freed: dict[int, list[int]] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -239,8 +233,10 @@ class Writers:
                 self._change(connection, dice, number, habit, fresh)
             if dice.random() < 0.25:
                 self._savepoint(connection, dice, number, habit, fresh)
+            # last, since the checker knows the places of rows in a transaction
+            for statement in outboxes.events(dice, number) if self.outbox else ():
+                connection.execute(statement)  # type: ignore[arg-type]
             if self.messages:
-                # last, since the checker knows the places of rows in a transaction
                 for transactional in (True, False):
                     connection.execute(_EMIT.format(transactional=transactional))  # type: ignore[arg-type]
             if gid:
@@ -355,7 +351,7 @@ def sent(log: Iterable[Change], filters: Filters) -> list[Change]:
 
 def records(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> list[Record]:
     """All records of the tables' topics, per partition in the order of their offsets."""
-    found = read_all(flow.kafka, [flow.topic(table) for table in tables], committed=committed)
+    found = read_rows(flow, tables, committed=committed)
     return [
         Record(
             table,
@@ -370,10 +366,21 @@ def records(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> lis
             m.toast == "reread",
             bool(m.snapshot),
             parse_lsn(m.snapshot.partition("/")[2]) if m.snapshot else 0,
+            before(m.before),
         )
         for table in tables
-        for m in found[flow.topic(table)]
+        for m in found[table]
     ]
+
+
+def read_rows(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> dict[str, list[Message]]:
+    """The records of the tables' topics, without envelopes, by table."""
+    topics = [flow.topic(table) for table in tables]
+    found = read_all(flow.kafka, topics, committed=committed, decoders=decoders(flow.pipeline))
+    by_table = dict(zip(tables, found.values(), strict=True))
+    if flow.pipeline.envelope == "none":
+        return by_table
+    return {table: unwrapped(some, table, committed=committed) for table, some in by_table.items()}
 
 
 def state_topic(flow: Flow) -> str:
@@ -440,17 +447,31 @@ def audit(
         positions=positions(flow),
         truncations=truncations(flow) if any(change.op == TRUNCATE for change in log) else (),
         tables=tables,
+        told=_told(flow, tables),
     )
     committed = records(flow, tables)
     report = checker.check(committed)
     report.findings = [found for found in report.findings if found.table not in others]
     if flow.pipeline.transaction_topic:
         check_ends(flow, tables, published, known.counters["superseded"], others)
-    if flow.pipeline.messages:
-        assert known.slot is not None
+    assert known.slot is not None
+    if plain_topics(flow):
         check_messages(flow, known.slot.oldest_xid)
+    if outboxes.has_outbox(flow):
+        outboxes.check_events(flow, max(known.slot.oldest_xid, known.tables[by_name[outboxes.OUTBOX]].oldest_xid))
     _check_uncommitted(records(flow, tables, committed=False), committed)
     return report
+
+
+def _told(flow: Flow, tables: Sequence[str]) -> dict[str, str]:
+    """What the records of tables tell of old rows, see :class:`Checker`."""
+    form = flow.pipeline.before if flow.pipeline.envelope == "none" else "envelope"
+    full = {
+        table
+        for table, identity in flow.execute("SELECT relname, relreplident FROM pg_class WHERE relkind IN ('r', 'p')")
+        if identity == "f"
+    }
+    return {table: f"{form}, {'whole' if table in full else 'key'}" for table in tables}
 
 
 def _check_uncommitted(everything: Sequence[Record], committed: Sequence[Record]) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.lsn import Position
-from tests.support.checker import Change, Checker, Record, Report, Truncation, recovery_times, uncommitted_rule
+from tests.support.checker import Checker, Report, recovery_times, uncommitted_rule
+from tests.support.history import Before, Change, Record, Truncation
 
 #: ids below 100 have ended, 103 runs, 105 is the next
 BOUNDARY = Snapshot(100, 105, (103,))
@@ -342,3 +343,32 @@ def test_a_value_that_was_read_for_a_row_that_was_truncated_is_superseded() -> N
     records = [r for r in truncated_topic() if r.version != 12 and not r.live]
     checked = Checker(TRUNCATED_LOG, {"a": BOUNDARY}, truncations=[TOLD], superseded=1).check(records)
     assert (checked.findings, len(checked.superseded)) == ([], 1)
+
+
+#: with the old rows that an envelope has under a replica identity FULL
+def told() -> list[Record]:
+    old = {3: Before(2, 12), 4: Before(1, 13), 6: Before(1, 15), 7: Before(2, 16), 9: Before(3, 19)}
+    return [replace(record, before=old.get(number)) for number, record in enumerate(topics())]
+
+
+_TOLD = {"a": "envelope, whole", "b": "envelope, whole"}
+
+
+def test_old_rows_are_those_of_the_log() -> None:
+    assert not checked(told(), told=_TOLD).findings
+    header = [replace(each, before=None if each.key == 7 else each.before) for each in told()]
+    assert not checked(header, told=dict.fromkeys("ab", "header, whole")).findings
+    # of keys only, a header tells nothing, and an envelope the key of what is deleted
+    assert not checked(topics(), told=dict.fromkeys("ab", "header, key")).findings
+    keys = [replace(each, before=Before(each.key, None) if each.op == "d" else None) for each in topics()]
+    assert not checked(keys, told=dict.fromkeys("ab", "envelope, key")).findings
+
+
+@pytest.mark.parametrize("number", range(3, 10))
+@pytest.mark.parametrize("wrong", [None, Before(1, 11), Before(9, None), Before(2, 12, 5)])
+def test_any_old_row_that_is_wrong_is_found(number: int, wrong: Before | None) -> None:
+    records = told()
+    if records[number].before == wrong:
+        wrong = Before(77, 77)
+    records[number] = replace(records[number], before=wrong)
+    assert "invented" in checked(records, told=_TOLD).kinds

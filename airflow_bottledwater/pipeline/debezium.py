@@ -192,8 +192,8 @@ class _Import:
             "side, or drop the connector's slot before. Or go on with the connector's slot, without a snapshot: set "
             f"source.publication to {publication} and source.create_publication to false; while the connector still "
             f"runs, run in the database: CREATE PUBLICATION {second} WITH (publish = "
-            "'insert, truncate'); stop the connector; then run: bottledwater take-over -c FILE (docs/debezium.md says "
-            "what that means).",
+            "'insert, truncate'); stop the connector when it has read on (docs/debezium.md says how far, and what all "
+            "that means); then run: bottledwater take-over -c FILE.",
         )
         for part in (self._source, self._tables, self._columns, lambda: self._topics(flat), self._values, self._rest):
             part()

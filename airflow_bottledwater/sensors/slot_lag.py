@@ -9,7 +9,6 @@ from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from airflow.sdk.observability import stats
 
-from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.model.amounts import size
@@ -22,7 +21,7 @@ from airflow_bottledwater.operators.base import (
 )
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.sensors.looking import LookingSensor
-from airflow_bottledwater.triggers.slot_lag import WAL_STATUSES, Seen, SlotLagTrigger, evaluate, stream_over
+from airflow_bottledwater.triggers.slot_lag import Seen, SlotLagTrigger, evaluate, known_status, stream_over
 from airflow_bottledwater.triggers.slots import LAG_SQL
 
 if TYPE_CHECKING:
@@ -133,11 +132,8 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
 
         :raises SettingError: one is not allowed.
         """
-        worst = str(self.wal_status or "").strip() or None
-        if worst not in (None, *WAL_STATUSES):
-            raise SettingError("wal_status", self.wal_status, f"one of {', '.join(WAL_STATUSES)}, or nothing")
         safe = number("min_safe_wal", self.min_safe_wal)
-        return {"wal_status": worst, "min_safe_wal": None if safe is None else int(safe)}
+        return {"wal_status": known_status(self.wal_status), "min_safe_wal": None if safe is None else int(safe)}
 
     def _position(self, context: Context) -> int:
         """The LSN up to which everything is to be published; 0 for any."""

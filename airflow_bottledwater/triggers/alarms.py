@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
@@ -10,75 +9,59 @@ from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
-from airflow_bottledwater.triggers.slot_lag import Seen, evaluate
+from airflow_bottledwater.triggers.slot_lag import Seen, evaluate, known_status
 from airflow_bottledwater.triggers.slots import SlotReader
 from airflow_bottledwater.triggers.watcher import WatcherTrigger
 from airflow_bottledwater.triggers.watching import Watch
 
 Found = dict[str, Any]
+Row = tuple[Any, ...]
 
 
-class _Alarm:
+class _Change:
     """Tells when something is wrong, and when it is right again.
 
-    :param look: what is wrong, as JSON values; None if nothing is.
-    :param close: ends what it looks with.
     :param wrong: whether it was when that was told last.
     """
 
-    def __init__(self, look: Callable[[], Found | None], close: Callable[[], None], wrong: bool) -> None:
-        self._look, self.close, self._wrong = look, close, wrong
+    def __init__(self, wrong: bool) -> None:
+        self._wrong = wrong
 
-    def fetch(self) -> Found | None:
-        """What is wrong, if it was not before; an empty dictionary if it is right again; None if nothing has
-        changed."""
-        found = self._look()
+    def __call__(self, found: Found | None) -> Found | None:
+        """What is wrong, if it was not before; an empty dictionary if it is right again; None if nothing has changed.
+
+        :param found: what is wrong, as JSON values; None if nothing is.
+        """
         if (found is not None) == self._wrong:
             return None
         self._wrong = found is not None
         return found or {}
 
 
-class _AlarmTrigger(WatcherTrigger):
-    """Fires when something goes wrong: once, and again only after it was right in between."""
-
-    async def _begin(self, pipeline: Settings, kept: Any) -> Watch:
-        return _Alarm(*self._looking(pipeline), bool(kept and kept["wrong"]))
-
-    def _looking(self, pipeline: Settings) -> tuple[Callable[[], Found | None], Callable[[], None]]:
-        """What looks at the pipeline, and what ends that."""
-        raise NotImplementedError
-
-    def _told(self, found: Found) -> tuple[Found | None, Any]:
-        return found or None, {"wrong": bool(found)}
-
-
-class _SlotLooks:
-    """Reads a slot's row for a watch, whose calls block in threads: in the event loop, over the session of all triggers
-    with that database.
+class _SlotWatch:
+    """Looks at a slot in the event loop, over the session of all triggers with that database.
 
     :param connected: looks the pipeline's connections up.
+    :param judge: what is wrong, by a row of :data:`~airflow_bottledwater.triggers.slots.LAG_SQL`.
     """
 
-    def __init__(self, pipeline: Settings, connected: Callable[[], Awaitable[Settings]]) -> None:
+    def __init__(
+        self,
+        pipeline: Settings,
+        connected: Callable[[], Awaitable[Settings]],
+        judge: Callable[[Row | None], Found | None],
+        change: _Change,
+    ) -> None:
         self._pipeline: Settings | None = pipeline
-        self._connected = connected
-        self._reader, self._loop = SlotReader(), asyncio.get_running_loop()
+        self._connected, self._judge, self._change, self._reader = connected, judge, change, SlotReader()
 
-    def row(self) -> tuple[Any, ...] | None:
-        """See :meth:`~airflow_bottledwater.triggers.slots.SlotReader.row`.
+    async def fetch(self) -> Found | None:
+        """See :class:`_Change`.
 
         :raises Outage: the source does not answer; its connection is then looked up again, since it may have new
             credentials.
         :raises Refused: the source does not let its slots be seen.
         """
-        return asyncio.run_coroutine_threadsafe(self._row(), self._loop).result()
-
-    def close(self) -> None:
-        """Read no more."""
-        asyncio.run_coroutine_threadsafe(self._reader.close(), self._loop).result()
-
-    async def _row(self) -> tuple[Any, ...] | None:
         # imported here, since a DAG processor needs no libpq
         import psycopg
 
@@ -90,7 +73,39 @@ class _SlotLooks:
         except psycopg.Error as error:
             raise outage(error, "Reading the slot's lag") from None
         self._pipeline = pipeline
-        return row
+        return self._change(self._judge(row))
+
+    async def close(self) -> None:
+        """Read no more."""
+        await self._reader.close()
+
+
+class _LettersWatch:
+    """Looks at the dead letters, by calls that block."""
+
+    def __init__(self, look: Callable[[], Found | None], change: _Change) -> None:
+        self._look, self._change = look, change
+
+    def fetch(self) -> Found | None:
+        """See :class:`_Change`."""
+        return self._change(self._look())
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class _AlarmTrigger(WatcherTrigger):
+    """Fires when something goes wrong: once, and again only after it was right in between."""
+
+    async def _begin(self, pipeline: Settings, kept: Any) -> Watch:
+        return self._looking(pipeline, _Change(bool(kept and kept["wrong"])))
+
+    def _looking(self, pipeline: Settings, change: _Change) -> Watch:
+        """What looks at the pipeline."""
+        raise NotImplementedError
+
+    def _told(self, found: Found) -> tuple[Found | None, Any]:
+        return found or None, {"wrong": bool(found)}
 
 
 class SlotLagAlarmTrigger(_AlarmTrigger):
@@ -103,7 +118,8 @@ class SlotLagAlarmTrigger(_AlarmTrigger):
     :param pipeline: see :class:`~airflow_bottledwater.triggers.watcher.WatcherTrigger`.
     :param max_lag: bytes of WAL; None for any number.
     :param max_lag_seconds: what was there so many seconds ago has to be published; None for any number.
-    :param wal_status: the worst ``wal_status`` that is good enough: ``reserved``, ``extended`` or ``unreserved``.
+    :param wal_status: the worst ``wal_status`` that is good enough: ``reserved``, ``extended`` or ``unreserved``; None
+        for any.
     :param min_safe_wal: bytes of WAL that may be written at least until the slot may be lost; None for any number.
     :param poll_interval: seconds between two looks, at most ten.
     """
@@ -117,20 +133,19 @@ class SlotLagAlarmTrigger(_AlarmTrigger):
         pipeline: PipelineArgument,
         max_lag: int | None = None,
         max_lag_seconds: float | None = 600.0,
-        wal_status: str = "extended",
+        wal_status: str | None = "extended",
         min_safe_wal: int | None = None,
         poll_interval: float = 10.0,
     ) -> None:
         super().__init__(pipeline=pipeline, poll_interval=poll_interval)
         self.max_lag, self.max_lag_seconds = max_lag, max_lag_seconds
-        self.wal_status, self.min_safe_wal = wal_status, min_safe_wal
+        self.wal_status, self.min_safe_wal = known_status(wal_status), min_safe_wal
 
-    def _looking(self, pipeline: Settings) -> tuple[Callable[[], Found | None], Callable[[], None]]:
-        looks, seen = _SlotLooks(pipeline, self._connected), Seen(self.max_lag_seconds)
+    def _looking(self, pipeline: Settings, change: _Change) -> Watch:
+        seen = Seen(self.max_lag_seconds)
         limits: dict[str, Any] = {"wal_status": self.wal_status, "min_safe_wal": self.min_safe_wal}
 
-        def look() -> Found | None:
-            row = looks.row()
+        def judge(row: Row | None) -> Found | None:
             event = evaluate(pipeline.slot, row, self.max_lag, **limits)
             # a lag in seconds is known only after so many seconds
             late = row is not None and row[1] is not None and seen.exceeded(row[4] + row[1], row[4])
@@ -141,7 +156,7 @@ class SlotLagAlarmTrigger(_AlarmTrigger):
             found = {"lag": row[1], "retained": row[2], "wal_status": row[0], "safe_wal_size": row[5]}
             return {"slot": pipeline.slot, **found}
 
-        return look, looks.close
+        return _SlotWatch(pipeline, self._connected, judge, change)
 
 
 class DeadLettersAlarmTrigger(_AlarmTrigger):
@@ -170,7 +185,7 @@ class DeadLettersAlarmTrigger(_AlarmTrigger):
         super().__init__(pipeline=pipeline, poll_interval=poll_interval)
         self.max_open, self.tables = max_open, [tables] if isinstance(tables, str) else list(tables)
 
-    def _looking(self, pipeline: Settings) -> tuple[Callable[[], Found | None], Callable[[], None]]:
+    def _looking(self, pipeline: Settings, change: _Change) -> Watch:
         watch = LettersWatch(pipeline, max_open=self.max_open, tables=self.tables)
 
         def look() -> Found | None:
@@ -181,4 +196,4 @@ class DeadLettersAlarmTrigger(_AlarmTrigger):
             found = sum(counts.values())
             return {"slot": pipeline.slot, "open": found, "tables": counts} if found > self.max_open else None
 
-        return look, watch.close
+        return _LettersWatch(look, change)

@@ -11,7 +11,7 @@ from typing import Any
 from airflow.observability import stats
 from airflow.triggers.base import TriggerEvent
 
-from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.errors import BottledWaterError, Outage, SettingError
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.triggers.slots import SlotReader
@@ -22,6 +22,17 @@ _TASK_INTERVAL = 60.0
 
 #: what PostgreSQL says of a slot's WAL (``wal_status`` of pg_replication_slots), from good to bad; "lost" is an error
 WAL_STATUSES = ("reserved", "extended", "unreserved")
+
+
+def known_status(value: object) -> str | None:
+    """A ``wal_status`` as a limit; None for any.
+
+    :raises SettingError: there is none of this name.
+    """
+    found = str(value or "").strip() or None
+    if found not in (None, *WAL_STATUSES):
+        raise SettingError("wal_status", value, f"one of {', '.join(WAL_STATUSES)}, or nothing")
+    return found
 
 
 class Seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 from abc import abstractmethod
@@ -31,19 +32,20 @@ STOPPING = ThreadPoolExecutor(8, "stop job")
 
 
 class Watch(Protocol):
-    """Looks at something by calls that block; it has to be closed."""
+    """Looks at something; it has to be closed. Its calls block, or are coroutines: threads that wait for the event loop
+    would be missing where that needs one, such as to look a host's name up."""
 
     def fetch(self) -> Any:
         """What has happened, or None as long as nothing has."""
 
-    def close(self) -> None:
+    def close(self) -> Any:
         """End the watch."""
 
 
 class AsyncWatch:
     """A watch that is begun when it is needed, and begun anew after an error that is not an outage: with the
-    connections as they are then, since a password may have been changed. All calls are made in threads, not in the
-    triggerer's event loop.
+    connections as they are then, since a password may have been changed. What blocks is called in threads, not
+    in the triggerer's event loop.
 
     :param begin: begins to watch.
     :param what: is watched, for the log.
@@ -74,7 +76,7 @@ class AsyncWatch:
                 log.warning("%s cannot be seen: %s", self._what, error)
                 return None
         try:
-            return await asyncio.to_thread(self._watch.fetch)
+            return await _called(self._watch.fetch)
         except BottledWaterError as error:
             log.warning("%s cannot be seen: %s", self._what, error)
             if not isinstance(error, Outage):
@@ -84,7 +86,12 @@ class AsyncWatch:
     async def _close(self) -> None:
         if self._watch is not None:
             watch, self._watch = self._watch, None
-            await asyncio.to_thread(watch.close)
+            await _called(watch.close)
+
+
+async def _called(method: Callable[[], Any]) -> Any:
+    """What a method of a watch returns: in the event loop if it is a coroutine's, else in a thread."""
+    return await (method() if inspect.iscoroutinefunction(method) else asyncio.to_thread(method))
 
 
 class WatchTrigger(PipelineTrigger):

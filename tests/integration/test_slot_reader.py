@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -12,7 +13,7 @@ from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.alarms import SlotLagAlarmTrigger
 from airflow_bottledwater.triggers.slots import SlotReader
-from airflow_bottledwater.triggers.watching import Watch
+from airflow_bottledwater.triggers.watching import AsyncWatch
 
 
 def sessions(dsn: str) -> list[Any]:
@@ -76,18 +77,35 @@ def test_alarms_share_the_session_and_look_the_connection_up_again_after_an_outa
 
     async def watch() -> None:
         trigger = Alarm(pipeline="shared_b", max_lag=-1, max_lag_seconds=None)
-        alarms: list[Watch] = [await trigger._begin(settings(database), None) for _ in range(10)]
-        found = await asyncio.gather(*(asyncio.to_thread(alarm.fetch) for alarm in alarms))
+        alarms: list[Any] = [await trigger._begin(settings(database), None) for _ in range(10)]
+        found = await asyncio.gather(*(alarm.fetch() for alarm in alarms))
         assert [each["slot"] for each in found] == ["shared_b"] * 10 and len(sessions(database)) == 1
         for alarm in alarms[1:]:
-            await asyncio.to_thread(alarm.close)
-        gone = await trigger._begin(settings(f"{database} dbname=gone"), None)
+            await alarm.close()
+        gone: Any = await trigger._begin(settings(f"{database} dbname=gone"), None)
         with pytest.raises(Outage, match="Reading the slot's lag"):
-            await asyncio.to_thread(gone.fetch)
+            await gone.fetch()
         # with the connection as it is now
-        assert (await asyncio.to_thread(gone.fetch))["slot"] == "shared_b" and len(sessions(database)) == 1
+        assert (await gone.fetch())["slot"] == "shared_b" and len(sessions(database)) == 1
         for alarm in (gone, alarms[0]):
-            await asyncio.to_thread(alarm.close)
+            await alarm.close()
         assert not SlotReader._sessions
 
     asyncio.run(watch())
+
+
+def test_many_alarms_find_a_host_by_its_name(database: str) -> None:
+    """That takes one of the event loop's threads, which may not all be theirs."""
+    named = database.replace("host=127.0.0.1", "host=localhost")
+    settings = Settings.of(postgres=named, kafka={"bootstrap.servers": "none:9092"}, slot="none")
+
+    async def look(trigger: SlotLagAlarmTrigger) -> Any:
+        async with AsyncWatch(lambda: trigger._begin(settings, None), "the slot") as watching:
+            return await watching.fetch()
+
+    async def watch() -> list[Any]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        alarms = [SlotLagAlarmTrigger(pipeline="none") for _ in range(10)]
+        return await asyncio.wait_for(asyncio.gather(*(look(alarm) for alarm in alarms)), 20)
+
+    assert {each["message"] for each in asyncio.run(watch())} == {"Slot 'none' does not exist."}

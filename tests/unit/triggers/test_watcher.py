@@ -170,6 +170,8 @@ def test_a_slot_that_needs_somebody_is_told_once_until_it_is_right(monkeypatch: 
     late_only = SlotLagAlarmTrigger(pipeline="shop", max_lag_seconds=600)
     rows.append(late)
     assert not looked(late_only, Store(), 1)  # since when is not known
+    with pytest.raises(SettingError, match="one of reserved, extended, unreserved"):
+        SlotLagAlarmTrigger(pipeline="shop", wal_status="good")
 
 
 @pytest.mark.usefixtures("connections")

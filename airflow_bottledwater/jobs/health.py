@@ -45,7 +45,7 @@ def problem(
     if status.failed:
         return f"The job failed {'for good' if status.permanent else 'for a transient reason'}: {status.error}"
     if status.ended:
-        return f"No job runs: the last one is {status.state}."
+        return f"No job runs: the last one is {status.state}. {status.error}".strip()
     age, allowed = now - status.at, longest_silence(status.heartbeat) if max_age is None else max_age
     if age > allowed:
         return f"The job has not reported for {age:.0f} s, more than {allowed:.0f} s: it died, or Kafka does not take its reports."
@@ -62,7 +62,7 @@ def problem(
     if max_lag is not None and found.lag > max_lag:
         return f"The slot is {found.lag:,} bytes behind, more than {max_lag:,}."
     if status.open_dead_letters > max_dead_letters:
-        return problems.summary(status.problems) or f"{status.open_dead_letters:,} dead letters are open."
+        return problems.summary(status.problems) or f"{letters.are_open(status.open_dead_letters)}."
     return problems.summary(each for each in status.problems if each.kind != letters.KIND)
 
 

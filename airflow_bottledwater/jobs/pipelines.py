@@ -103,7 +103,7 @@ def wrong(
         found.append(f"{status.repeats} jobs in a row have ended without publishing anything. {status.error}")
     found += [str(each) for each in _told(status) if each.kind != letters.KIND]
     if limits.dead_letters is not None and (count := status.open_dead_letters) > limits.dead_letters:
-        found.append(f"{count} dead letters are open, more than {limits.dead_letters}: re-drive them, or dismiss them.")
+        found.append(f"{letters.are_open(count)}, more than {limits.dead_letters}: re-drive, or dismiss.")
         found += [str(each) for each in status.problems if each.kind == letters.KIND]
     found.append(_verified(decode(VerifiedRecord, records.get(verified_key(name))), status, now, limits))
     return [each.strip() for each in found if each]
@@ -123,6 +123,8 @@ def _ended(status: StatusRecord, now: float, limits: HealthLimits) -> str:
     remedy = "Run its DAG again; or, if it is not to run, stop it: bottledwater stop, or the DAG bottledwater_control."
     if status.failed and status.permanent:
         return f"The job failed for good {_ago(ago)}: {status.error} {remedy}"
+    if status.ended_in_order and status.error:
+        return f"No job could begin {_ago(ago)}: {status.error} Then run its DAG again."
     if status.state == "finished" and status.job.kind == "stream":
         if limits.pause is None or ago <= limits.pause:
             return ""

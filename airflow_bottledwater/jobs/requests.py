@@ -30,6 +30,8 @@ from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import (
     REPLACEMENT,
@@ -149,6 +151,21 @@ def want(pipeline: Settings, cluster: Cluster) -> StatusRecord | None:
         changes[status_key(name)] = encode(wanted)
     control_topic.write(pipeline.kafka, {**changes, request_key(name): None})
     return status
+
+
+def not_begun(pipeline: Settings, why: str) -> None:
+    """Record why no job of a pipeline could begin, for whoever looks at the pipeline, until one reports. It does
+    nothing if none has ever reported, or if one runs.
+
+    :param why: as sentences.
+    :raises Outage: PostgreSQL or Kafka does not answer.
+    """
+    with session(pipeline.postgres, "Identifying the cluster") as connection:
+        name = identify(connection).pipeline(pipeline.slot)
+    status = read_status(pipeline, name)
+    if status is not None and status.ended:
+        told = replace(status, error=why, at=time.time())
+        control_topic.write(pipeline.kafka, {status_key(name): encode(told)})
 
 
 def answer(pipeline: Settings, cluster: Cluster, since: float) -> tuple[bool, StatusRecord | None]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
+from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.policy import transient
+
+log = logging.getLogger(__name__)
 
 
 class BeforeJobsOperator(PipelineMixin, BaseOperator):
@@ -46,3 +52,19 @@ class BeforeJobsOperator(PipelineMixin, BaseOperator):
         where = {"deploy_mode": spark.deploy_mode or None, "settings_file": spark.settings_file or None}
         tasks = {"snapshot": {**where, **(self.snapshot or {})}, "stream": {**where, **(self.stream or {})}}
         return {name: task for name, task in tasks.items() if name != "snapshot" or not pipeline.skip_snapshot}
+
+    @contextlib.contextmanager
+    def noting(self, pipeline: Settings) -> Iterator[None]:
+        """Within this block, an error after which a retry cannot help is noted with the pipeline, too: no job begins,
+        and so none could say why."""
+        from airflow_bottledwater.jobs import requests
+
+        try:
+            yield
+        except BottledWaterError as error:
+            if not transient(error):
+                try:
+                    requests.not_begun(pipeline, str(error))
+                except BottledWaterError as unsaid:
+                    log.info("Only this log has why no job begins: %s", unsaid)
+            raise

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_bottledwater.pipeline.settings import Settings
+    from airflow_bottledwater.provision.findings import Findings
 
 
 class ReplicationPreflightOperator(BeforeJobsOperator):
@@ -22,32 +23,40 @@ class ReplicationPreflightOperator(BeforeJobsOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the checks; returns the tables and the warnings."""
-        from airflow_bottledwater.provision import preflight
-
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            away: BottledWaterError | None = None
-            try:
-                problems = self._spark_problems(pipeline)
-            except Outage as error:
-                problems, away = [], error
-            try:
-                found = preflight.run(pipeline)
-            except PreflightError as error:
-                raise PreflightError([*problems, *error.problems, *([str(away)] if away else [])]) from error
-            except BottledWaterError as error:
-                if problems:  # which stay when the server is back
-                    raise PreflightError([*problems, str(error)]) from error
-                raise
-            if away is not None:
-                raise away
-            if problems:
-                raise PreflightError(problems)
+            with self.noting(pipeline):
+                found = self._check(pipeline)
         for table in found.tables:
             self.log.info(
                 "%s: %d columns, key (%s)", table.qualified, len(table.columns), ", ".join(table.key) or "none"
             )
         return {"tables": [t.qualified for t in found.tables], "warnings": found.warnings, "notes": found.notes}
+
+    def _check(self, pipeline: Settings) -> Findings:
+        """
+        :raises BottledWaterError: something is wrong, with all that is.
+        """
+        from airflow_bottledwater.provision import preflight
+
+        away: BottledWaterError | None = None
+        try:
+            problems = self._spark_problems(pipeline)
+        except Outage as error:
+            problems, away = [], error
+        try:
+            found = preflight.run(pipeline)
+        except PreflightError as error:
+            raise PreflightError([*problems, *error.problems, *([str(away)] if away else [])]) from error
+        except BottledWaterError as error:
+            if problems:  # which stay when the server is back
+                raise PreflightError([*problems, str(error)]) from error
+            raise
+        if away is not None:
+            raise away
+        if problems:
+            raise PreflightError(problems)
+        return found
 
     def _spark_problems(self, pipeline: Settings) -> list[str]:
         """Why snapshot or stream could not run; reported before anything is created."""

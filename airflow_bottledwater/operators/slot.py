@@ -42,12 +42,14 @@ class CreateReplicationSlotOperator(BeforeJobsOperator):
         self._stopped = threading.Event()
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            if problems := spark_target.problems(self.described().spark.conn_id, self.jobs(pipeline)):
-                raise PreflightError(problems)
-            try:
-                record = create(pipeline, stopped=self._stopped)
-            except StopRequested as error:
-                raise Outage("The task was ended before the slot was made.", "A retry goes on where it was.") from error
+            with self.noting(pipeline):
+                if problems := spark_target.problems(self.described().spark.conn_id, self.jobs(pipeline)):
+                    raise PreflightError(problems)
+                try:
+                    record = create(pipeline, stopped=self._stopped)
+                except StopRequested as error:
+                    said = "The task was ended before the slot was made.", "A retry goes on where it was."
+                    raise Outage(*said) from error
         return {"slot": record.name, "consistent_point": format_lsn(record.consistent_point)}
 
     def on_kill(self) -> None:

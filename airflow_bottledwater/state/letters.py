@@ -29,6 +29,11 @@ def problems(open_letters: Mapping[str, Mapping[str, int]]) -> list[Problem]:
     ]
 
 
+def are_open(count: int) -> str:
+    """How many dead letters are open, for messages."""
+    return f"{count:,} dead letter{' is' if count == 1 else 's are'} open"
+
+
 def described(counts: Mapping[str, int]) -> str:
     """Open dead letters by what has written them, for messages."""
     return ", ".join(f"{count:,} of {_BY.get(by, by)}" for by, count in sorted(counts.items()))

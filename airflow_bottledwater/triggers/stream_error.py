@@ -83,7 +83,7 @@ def evaluate(
         )
     if max_dead_letters is not None and status.open_dead_letters > max_dead_letters:
         why = problems.summary(each for each in status.problems if each.kind == letters.KIND)
-        more = f"{status.open_dead_letters} dead letters are open, more than {max_dead_letters}."
+        more = f"{letters.are_open(status.open_dead_letters)}, more than {max_dead_letters}."
         return _failed(f"{more} {why}".strip(), status.position)
     if not status.ended:
         others = [each for each in status.problems if each.kind != letters.KIND]

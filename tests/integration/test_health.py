@@ -193,3 +193,17 @@ def test_a_pipeline_is_stopped_retired_and_started_from_airflow(
     last = read_status(watched.flow.pipeline, watched.flow.name)
     assert last is not None and last.wanted and not last.retired
     assert "none has followed" in watched.wrong(silence=0.0) and not watched.wrong(silence=60.0)
+
+
+def test_why_no_job_could_begin_is_told_until_one_reports(watched: Watched) -> None:
+    pipeline = watched.flow.pipeline
+    requests.not_begun(pipeline, "The slot is lost.")  # of a pipeline of which nothing was reported
+    assert read_status(pipeline, watched.flow.name) is None
+    job = watched.job()
+    requests.not_begun(pipeline, "The slot is lost.")
+    assert "lost" not in watched.wrong()
+    job.finish("stopped")
+    requests.not_begun(pipeline, "The slot is lost.")
+    assert "No job could begin 0 s ago: The slot is lost." in watched.wrong()
+    watched.job()
+    assert watched.wrong() == ""

@@ -2269,9 +2269,15 @@ MUTANTS = (
     ),
     Mutant(
         "preflight names Spark's problems when a server is away, too",
-        "ReplicationPreflightOperator.execute",
+        "ReplicationPreflightOperator._check",
         swap("if problems:\n    raise PreflightError([*problems, str(error)]) from error", "pass"),
         f"{_OPERATORS}::test_preflight_names_the_problems_of_spark_when_a_server_is_away",
+    ),
+    Mutant(
+        "a job that runs says itself what is wrong",
+        "not_begun",
+        always("status.ended"),
+        "tests/integration/test_health.py::test_why_no_job_could_begin_is_told_until_one_reports",
     ),
     Mutant(
         "old news of a trigger end no watch",

@@ -55,7 +55,7 @@ def test_a_job_that_works_has_no_problem(state: str) -> None:
         ({"found": None}, "There is no slot 'shop'"),
         ({"problems": [Problem("not-followed", "public.t", "It has no key.")]}, "public.t: It has no key."),
         ({"problems": [_LETTERS], "counters": {"open_dead_letters": 1}}, "public.t: 1 of its rows"),
-        ({"counters": {"open_dead_letters": 1}}, "1 dead letters are open"),
+        ({"counters": {"open_dead_letters": 1}}, "1 dead letter is open"),
         ({"found": replace(SLOT, invalidated="wal_removed")}, "was invalidated"),
         ({"found": replace(SLOT, plugin="other")}, "another application"),
     ],

@@ -46,6 +46,11 @@ NEW = [Problem("not-followed", "public.a", "It has no key.", since=NOW - 5)]
         (reported(problems=NEW), True, ""),
         (reported("starting"), True, "is starting since"),
         (reported("failed", permanent=True, error="schema refused"), True, "failed for good 1 s ago: schema refused"),
+        (
+            reported("stopped", error="The slot is lost."),
+            True,
+            "No job could begin 1 s ago: The slot is lost.",
+        ),
         # it is submitted again
         (reported("failed", 599, error="away"), True, ""),
         (reported("failed", 601, error="away"), True, "none has followed: away"),

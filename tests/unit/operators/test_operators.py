@@ -23,7 +23,7 @@ import airflow_bottledwater.provision.create as creation
 import airflow_bottledwater.provision.drop as dropping
 from airflow_bottledwater import errors
 from airflow_bottledwater.hooks import spark_job, tasks
-from airflow_bottledwater.jobs import orphans, snapshots, stop, watch
+from airflow_bottledwater.jobs import orphans, requests, snapshots, stop, watch
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.outcome import Outcome
@@ -241,6 +241,42 @@ def test_what_a_retry_cannot_mend_fails_at_once(error: errors.BottledWaterError,
 def test_what_is_not_ours_passes() -> None:
     with pytest.raises(ZeroDivisionError), failing():
         raise ZeroDivisionError
+
+
+@pytest.fixture(autouse=True)
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why no job could begin, as it was recorded."""
+    found: list[str] = []
+    monkeypatch.setattr(requests, "not_begun", lambda _, why: found.append(why))
+    return found
+
+
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize("operator", [ReplicationPreflightOperator, CreateReplicationSlotOperator])
+def test_why_no_job_can_begin_is_recorded_if_a_retry_cannot_help(
+    operator: Any, noted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[Exception] = [errors.Outage("away"), *(errors.Refused("The slot is lost."),) * 2]
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise faults.pop(0)
+
+    monkeypatch.setattr(preflight, "run", fails)
+    monkeypatch.setattr(creation, "create", fails)
+    with pytest.raises(errors.Outage):
+        operator(task_id="t", pipeline=ON_OTHER).execute(CONTEXT)
+    assert not noted
+    with pytest.raises(AirflowFailException):
+        operator(task_id="t", pipeline=ON_OTHER).execute(CONTEXT)
+    assert noted == ["The slot is lost."]
+
+    def away(*_: Any) -> None:
+        raise errors.Outage("Kafka is away.")
+
+    # the task says what is wrong, whether or not that can be recorded
+    monkeypatch.setattr(requests, "not_begun", away)
+    with pytest.raises(AirflowFailException, match="The slot is lost"):
+        operator(task_id="t", pipeline=ON_OTHER).execute(CONTEXT)
 
 
 @pytest.mark.usefixtures("connections")

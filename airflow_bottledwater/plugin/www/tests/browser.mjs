@@ -96,9 +96,11 @@ const steps = {
     await dialog.getByRole("button", { exact: true, name: "Start again" }).click();
     await dialog.getByText("Asked for.").waitFor();
     await dialog.getByRole("button", { exact: true, name: "Close" }).last().click();
-    await page.getByText(/slot .* lost/i).first().waitFor();
+    await page.getByText(/No job could begin .* was invalidated/).first().waitFor();
     await page.goto(`${url}/plugin/bottledwater`);
     await page.getByText("1 of 1 need you.").waitFor();
+    await page.getByText(/No job could begin/).waitFor();
+    await fits(page);
     await page.screenshot({ path: `${process.env.IMAGES}/lost.png` });
   },
   stop: async () => {

@@ -55,7 +55,7 @@ const Plots = ({ of }: { readonly of: Found }) => {
       {data === undefined ? (
         failure === undefined && <Skeleton h="190px" />
       ) : (
-        <SimpleGrid columns={{ base: 1, lg: 2 }} gap={3}>
+        <SimpleGrid columns={{ base: 1, md: 2 }} gap={3}>
           <Plot
             history={data}
             lines={[

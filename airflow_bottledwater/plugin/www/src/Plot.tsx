@@ -32,7 +32,8 @@ const addStyle = () => {
   if (document.getElementById("bottledwater-uplot") === null) {
     const element = document.createElement("style");
     element.id = "bottledwater-uplot";
-    element.textContent = style;
+    // the font of the page, and in the legend no room that plots of half the width lack
+    element.textContent = `${style} .uplot, .u-legend { font-family: inherit; } .u-legend th { font-weight: normal; }`;
     document.head.append(element);
   }
 };
@@ -58,7 +59,7 @@ export const Plot = ({
     if (element === null || shown.length === 0) return undefined;
     addStyle();
     const ink = getComputedStyle(element).color;
-    const axis = { stroke: ink, grid: { stroke: `color-mix(in srgb, ${ink} 15%, transparent)`, width: 1 }, ticks: { show: false } };
+    const axis = { stroke: ink, font: `12px ${getComputedStyle(element).fontFamily}`, grid: { stroke: `color-mix(in srgb, ${ink} 15%, transparent)`, width: 1 }, ticks: { show: false } };
     const plot = new uPlot(
       {
         width: element.clientWidth,
@@ -66,7 +67,7 @@ export const Plot = ({
         cursor: { sync: { key: "bottledwater" }, y: false },
         legend: { live: true },
         scales: { y: { range: (_, __, max) => [0, max > 0 ? max * 1.05 : 1] } },
-        axes: [{ ...axis, values: (_, times) => times.map((time) => clock(time, history)) }, { ...axis, size: 68, values: (_, values) => values.map(show) }],
+        axes: [{ ...axis, size: 28, values: (_, times) => times.map((time) => clock(time, history)) }, { ...axis, size: 68, values: (_, values) => values.map(show) }],
         series: [
           { label: "Time", value: (_: uPlot, time: number | null) => (time === null ? "–" : clock(time, history)) },
           ...shown.map((line) => ({

@@ -6,7 +6,6 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,38 +17,27 @@ from airflow_bottledwater.encoding.envelope import connect_schema
 from airflow_bottledwater.local import artifacts
 from airflow_bottledwater.local.registry import SchemaRegistry
 from tests.support import wire as w
+from tests.support.jars import retrieved
 from tests.support.topics import Flow, MakeFlow
 
 pytestmark = pytest.mark.long
 
-_DEBEZIUM, _KAFKA, _APICURIO = "3.6.1.Final", "4.3.1", "2.6.13.Final"
+_DEBEZIUM = "3.6.1.Final"
+_CONVERTER = "io.apicurio:apicurio-registry-utils-converter:2.6.13.Final"
 _JARS = (
-    ("io.debezium", "debezium-api", _DEBEZIUM, True),
-    ("io.debezium", "debezium-embedded", _DEBEZIUM, True),
-    ("io.debezium", "debezium-connector-postgres", _DEBEZIUM, True),
-    ("org.apache.kafka", "connect-json", _KAFKA, True),
-    ("io.apicurio", "apicurio-registry-utils-converter", _APICURIO, False),
+    f"io.debezium:debezium-api:{_DEBEZIUM}",
+    f"io.debezium:debezium-embedded:{_DEBEZIUM}",
+    f"io.debezium:debezium-connector-postgres:{_DEBEZIUM}",
+    f"org.apache.kafka:connect-json:{artifacts.KAFKA_VERSION}",
 )
-
-
-def _jars() -> list[Path]:
-    def fill(folder: Path) -> None:
-        dependencies = "".join(
-            f'<dependency org="{organisation}" name="{name}" rev="{revision}" conf="default" '
-            f'transitive="{str(transitive).lower()}"/>'
-            for organisation, name, revision, transitive in _JARS
-        )
-        artifacts.retrieve(dependencies, folder, types=("jar", "bundle"))
-
-    folder = artifacts.cache_folder() / f"debezium-{_DEBEZIUM}-{_APICURIO}"
-    return sorted(artifacts.once(folder, fill).glob("*.jar"))
 
 
 @pytest.fixture(scope="module")
 def java() -> Iterator[Any]:
     """A JVM with Debezium, Kafka Connect and Avro."""
     spark = artifacts.installed("pyspark") / "jars"
-    paths = [str(path) for path in _jars()]
+    classes = retrieved("debezium", *_JARS, alone=[_CONVERTER])
+    paths = [f"{classes}/*"]
     paths += [path for name in ("avro-1", "commons-c", "commons-l") for path in glob.glob(str(spark / f"{name}*"))]
     port = launch_gateway(classpath=":".join(paths), die_on_exit=True, java_path=str(artifacts.system_java()))
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))

@@ -66,13 +66,13 @@ const Plots = ({ of }: { readonly of: Found }) => {
             show={count}
             title="Row changes in a second"
           />
-          <Plot history={data} lines={[{ name: "lag_bytes", label: "Behind", color: "#7048e8" }]} show={size} title="WAL that is not published" />
+          <Plot history={data} lines={[{ name: "lag_bytes", label: "Behind", color: "#845ef7" }]} show={size} title="WAL that is not published" />
           <Plot
             history={data}
             lines={[
               { name: "delay_p50", label: "Half", color: "#1c7ed6" },
               { name: "delay_p95", label: "95 %", color: "#e8590c" },
-              { name: "lag_seconds", label: "Oldest waiting", color: "#7048e8", dashed: true },
+              { name: "lag_seconds", label: "Oldest waiting", color: "#845ef7", dashed: true },
             ]}
             show={duration}
             title="Delay from commit in PostgreSQL to commit in Kafka"

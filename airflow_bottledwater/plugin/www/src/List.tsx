@@ -90,7 +90,7 @@ export const List = ({ found }: { readonly found: Overview }) => (
                     {row.task === null ? "" : ` · DAG ${row.task.dag_id}`}
                   </Text>
                   {row.wrong.slice(0, 3).map((line) => (
-                    <Text color="fg.error" fontSize="xs" key={line} lineClamp={3}>
+                    <Text color="fg.error" fontSize="xs" key={line} lineClamp={4}>
                       {line}
                     </Text>
                   ))}

@@ -77,8 +77,10 @@ class ChangedKeys:
         # all of its keys
         rows = np.array([rejection.row for rejection in encoded.rejections], dtype=np.int64)
         for change in batch.changes[rows[~np.isin(rows, encoded.records.table["row"])]]:
-            self._all.add((topics[batch.versions[int(change["relation"])].topic], int(change["xid"])))
-        topic_of = {version.table.oid: topics[version.topic] for version in batch.versions}
+            version = batch.versions[int(change["relation"])]
+            if not version.table.outbox:  # which has no topic of its own, and no keys that are read again
+                self._all.add((topics[version.topic], int(change["xid"])))
+        topic_of = {v.table.oid: topics[v.topic] for v in batch.versions if not v.table.outbox}
         for change in batch.changes[batch.changes["kind"] == pgoutput.TRUNCATE]:
             at, size = int(change["offset"]), int(change["length"])
             for oid in pgoutput.truncate(bytes(batch.data[at : at + size])).oids:

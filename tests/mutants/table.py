@@ -2822,6 +2822,12 @@ MUTANTS = (
         "tests/unit/live/test_changed_keys.py::test_of_a_change_that_is_rejected_for_its_size_the_key_is_newer",
     ),
     Mutant(
+        "an outbox has no topic whose keys are read again",
+        "ChangedKeys.note",
+        always("not version.table.outbox"),
+        "tests/unit/live/test_changed_keys.py::test_rows_of_an_outbox_are_no_newer_versions_of_anything",
+    ),
+    Mutant(
         "what has neither rows nor keys does not make a sweep begin anew",
         "LiveSnapshot._publish",
         drop("chunk.blocks or chunk.stale"),

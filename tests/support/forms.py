@@ -67,7 +67,8 @@ def before(row: Mapping[str, Any] | None) -> Before | None:
     """What an old row tells."""
     if row is None:
         return None
-    return Before(row["id"], row["version"], int(row["large"].partition(":")[0]) if row["large"] else 0)
+    large = row.get("large")  # of a key that was swept, nothing else may be told
+    return Before(row["id"], row.get("version"), int(large.partition(":")[0]) if large else 0)
 
 
 def unwrapped(found: Sequence[Message], table: str, *, committed: bool) -> list[Message]:

@@ -64,7 +64,7 @@ page: setup ## build the page in Airflow from its sources, with npm and the vers
 	@cd $(PAGE) && npm ci --silent --ignore-scripts && npm run --silent build
 	@$(BIN)/python -m tests.support.page
 
-page-test: page ## the page's own tests, and a browser in a real Airflow (Debian's chromium); IMAGES=1: its pictures for the docs
+page-test: page warm ## the page's own tests, and a browser in a real Airflow (Debian's chromium); IMAGES=1: its pictures for the docs
 	@cd $(PAGE) && npm test
 	@BOTTLEDWATER_IMAGES=$(if $(IMAGES),docs/images,.local/page) $(PYTEST) tests/system/test_page.py -q -m long
 
@@ -74,16 +74,16 @@ warm: setup
 test-unit: warm
 	@$(PYTEST) tests/unit -q -n 2 --dist worksteal
 
-test-integration: setup
+test-integration: warm
 	@$(PYTEST) tests/integration -q
 
-test-system: setup ## the DAG in a real Airflow: full run, mark failed, clear, restarted triggerer, teardown
+test-system: warm ## the DAG in a real Airflow: full run, mark failed, clear, restarted triggerer, teardown
 	@$(PYTEST) tests/system -q --ignore=tests/system/clusters
 
 test-clusters: setup ## YARN, Spark standalone and Celery workers on other hosts, and what is asked of Kubernetes; needs root
 	@$(PYTEST) tests/system/clusters -q
 
-test-long: setup ## the verification, partitioned tables, new keys, and live snapshots under writers
+test-long: warm ## the verification, partitioned tables, new keys, and live snapshots under writers
 	@$(PYTEST) tests/integration -q -m long -n 2 --dist loadfile
 
 test-faults: setup ## death, zombies and outages at every point FAULTS=10 times, SEEDS=300 hand-overs, from SEED=1; CLASS=zombies

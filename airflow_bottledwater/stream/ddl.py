@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.version import Version
@@ -33,6 +34,9 @@ class _Table(msgspec.Struct):
     name: str
     replica_identity: str
     columns: list[tuple[str, _Oid, _Typmod, bool]] = []
+
+
+prepare(_Table)
 
 
 class Statements:

@@ -120,8 +120,8 @@ def test_messages_are_records_of_their_own_or_those_that_they_describe() -> None
         (b"no JSON", "the content of the message is not the JSON object"),
         ({"topic": "a"}, "the content of the message has no payload"),
         ({"topic": "", "payload": 1}, "the topic that it names is empty"),
-        ({"topic": "a/b", "payload": 1}, "has the value 'a/b'"),
-        ({"topic": "é", "payload": 1}, "other characters than a topic's"),
+        ({"topic": "a/b", "payload": 1}, "has a value with '/'"),
+        ({"topic": "é", "payload": 1}, "which no topic's name may have"),
         ({"topic": "x" * 250, "payload": 1}, "more than 249 characters"),
         ({"topic": "x.others", "payload": 1}, "it belongs to others"),
         *(

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from airflow_bottledwater.encoding import kernels, outbox, wire
+from airflow_bottledwater.encoding import kernels, layout, outbox, wire
 from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import SettingError
@@ -215,18 +215,26 @@ def test_a_route_has_one_column(value: str) -> None:
         Table(outbox=value)
 
 
-def test_several_parts_may_be_of_one_column() -> None:
-    """Room is needed for each of them."""
+def test_several_parts_may_be_of_one_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is needed for each of them: nothing is written behind the buffer."""
+    behind = []
+
+    def output(records: int, errors: int, size: int) -> layout.Output:
+        data = np.full(size + (2 << 20), 0xAB, dtype=np.uint8)
+        behind.append(data[size:])
+        arrays = np.zeros(records, dtype=layout.RECORD), np.zeros(errors, dtype=layout.ERROR)
+        return layout.Output(*arrays, data[:size])
+
     body = b"\1" + b"x" * 300_000
     row = [*_GOOD[:4], body, *_GOOD[5:]]
     of, _ = _outbox({**_RULE, "outbox_key": "body", "outbox_headers": {"body": "again", "kind": "kind"}})
+    monkeypatch.setattr(layout, "output", output)
     records, rejections = _published(of, _batch([_row(*row), _row(*row)]))
+    assert len(behind) == 1 and (behind[0] == 0xAB).all()
     assert not rejections and len(records) == 2
     for i in range(2):
         assert _part(records, i, "key") == _part(records, i, "value") == body[1:]
         assert _headers(records, i) == [("again", body[1:]), ("kind", b"a")]
-        end = int(records.table["headers"][i] + records.table["headers_length"][i])
-        assert end <= len(records.data)
 
 
 @pytest.mark.parametrize("column", [0, 1, 4, 5])

@@ -229,12 +229,12 @@ def test_several_parts_may_be_of_one_column(monkeypatch: pytest.MonkeyPatch) -> 
     row = [*_GOOD[:4], body, *_GOOD[5:]]
     of, _ = _outbox({**_RULE, "outbox_key": "body", "outbox_headers": {"body": "again", "kind": "kind"}})
     monkeypatch.setattr(layout, "output", output)
-    records, rejections = _published(of, _batch([_row(*row), _row(*row)]))
+    # of one row, so that whatever is written lies in the first buffer or behind it
+    records, rejections = _published(of, _batch([_row(*row)]))
     assert len(behind) == 1 and (behind[0] == 0xAB).all()
-    assert not rejections and len(records) == 2
-    for i in range(2):
-        assert _part(records, i, "key") == _part(records, i, "value") == body[1:]
-        assert _headers(records, i) == [("again", body[1:]), ("kind", b"a")]
+    assert not rejections and len(records) == 1
+    assert _part(records, 0, "key") == _part(records, 0, "value") == body[1:]
+    assert _headers(records, 0) == [("again", body[1:]), ("kind", b"a")]
 
 
 @pytest.mark.parametrize("column", [0, 1, 4, 5])

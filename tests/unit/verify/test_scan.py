@@ -219,7 +219,7 @@ WAYS = [(way, form) for way in ("compiled", "plain") for form in FORMS if way ==
 
 
 @pytest.mark.parametrize(("way", "format"), WAYS)
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(st.lists(ROW, max_size=4))
 def test_equal_rows_and_records_have_equal_hashes(way: str, format: str, table: list[Any]) -> None:
     found = scan(way, format)
@@ -229,7 +229,7 @@ def test_equal_rows_and_records_have_equal_hashes(way: str, format: str, table: 
 
 
 @pytest.mark.parametrize(("way", "format"), WAYS)
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(ROW, ROW, st.integers(0, len(COLUMNS) - 1))
 def test_a_row_with_another_value_in_a_column_has_another_hash(
     way: str, format: str, row: tuple[Any, ...], other: tuple[Any, ...], at: int
@@ -245,7 +245,7 @@ def test_a_row_with_another_value_in_a_column_has_another_hash(
 
 
 @pytest.mark.parametrize(("way", "format"), WAYS)
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(ROW, st.binary(max_size=40), st.integers(0, 200))
 def test_damaged_bytes_have_another_hash_and_harm_nothing(
     way: str, format: str, row: tuple[Any, ...], noise: bytes, at: int

@@ -79,7 +79,8 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-_OPTIONS = {"nogil": True, "error_model": "numpy"}
+#: of all functions; one that said nothing of ``forceinline`` would be inlined where its caller is
+_OPTIONS = {"nogil": True, "error_model": "numpy", "forceinline": False}
 _kept: list[ctypes.CDLL] = []
 
 
@@ -129,9 +130,9 @@ class _Callee(CPUDispatcher):  # type: ignore[misc]
         self.overloads[tuple(code.signature.args)] = code
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        return super().get_call_template(
-            [types.unliteral(a) if isinstance(a, types.IntegerLiteral) else a for a in args], kws
-        )
+        # a variant for each number that a caller writes there would take time to compile, and gain nothing
+        plain = [types.unliteral(each) if isinstance(each, types.IntegerLiteral) else each for each in args]
+        return super().get_call_template(plain, kws)
 
     def _compile_for_args(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self.py_func.__qualname__} is called by compiled functions only; see compiled.compiled()")
@@ -139,7 +140,6 @@ class _Callee(CPUDispatcher):  # type: ignore[misc]
 
 def _callee(function: F, *, nrt: bool = False, inline: bool = False) -> F:
     options = {"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
-    # a callee that said nothing of this would be inlined where its caller is
     options |= {"_nrt": nrt, "forceinline": inline}
     return _Callee(function, targetoptions=options, pipeline_class=_CalleeCompiler)  # type: ignore[no-any-return]
 

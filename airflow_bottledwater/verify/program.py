@@ -4,7 +4,6 @@ need to be in the key: its values are found by compiled code, and are compared a
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import io
 import itertools
 import json
@@ -32,7 +31,15 @@ from airflow_bottledwater.verify.fields import finish, hash_rows
 from airflow_bottledwater.verify.messages import AFTER, PAYLOAD, hash_records, schema_ids
 from airflow_bottledwater.verify.nested import delimiter
 from airflow_bottledwater.verify.skip import Nodes, expanded
-from airflow_bottledwater.verify.values import Expectation, Schemas, canonical, row_schema, unescaped, unverified
+from airflow_bottledwater.verify.values import (
+    Expectation,
+    Schemas,
+    canonical,
+    row_schema,
+    text_hash,
+    unescaped,
+    unverified,
+)
 
 #: opcodes whose values are the same in both formats
 _KINDS = {
@@ -141,32 +148,31 @@ class _Schemas:
         if number < 0:
             return -1
         if number not in self._numbers:
-            self._others.append(None)
-            fields = self._read(self._schemas(number))
+            fields, others = self._read(self._schemas(number))
             self._numbers[number] = len(self._found)
             self._found.append((number, len(self._fields), -1 if fields is None else len(fields)))
             self._fields += fields or []
+            self._others.append(others)
         return self._numbers[number]
 
-    def _read(self, text: str | None) -> list[_Field] | None:
+    def _read(self, text: str | None) -> tuple[list[_Field] | None, Any]:
+        """The fields of a schema, and the schema of its other columns alone; None for either if there is none."""
         schema = json.loads(text or "null")
         schema = row_schema(schema) if self._around else schema
         if not isinstance(schema, dict) or schema.get("type") != "record":
-            return None
+            return None, None
         schema = fastavro.parse_schema(schema)  # in which names are full
         self._nodes.begin()
         found, others = [], []
         for field in schema["fields"]:
             node = self._nodes.add(field["type"])
             if (read := self._read_field(field, node)) is None:
-                return None
+                return None, None
             found.append(read)
             if read[0] >= 0 and read[1] == f.OTHER:
                 others.append(field)
-        if others:
-            alone = expanded(schema | {"fields": others}, self._nodes.named, set())
-            self._others[-1] = fastavro.parse_schema(avro.without_logical(alone))
-        return found
+        alone = avro.without_logical(expanded(schema | {"fields": others}, self._nodes.named, set()))
+        return found, fastavro.parse_schema(alone)
 
     def values(self, number: int, pieces: list[tuple[int, bytes]]) -> Iterator[tuple[int, Any]]:
         """The values of other columns of a record, by their columns' numbers.
@@ -180,7 +186,7 @@ class _Schemas:
         return zip((column for column, _ in pieces), found.values(), strict=True)
 
     def _read_field(self, field: dict[str, Any], node: int) -> _Field | None:
-        column, form = self._columns.get(field["name"], (-1, None))
+        column, form = self._columns.get(field["name"], (-1, _OTHER))  # a column that was dropped
         if form is _OTHER:
             return _OTHER.field(column, node=node)
         schema, nullable = _optional(field["type"])
@@ -191,8 +197,6 @@ class _Schemas:
             schema, optional = _optional(schema["items"])
         described = schema if isinstance(schema, dict) else {"type": schema}
         kinds = _AVRO.get(described["type"]) if isinstance(described["type"], str) else None
-        if form is None:  # a column that was dropped
-            return _OTHER.field(-1, node=node)
         if kinds is None or optional != (dimensions > 0) or dimensions > f.MOST_DIMENSIONS:
             return None
         if form.kind not in kinds or form.dimensions != dimensions:
@@ -351,11 +355,8 @@ class CompiledScan:
     def _add(self, sums: Hashes, row: int, values: Iterable[tuple[int, Any]]) -> None:
         """Add the hashes of values of other columns, as :class:`~airflow_bottledwater.verify.scan.PlainScan` compares
         them, to the sum of a row."""
-        total = 0
-        for column, value in values:
-            if value is not None:
-                text = f"{column}:{canonical(value)}".encode(errors="surrogatepass")
-                total += int.from_bytes(hashlib.blake2b(text, digest_size=8, key=self._secret).digest(), "little")
+        found = [f"{column}:{canonical(value)}" for column, value in values if value is not None]
+        total = sum(text_hash(text, self._secret) for text in found)
         sums[row] = (int(sums[row]) + total) % 2**64
 
 

@@ -2,12 +2,11 @@
 
 The hash of a row is that of its key and of all its columns in canonical form
 (:func:`~airflow_bottledwater.verify.values.canonical`). This is the way that takes any type; :mod:`.program` is the
-compiled one for tables of plain types.
+compiled one, which needs plain types in the key.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from airflow_bottledwater.kafka.topic_reader import RecordBlock
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.verify.buckets import Hashes
-from airflow_bottledwater.verify.values import Expectation, TopicReader, Unreadable, canonical, copied
+from airflow_bottledwater.verify.values import Expectation, TopicReader, Unreadable, canonical, copied, text_hash
 
 
 class Scan(Protocol):
@@ -44,9 +43,7 @@ class PlainScan:
         self._columns = list(expectation.values([None] * len(expectation.table.columns)))
 
     def _hash(self, text: str) -> int:
-        # a lone surrogate may come from JSON of another program
-        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8, key=self._seed).digest()
-        return int.from_bytes(digest, "little")
+        return text_hash(text, self._seed)
 
     def _row(self, key: str, values: dict[str, object]) -> int:
         return self._hash(key + canonical([values.get(name) for name in self._columns]))

@@ -7,6 +7,7 @@ form for.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -61,6 +62,16 @@ def canonical(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{canonical(k)}={canonical(v)}" for k, v in sorted(value.items())) + "}"
     return f"?{value!r}"
+
+
+def text_hash(text: str, seed: bytes) -> int:
+    """The hash of a canonical text, in 64 bits.
+
+    :param seed: its key.
+    """
+    # a lone surrogate may come from JSON of another program
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8, key=seed).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _number(value: int | float | Decimal) -> str:

@@ -17,10 +17,10 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.redrive import dismiss, redrive
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.identity import owners
-from tests.integration.test_outbox import OUTBOX, event, events, unsorted
+from tests.integration.test_outbox import OUTBOX, event, events, other_pipeline, unsorted
 from tests.support import running
 from tests.support.together import put_together
-from tests.support.topics import Flow, MakeFlow, limit_topic
+from tests.support.topics import MakeFlow, limit_topic
 
 
 @pytest.fixture
@@ -168,10 +168,7 @@ def test_a_message_that_is_no_record_is_a_dead_letter_and_can_be_published_later
 
 def test_a_message_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log")
-    other = Flow(
-        flow.dsn, flow.kafka, None, tables="a", skip_snapshot=True, topic_prefix=flow.pipeline.topic_prefix,
-        table_options={"a": {"topic": "outbox.theirs"}},
-    )  # fmt: skip
+    other = other_pipeline(flow)
     other.create()
     flow.create()
     flow.execute(tell("order", "1", 1), tell("theirs", "2", 2), tell("order", "3", 3))

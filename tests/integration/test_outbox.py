@@ -217,12 +217,17 @@ def unsorted(flow: Flow, kind: str, of: str = "outbox") -> list[Event]:
     return found
 
 
-def test_a_row_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow) -> None:
-    flow = make_flow(on_error="isolate", skip_snapshot=True)
-    other = Flow(
+def other_pipeline(flow: Flow) -> Flow:
+    """Another pipeline, one of whose topics an outbox could choose."""
+    return Flow(
         flow.dsn, flow.kafka, None, tables="a", skip_snapshot=True, topic_prefix=flow.pipeline.topic_prefix,
         table_options={"a": {"topic": "outbox.theirs"}},
     )  # fmt: skip
+
+
+def test_a_row_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="isolate", skip_snapshot=True)
+    other = other_pipeline(flow)
     other.create()
     flow.create()
     flow.transaction(event("order", "1", 1), "INSERT INTO a VALUES (1)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,3 +30,15 @@ def rows(lines: Sequence[bytes]) -> MessageBlock:
     """Rows of a COPY in text format."""
     data = np.frombuffer(bytearray(b"".join(lines) + b"\0"), dtype=np.uint8)
     return MessageBlock(data, np.cumsum([0, *map(len, lines)], dtype=np.int64))
+
+
+def headers_of(data: bytes) -> list[tuple[str, bytes | None]]:
+    """The headers that a record of an outbox has of its own, as a kernel or a message has them."""
+    found = list[tuple[str, bytes | None]]()
+    while data:
+        (n,) = struct.unpack(">i", data[:4])
+        name, data = data[4 : 3 + n].decode(), data[4 + n :]
+        (n,) = struct.unpack(">i", data[:4])
+        found.append((name, None if n < 0 else data[4 : 4 + n]))
+        data = data[4 + max(n, 0) :]
+    return found

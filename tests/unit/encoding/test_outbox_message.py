@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
 from typing import Any
 
 import pytest
 
 from airflow_bottledwater.encoding.outbox_message import NoRecord, described
-
-
-def _headers(data: bytes) -> list[tuple[str, bytes | None]]:
-    found = list[tuple[str, bytes | None]]()
-    while data:
-        (n,) = struct.unpack(">i", data[:4])
-        name, data = data[4 : 3 + n].decode(), data[4 + n :]
-        (n,) = struct.unpack(">i", data[:4])
-        found.append((name, None if n < 0 else data[4 : 4 + n]))
-        data = data[4 + max(n, 0) :]
-    return found
+from tests.support.blocks import headers_of
 
 
 @pytest.mark.parametrize(
@@ -38,7 +27,7 @@ def _headers(data: bytes) -> list[tuple[str, bytes | None]]:
 def test_a_text_is_its_bytes_and_anything_else_the_json_that_it_is(said: str, part: bytes | None) -> None:
     found = described(f' {{"topic": "a", "key": {said} , "payload":{said}, "headers": {{"h": {said}}}}} '.encode())
     assert (found.topic, found.key, found.value) == (b"a", part, part)
-    assert _headers(found.headers) == [("h", part)]
+    assert headers_of(found.headers) == [("h", part)]
 
 
 def test_what_is_not_said_is_not_there() -> None:
@@ -55,7 +44,7 @@ def test_bytes_are_in_base64() -> None:
 def test_headers_keep_their_order_and_their_names() -> None:
     names = [*(f"n{i}" for i in range(31)), "é" * 255]
     found = described(json.dumps({"topic": "a", "payload": 1, "headers": dict.fromkeys(names, "x")}).encode())
-    assert _headers(found.headers) == [(name, b"x") for name in names]
+    assert headers_of(found.headers) == [(name, b"x") for name in names]
 
 
 @pytest.mark.parametrize(

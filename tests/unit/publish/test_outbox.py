@@ -30,6 +30,7 @@ from airflow_bottledwater.publish.chosen import ChosenTopics
 from airflow_bottledwater.publish.outbox import Outbox
 from airflow_bottledwater.publish.reject import Rejection
 from airflow_bottledwater.publish.session import PublishSession
+from tests.support.blocks import headers_of
 from tests.support.wire import plain, table
 
 _OIDS = {"kind": 25, "key": 20, "at": 21, "id": 2950, "body": 3802, "raw": 17, "rest": 1700}
@@ -87,15 +88,8 @@ def _row(*values: bytes | None, kind: str = "I") -> bytes:
 
 
 def _headers(records: Records, i: int) -> list[tuple[str, bytes | None]]:
-    row, found = records.table[i], []
-    data = bytes(records.data[row["headers"] : row["headers"] + row["headers_length"]])
-    while data:
-        (n,) = struct.unpack(">i", data[:4])
-        name, data = data[4 : 3 + n].decode(), data[4 + n :]
-        (n,) = struct.unpack(">i", data[:4])
-        found.append((name, None if n < 0 else data[4 : 4 + n]))
-        data = data[4 + max(n, 0) :]
-    return found
+    row = records.table[i]
+    return headers_of(bytes(records.data[row["headers"] : row["headers"] + row["headers_length"]]))
 
 
 def _part(records: Records, i: int, part: str) -> bytes | None:

@@ -273,20 +273,24 @@ class ChangeSource:
         return ""
 
     def _connect(self) -> ReplicationStream:
+        try:
+            return self._open()
+        except SlotError as error:
+            # a later attempt or job may have moved or dropped the slot, or read from it: that is not an error of the
+            # slot, and does not pass by waiting
+            reached = self._reached()
+            if reached is not None and reached > self._assembler.position:
+                raise StaleBatch(
+                    f"Another attempt of this job has published up to {reached}; this one was at "
+                    f"{self._assembler.position}."
+                ) from error
+            raise
+
+    def _open(self) -> ReplicationStream:
         with session(self._pipeline.postgres, "Checking the slot", application="bottledwater slot check") as connection:
             cluster = identify(connection)
             found = slot.state(connection, self._record.name)
-            try:
-                check_slot(found, self._record, cluster, self._assembler.position, end_of_wal(connection))
-            except SlotError as error:
-                # a later attempt or job may have moved or dropped the slot; that is not an error of the slot
-                reached = self._reached()
-                if reached is not None and reached > self._assembler.position:
-                    raise StaleBatch(
-                        f"Another attempt of this job has published up to {reached}; this one was at "
-                        f"{self._assembler.position}."
-                    ) from error
-                raise
+            check_slot(found, self._record, cluster, self._assembler.position, end_of_wal(connection))
             if found is not None and found.active_pid is not None:
                 raise SlotInUse(f"Slot {found.name!r} is in use by process {found.active_pid}.", "Stop the other job.")
         self._assembler.restart()

@@ -3,6 +3,7 @@ go on without the facts; and what passes by itself."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -27,6 +28,7 @@ from airflow_bottledwater.errors import (
     SlotInUse,
     StaleBatch,
     StateError,
+    TakenOver,
 )
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
@@ -510,6 +512,21 @@ def test_an_attempt_that_another_one_has_overtaken_ends_and_blames_nobody(make_f
     )
     with pytest.raises(SlotError, match="somebody moved it"):
         flow.stream()
+
+
+def test_an_idle_job_that_has_lost_its_slot_to_another_one_ends(make_flow: MakeFlow) -> None:
+    """The other one has ended its walsender, and reads from the slot by the time it connects again."""
+    flow = make_flow(skip_snapshot=True)
+    flow.create()
+    first = begin(flow.pipeline)
+    state_of = functools.partial(reached, flow.pipeline, first.state_topic, first.job)
+    idle = ChangeSource(flow.pipeline, first.state, first.position, Backoff(30), state_of)
+    second = begin(flow.pipeline)
+    theirs = ChangeSource(flow.pipeline, second.state, second.position, Backoff(5))
+    with contextlib.closing(idle), contextlib.closing(theirs):
+        assert theirs.next(0.1) is None
+        with pytest.raises(TakenOver, match="The slot was taken over by"):
+            idle.next(0.1)
 
 
 def test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_next_reconnect(

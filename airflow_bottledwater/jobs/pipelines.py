@@ -142,8 +142,8 @@ def _works(status: StatusRecord, now: float, limits: HealthLimits, alive: bool) 
     job = status.job
     if not alive:
         return (
-            f"The job {job.id[:8]} (epoch {job.epoch}, process {job.pid} on {job.host}) has not reported for "
-            f"{now - status.at:.0f} s: it was killed, it hangs, or its host is gone. Run its DAG again, or clear the "
+            f"The job has not reported for {now - status.at:.0f} s: it was killed, it hangs, or its host is gone "
+            f"(job {job.id[:8]}, epoch {job.epoch}, process {job.pid} on {job.host}). Run its DAG again, or clear the "
             "task; it goes on where it was."
         )
     if status.error:

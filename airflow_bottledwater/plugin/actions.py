@@ -111,15 +111,29 @@ def _of_job(shown: Mapping[str, Any]) -> Iterator[Action]:
             f"WAL{kept} from then on until the pipeline is started again, which can fill its disk.",
             danger=True,
         )
+    lost = (
+        f"Changes that are not yet published ({_behind(shown)}) are lost to the topics, and a new pipeline begins with "
+        "a new snapshot. Topics stay."
+    )
     if not shown["retired"]:
+        # the teardown has run already if the run of the DAG is over
+        how = "If no run of its DAG goes on, nothing drops the slot then: use 'Drop the slot'." if _ended(shown) else ""
         yield Action(
             "retire",
             "Retire",
-            f"The pipeline stops for good. Its DAG then drops the slot and the publications: changes that are not yet "
-            f"published ({_behind(shown)}) are lost to the topics, and a new pipeline begins with a new snapshot. "
-            "Topics stay.",
+            f"The pipeline stops for good. Its DAG then drops the slot and the publications. {lost} {how}".strip(),
             danger=True,
         )
+    yield Action(
+        "drop_slot",
+        "Drop the slot",
+        "The slot, the publications and the saved state are removed for good, and PostgreSQL may remove the WAL that "
+        f"it keeps for the slot{kept}. {lost}",
+        impossible=""
+        if _ended(shown)
+        else "The job runs: retire the pipeline, which drops the slot, or stop it first.",
+        danger=True,
+    )
     yield Action(
         "start",
         "Start again",
@@ -172,11 +186,14 @@ def _of_rows(shown: Mapping[str, Any]) -> Iterator[Action]:
         )
     for live in shown["live"]:
         if live["open"]:
-            what = f"{live['id'][:6]} ({', '.join(live['tables'])})"
-            name, label = ("resume", "Go on with") if live["paused"] else ("pause", "Pause")
-            yield Action(
-                f"{name}:{live['id']}", f"{label} {what}", "What it has published stays. It goes on where it was."
-            )
+            what = f"reading {', '.join(live['tables']) or 'tables'} again"
+            if sum(each["open"] and each["tables"] == live["tables"] for each in shown["live"]) > 1:
+                what += f" ({live['id'][:6]})"
+            if live["paused"]:
+                yield Action(f"resume:{live['id']}", f"Go on with {what}", "The live snapshot goes on where it was.")
+            else:
+                says = "The live snapshot waits until it is told to go on. What it has published stays."
+                yield Action(f"pause:{live['id']}", f"Pause {what}", says)
             yield Action(
                 f"cancel:{live['id']}",
                 f"Cancel {what}",

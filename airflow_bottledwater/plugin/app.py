@@ -14,7 +14,7 @@ from fastapi import FastAPI, HTTPException, Query
 from fastapi.staticfiles import StaticFiles
 
 from airflow_bottledwater.errors import BottledWaterError
-from airflow_bottledwater.plugin import actions, kafkas, overview, rights
+from airflow_bottledwater.plugin import actions, kafkas, overview, rights, unbegun
 from airflow_bottledwater.plugin.detail import detail, settings_of
 from airflow_bottledwater.plugin.letters import newest
 from airflow_bottledwater.plugin.past import PERIODS, past
@@ -38,7 +38,7 @@ def make() -> FastAPI:
 
 
 def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
-    """All pipelines that the user may see, those with something wrong first.
+    """All pipelines that the user may see, those with something wrong first, and those of which no job could begin.
 
     :param dag_id: only those whose job a task of this DAG has submitted.
     """
@@ -52,9 +52,12 @@ def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
             away[conn_id] = seen.away
         shown = overview.rows(conn_id, seen)
         found += [each for each in shown if allowed.may_see(conn_id, _dag_of(each)) and dag_id in ("", _dag_of(each))]
+    never = unbegun.found([watch.look() for watch in watches.values()])
+    unable = [each for each in never if each["dag_id"] in allowed.readable and dag_id in ("", each["dag_id"])]
     return {
         "pipelines": overview.worst_first(found),
-        "wrong": sum(bool(each["wrong"]) for each in found),
+        "unbegun": unable,
+        "wrong": sum(bool(each["wrong"]) for each in found) + len(unable),
         "away": away,
         "kafkas": len(watches),
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,11 +16,27 @@ from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.renderedtifields import RenderedTaskInstanceFields
 from airflow.models.serialized_dag import SerializedDagModel
+from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
+from airflow.utils.state import TaskInstanceState
 from sqlalchemy import select
+from sqlalchemy.orm import aliased
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline.description import Description
+
+#: the operators without which no job of a pipeline begins
+_BEGINNING = (
+    "ReplicationPreflightOperator",
+    "CreateReplicationSlotOperator",
+    "SnapshotToKafkaOperator",
+    "StreamToKafkaOperator",
+)
+#: how long ago a run may have begun whose failed tasks are looked at, and seconds for which they are kept
+_RECENT, _KEPT = datetime.timedelta(days=7), 5.0
+
+_failed: tuple[float, list[dict[str, Any]]] = (0.0, [])
+_lock = threading.Lock()
 
 
 class Rights:
@@ -135,3 +154,36 @@ def described(task: Mapping[str, Any] | None) -> Description | None:
         return Description(values, saved=True) if isinstance(values, str) else None
     except SettingError:
         return None
+
+
+def failed() -> list[dict[str, Any]]:
+    """The tasks without which no job begins, and that have failed in the last run of their DAG, the newest first;
+    ``again`` says whether Airflow tries them again. Those of runs that are some days old are left out."""
+    global _failed
+    with _lock:
+        at, known = _failed
+        if at and time.monotonic() - at < _KEPT:
+            return known
+        newer = aliased(DagRun)
+        asked = (
+            select(TaskInstance)
+            .join(DagRun, (DagRun.dag_id == TaskInstance.dag_id) & (DagRun.run_id == TaskInstance.run_id))
+            .where(
+                TaskInstance.operator.in_(_BEGINNING),
+                TaskInstance.state.in_([TaskInstanceState.FAILED, TaskInstanceState.UP_FOR_RETRY]),
+                DagRun.run_after >= datetime.datetime.now(datetime.UTC) - _RECENT,
+                ~select(newer.id).where(newer.dag_id == DagRun.dag_id, newer.id > DagRun.id).exists(),
+            )
+            .order_by(DagRun.run_after.desc())
+        )
+        with create_session() as session:
+            known = [
+                {
+                    "dag_id": each.dag_id, "run_id": each.run_id, "task_id": each.task_id, "map_index": each.map_index,
+                    "again": each.state == TaskInstanceState.UP_FOR_RETRY,
+                    "at": each.end_date.timestamp() if each.end_date else None,
+                }
+                for each in session.scalars(asked)
+            ]  # fmt: skip
+        _failed = time.monotonic(), known
+        return known

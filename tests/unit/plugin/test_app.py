@@ -6,27 +6,38 @@ import json
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import delete, insert
 
 from airflow_bottledwater.metrics.registry import SECONDS
 from airflow_bottledwater.metrics.sample import Distribution, Labelled, Sample
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.pipeline.argument import as_values
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
 from airflow_bottledwater.plugin import PREFIX, BottledWaterPlugin, app, detail, kafkas, rights
 from airflow_bottledwater.plugin.app import make
 from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
-from airflow_bottledwater.state.control_records import StatusRecord, VerifiedRecord, encode, verified_key
+from airflow_bottledwater.state.control_records import (
+    SnapshotRequest,
+    StatusRecord,
+    VerifiedRecord,
+    encode,
+    snapshots_prefix,
+    verified_key,
+)
 from tests.support import page
 
 pytestmark = pytest.mark.slow
 
-NAME = "7/shop/orders"
+NAME, PREFLIGHT = "7/shop/orders", "ReplicationPreflightOperator"
 Client = Callable[[str], TestClient]
 Pressed = Callable[..., dict[str, Any]]
 
@@ -169,6 +180,96 @@ def test_a_row_has_numbers_and_what_is_wrong_comes_first(client: Client, seen: C
     assert row["verified"]["equal"] and row["delay"] == SECONDS[2] and row["task"]["dag_id"] == "orders"
 
 
+@pytest.fixture
+def ran(airflow: None) -> Iterator[Callable[..., None]]:
+    """Adds a run of the DAG orders with its task preflight, as Airflow's tables have it."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+
+    def clear() -> None:
+        rights._failed = (0.0, [])
+        with create_session() as session:
+            for table in (RenderedTaskInstanceFields, TaskInstance, DagRun):
+                session.execute(delete(table))
+
+    def add(run_id: str, state: str, slot: str, *, days: float = 0, operator: str = PREFLIGHT) -> None:
+        rights._failed = (0.0, [])
+        began = datetime.now(UTC) - timedelta(days=days)
+        run = {"dag_id": "orders", "run_id": run_id}
+        pipeline = as_values(Description(slot, source=Source("shop_postgres"), kafka=Kafka("shop_kafka")))
+        with create_session() as session:
+            values = {**run, "run_type": "manual", "run_after": began, "state": state, "clear_number": 0,
+                      "log_template_id": None, "created_dag_version_id": None}  # fmt: skip
+            session.execute(insert(DagRun).values(values))
+            session.execute(
+                insert(TaskInstance).values(
+                    **run, id=uuid4(), task_id="preflight", map_index=-1, state=state, operator=operator, pool="p",
+                    pool_slots=1, end_date=began, executor_config={}, max_tries=0,
+                )
+            )  # fmt: skip
+            session.execute(
+                insert(RenderedTaskInstanceFields).values(
+                    **run, task_id="preflight", map_index=-1, rendered_fields={"pipeline": pipeline}
+                )
+            )
+
+    clear()
+    yield add
+    clear()
+
+
+def test_a_pipeline_that_could_not_begin_is_shown_with_the_task_that_failed(
+    client: Client, seen: Callable[..., None], ran: Callable[..., None]
+) -> None:
+    seen(status())
+    ran("first", "failed", "stock")
+    answer = client("VIEWER").get("/api/pipelines").json()
+    (found,) = answer["unbegun"]
+    assert (found["slot"], found["dag_id"], found["run_id"], found["task_id"]) == (
+        "stock",
+        "orders",
+        "first",
+        "preflight",
+    )
+    assert not found["again"] and found["at"] == pytest.approx(time.time(), abs=30)
+    assert answer["wrong"] == 1 and len(answer["pipelines"]) == 1
+    assert client("VIEWER").get("/api/pipelines?dag_id=orders").json()["unbegun"] == [found]
+    assert client("VIEWER").get("/api/pipelines?dag_id=other").json()["unbegun"] == []
+    # while a Kafka was never read, nobody knows what has reported to it
+    seen()
+    kafkas.watches()["kafka_default"].seen = KafkaLook(away="Kafka has not answered for 9 s.")
+    assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == []
+    # once a job has reported, its status says what is wrong; so it is with a pipeline of the command
+    seen(status("stock"))
+    assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == []
+    seen(status("stock", dag_id=""))
+    assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == []
+
+
+def test_what_a_later_run_has_settled_or_is_about_something_else_is_not_shown(
+    client: Client, seen: Callable[..., None], ran: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    def shown() -> list[str]:
+        return [each["run_id"] for each in client("VIEWER").get("/api/pipelines").json()["unbegun"]]
+
+    seen(status())
+    ran("old", "failed", "stock", days=8)
+    assert shown() == []
+    ran("of something else", "failed", "stock", operator="BashOperator")
+    assert shown() == []
+    ran("again", "up_for_retry", "stock")
+    assert shown() == ["again"] and client("VIEWER").get("/api/pipelines").json()["unbegun"][0]["again"]
+    with monkeypatch.context() as patch:
+        patch.setattr(get_auth_manager(), "get_authorized_dag_ids", lambda **_: set())
+        assert shown() == []
+    ran("new", "running", "stock")
+    assert shown() == []
+
+
 def test_one_pipeline_has_its_tables_and_no_secrets(client: Client, seen: Callable[..., None]) -> None:
     problem = Problem("not-followed", "public.logs", "It has no key.", "Add one.", time.time())
     seen(status(problems=[problem]))
@@ -261,13 +362,15 @@ def pressed(
 ) -> Callable[..., dict[str, Any]]:
     """The buttons of a pipeline by their ids, with DAGs that there are (and whether each is paused)."""
 
-    def buttons(role: str, *, dags: dict[str, bool] | None = None, **more: Any) -> dict[str, Any]:
+    def buttons(
+        role: str, *, dags: dict[str, bool] | None = None, records: dict[str, Any] | None = None, **more: Any
+    ) -> dict[str, Any]:
         found = {"bottledwater_control": False, "bottledwater_verify": False} if dags is None else dags
         described = Description("orders", source=Source("shop_postgres"), kafka=Kafka("shop_kafka"))
         monkeypatch.setattr(rights, "described", lambda task: described if task else None)
         monkeypatch.setattr(rights, "dags", lambda ids: {each: found[each] for each in ids if each in found})
         monkeypatch.setattr(rights, "conf_of", lambda task: {"tables": ["orders"]})
-        seen(status(**more))
+        seen(status(**more), records=records)
         answer = client(role).get(f"/api/pipelines/kafka_default/{NAME}").json()
         return {"": answer["no_actions"], **{each["id"]: each for each in answer["actions"]}}
 
@@ -276,7 +379,8 @@ def pressed(
 
 def test_a_button_says_what_it_does_and_triggers_a_dag(pressed: Pressed) -> None:
     found = pressed("USER")
-    assert set(found) == {"", "stop", "retire", "start", "snapshot", "pause_table", "verify"} and not found[""]
+    assert set(found) - {""} == {"stop", "retire", "drop_slot", "start", "snapshot", "pause_table", "verify"}
+    assert not found[""]
     stop = found["stop"]
     assert stop["dag_id"] == "bottledwater_control" and "PostgreSQL keeps its WAL (now 2.0 GB)" in stop["says"]
     assert stop["conf"] == {
@@ -292,6 +396,36 @@ def test_what_was_stopped_is_started_as_it_was(pressed: Pressed) -> None:
     assert "stop" not in found and not found["start"]["impossible"] and not found["redrive"]["impossible"]
     assert found["start"]["conf"]["dag_id"] == "orders" and found["start"]["conf"]["conf"] == {"tables": ["orders"]}
     assert pressed("USER", counters={"open_dead_letters": 3})["redrive"]["impossible"]
+
+
+def test_the_slot_is_dropped_by_a_button_once_no_job_runs(pressed: Pressed) -> None:
+    found = pressed("USER")
+    assert "retire the pipeline, which drops the slot" in found["drop_slot"]["impossible"]
+    assert "nothing drops the slot then" not in found["retire"]["says"]
+    found = pressed("USER", state="failed", permanent=True, error="The slot is lost.")
+    drop = found["drop_slot"]
+    assert not drop["impossible"] and drop["danger"] and drop["conf"]["action"] == "drop_slot"
+    assert "(now 2.0 GB). Changes that are not yet published (1.5 MB of WAL) are lost" in drop["says"]
+    # its DAG's run may be over, and with it the teardown
+    assert "nothing drops the slot then: use 'Drop the slot'." in found["retire"]["says"]
+    # and so it is for one that is retired and whose slot was kept
+    found = pressed("USER", state="stopped", retired=True)
+    assert "retire" not in found and not found["drop_slot"]["impossible"]
+
+
+def test_the_buttons_of_a_live_snapshot_name_its_tables(pressed: Pressed) -> None:
+    def asked(*tables: str, paused: bool = False) -> dict[str, Any]:
+        return encode(SnapshotRequest(tables, paused=paused))
+
+    one, other = "abcdef0123", "987654abcd"
+    records = {snapshots_prefix(NAME) + one: asked("public.a"), snapshots_prefix(NAME) + other: asked("b", paused=True)}
+    found = pressed("USER", records=records)
+    assert found[f"pause:{one}"]["label"] == "Pause reading public.a again"
+    assert "waits until it is told to go on" in found[f"pause:{one}"]["says"]
+    assert found[f"resume:{other}"]["label"] == "Go on with reading b again"
+    assert found[f"cancel:{other}"]["label"] == "Cancel reading b again"
+    records[snapshots_prefix(NAME) + other] = asked("public.a")
+    assert pressed("USER", records=records)[f"cancel:{other}"]["label"] == "Cancel reading public.a again (987654)"
 
 
 def test_a_table_that_is_held_can_be_let_go_on(pressed: Pressed) -> None:

@@ -3,9 +3,9 @@ import { useState, type ReactNode } from "react";
 import { Link as RouterLink } from "react-router-dom";
 
 import { Actions } from "./Actions";
-import { deadLetters, detail, history, type DeadLetter, type Detail as Found, type Live, type TableRow } from "./api";
+import { deadLetters, detail, history, logOf, type DeadLetter, type Detail as Found, type Live, type TableRow } from "./api";
 import { ago, count, duration, NONE, size } from "./format";
-import { behind, kept, State } from "./List";
+import { behind, kept, MEANINGS, State } from "./List";
 import { Note } from "./Note";
 import { Plot } from "./Plot";
 import { useAnswer } from "./useAnswer";
@@ -28,7 +28,7 @@ const Section = ({ children, title }: { readonly children: ReactNode; readonly t
 );
 
 const Number = ({ label, value, bad }: { readonly label: string; readonly value: string; readonly bad?: boolean }) => (
-  <Stat.Root size="sm">
+  <Stat.Root size="sm" title={MEANINGS[label]}>
     <Stat.Label>{label}</Stat.Label>
     <Stat.ValueText color={bad ? "fg.error" : undefined} fontSize="lg" whiteSpace="nowrap">{value}</Stat.ValueText>
   </Stat.Root>
@@ -70,7 +70,7 @@ const Plots = ({ of }: { readonly of: Found }) => {
           <Plot
             history={data}
             lines={[
-              { name: "delay_p50", label: "Half", color: "#1c7ed6" },
+              { name: "delay_p50", label: "50 %", color: "#1c7ed6" },
               { name: "delay_p95", label: "95 %", color: "#e8590c" },
               { name: "lag_seconds", label: "Oldest waiting", color: "#845ef7", dashed: true },
             ]}
@@ -150,7 +150,7 @@ const Tables = ({ of }: { readonly of: Found }) => (
             <Table.Row key={table.table} verticalAlign="top">
               <Table.Cell maxW="420px">
                 {table.table}
-                {table.dead_letters ? <Badge colorPalette="red" ml={2}>{count(table.dead_letters)} dead letters</Badge> : null}
+                {table.dead_letters ? <Badge colorPalette="red" ml={2}>{count(table.dead_letters)} dead {table.dead_letters === 1 ? "letter" : "letters"}</Badge> : null}
                 {table.problems?.map((problem) => (
                   <Text color="fg.error" fontSize="xs" key={problem.kind}>{problem.reason} {problem.remedy}</Text>
                 ))}
@@ -184,6 +184,10 @@ const DeadLetters = ({ of }: { readonly of: Found }) => {
   const { data, failure } = useAnswer(`letters of ${of.kafka} ${of.name}`, () => deadLetters(of), () => 15_000);
   return (
     <Section title="Dead letters">
+      <Text color="fg.muted" fontSize="sm" mb={2}>
+        Records that could not be published and were put aside, so that the others go on. Mend the cause, stop the pipeline, and
+        press Re-drive; or give them up with Dismiss dead letters.
+      </Text>
       {failure !== undefined && <Note status="error" title={failure.message} />}
       {data === undefined ? (
         failure === undefined && <Skeleton h="60px" />
@@ -232,20 +236,29 @@ const Guard = ({ of }: { readonly of: Found }) => (
   </Section>
 );
 
+const CONNECTIONS: Record<string, string> = { postgres: "PostgreSQL", kafka: "Kafka", registry: "Schema Registry", spark: "Spark" };
+
+/** A setting as people write it, not as JSON. */
+export const plain = (value: unknown): string => {
+  if (Array.isArray(value)) return value.map(plain).join(", ");
+  if (typeof value === "boolean") return value ? "on" : "off";
+  if (value !== null && typeof value === "object") return Object.entries(value).map(([name, each]) => `${name} = ${plain(each)}`).join(", ");
+  return value === null || value === "" ? NONE : String(value);
+};
+
 const Facts = ({ of }: { readonly of: Found }) => {
   const facts: [string, ReactNode][] = [
-    ["Job", `${of.job.id.slice(0, 8)} (${of.kind}), process ${of.job.pid} on ${of.job.host}, started ${ago(of.job.started)}; ${of.job.epoch} claims of the slot`],
+    ["Job", `${of.kind}, started ${ago(of.job.started)} on ${of.job.host} (process ${of.job.pid}, job ${of.job.id.slice(0, 8)}, epoch ${of.job.epoch})`],
     ["Reported", ago(of.reported)],
-    ["Position", <Code key="position">{of.position || NONE}</Code>],
+    ["Position in WAL", <Code key="position">{of.position || NONE}</Code>],
     ["Published", Object.entries(of.counters).map(([name, value]) => `${name.replaceAll("_", " ")} ${count(value)}`).join(" · ")],
     ["Verified", of.verification === null ? "never" : `${ago(of.verification.at)}, ${count(of.verification.rows)} rows${of.verification.different.length ? `; different: ${of.verification.different.join(", ")}` : ""}${of.verification.unverified.length ? `; unverified: ${of.verification.unverified.join(", ")}` : ""}`],
     ["Publications", of.publications.join(", ") || NONE],
-    ["Connections", Object.values(of.connections).join(", ") || NONE],
-    ["Settings", <Code key="settings" whiteSpace="pre-wrap">{Object.entries(of.settings).map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join("\n") || "all defaults"}</Code>],
+    ["Connections", Object.entries(of.connections).filter(([, id]) => id).map(([name, id]) => `${CONNECTIONS[name] ?? name} ${id}`).join(" · ") || NONE],
+    ["Settings", <Code key="settings" whiteSpace="pre-wrap">{Object.entries(of.settings).map(([name, value]) => `${name}: ${plain(value)}`).join("\n") || "all defaults"}</Code>],
   ];
   if (of.task !== null) {
-    const path = `/dags/${of.task.dag_id}/runs/${of.task.run_id}/tasks/${of.task.task_id}`;
-    facts.unshift(["Task", <Link asChild key="task"><RouterLink to={path}>{of.task.task_id} of {of.task.dag_id}, with its log</RouterLink></Link>]);
+    facts.unshift(["Task", <Link asChild colorPalette="blue" key="task" textDecoration="underline"><RouterLink to={logOf(of.task)}>{of.task.task_id} of {of.task.dag_id}, with its log</RouterLink></Link>]);
   }
   return (
     <Section title="Job and settings">
@@ -292,7 +305,7 @@ export const Detail = ({ of }: { readonly of: { kafka: string; name: string } })
       <SimpleGrid columns={{ base: 3, lg: 6 }} gap={4} mt={2}>
         <Number label="Rows/s" value={count(data.rate)} />
         <Number label="Behind" value={behind(data)} />
-        <Number label="Delay p95" value={data.delay === null ? NONE : `≤ ${duration(data.delay)}`} />
+        <Number label="Delay (95 %)" value={data.delay === null ? NONE : `≤ ${duration(data.delay)}`} />
         <Number bad={data.wal_safe !== null && data.wal_limit !== null && data.wal_safe < data.wal_limit / 4} label="WAL kept" value={kept(data)} />
         <Number bad={data.dead_letters > 0} label="Dead letters" value={count(data.dead_letters)} />
         <Number label="Memory" value={size(data.memory)} />

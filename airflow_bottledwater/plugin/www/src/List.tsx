@@ -2,7 +2,7 @@ import { Badge, Box, Heading, Link, Table, Text } from "@chakra-ui/react";
 import { Link as RouterLink } from "react-router-dom";
 
 import { ago, count, duration, NONE, palette, size, STATES } from "./format";
-import type { Overview, Row } from "./api";
+import { logOf, type Overview, type Row, type Unbegun } from "./api";
 import { Note } from "./Note";
 
 export const to = (row: { kafka: string; name: string }): string =>
@@ -10,7 +10,7 @@ export const to = (row: { kafka: string; name: string }): string =>
 
 export const State = ({ row }: { readonly row: Row }) => (
   <Badge colorPalette={palette(row)} variant="subtle">
-    {row.wanted ? (STATES[row.state] ?? row.state) : row.retired ? "retired" : "stopped on request"}
+    {row.wanted ? row.state === "finished" && row.kind === "snapshot" ? "snapshot finished" : (STATES[row.state] ?? row.state) : row.retired ? "retired" : "stopped on request"}
   </Badge>
 );
 
@@ -48,14 +48,42 @@ export const Empty = ({ kafkas, dagId }: { readonly kafkas: number; readonly dag
         <Link asChild colorPalette="blue">
           <RouterLink to="/dags/bottledwater">bottledwater</RouterLink>
         </Link>{" "}
-        with its form, or describe a pipeline in a DAG of your own. It appears here a few seconds after its job has begun, if you
+        (one of the ready DAGs, which are copied to your DAGs) with its form, or describe a pipeline in a DAG of your own. It appears here a few seconds after its job has begun, if you
         may read its DAG.
       </Text>
     )}
   </Note>
 );
 
-const COLUMNS = ["Pipeline", "State", "Rows/s", "Behind", "Delay p95", "WAL kept", "Dead letters", "Verified"];
+// what the numbers are, for whom has the pointer on their names
+export const MEANINGS: Record<string, string> = {
+  "Rows/s": "Row changes that are published in a second.",
+  Behind: "What is committed in PostgreSQL and not yet published: the size of its WAL, and how old the oldest of it is.",
+  "Delay (95 %)": "95 % of the changes take at most so long from the commit in PostgreSQL to the commit in Kafka.",
+  "WAL kept": "What PostgreSQL keeps on its disk for the pipeline's replication slot, and the limit from which on it gives the slot up.",
+  "Dead letters": "Records that could not be published and were put aside: re-drive them when their cause is mended, or dismiss them.",
+  Verified: "When topics and tables were last compared, row by row.",
+  Memory: "What the job's processes have.",
+};
+
+const COLUMNS = ["Pipeline", "State", "Rows/s", "Behind", "Delay (95 %)", "WAL kept", "Dead letters", "Verified"];
+
+/** A pipeline that Kafka knows nothing of, since a task before its first job has failed. */
+const CouldNotBegin = ({ of }: { readonly of: Unbegun }) => (
+  <Note status="error" title={`${of.slot}: no job of this pipeline could begin.`}>
+    <Text>
+      The task {of.task_id} of the DAG {of.dag_id} failed{of.at === null ? "" : ` ${ago(of.at)}`}
+      {of.again ? ", and Airflow tries it again" : ""}.{" "}
+      <Link asChild textDecoration="underline">
+        <RouterLink to={logOf(of)}>Its log</RouterLink>
+      </Link>{" "}
+      says what is wrong and what to do. Then {of.again ? "it goes on by itself" : "trigger the DAG again"}.
+    </Text>
+  </Note>
+);
+
+/** How many pipelines there are, with those that could not begin. */
+export const total = (found: Overview): number => found.pipelines.length + found.unbegun.length;
 
 export const List = ({ found }: { readonly found: Overview }) => (
   <Box>
@@ -64,15 +92,16 @@ export const List = ({ found }: { readonly found: Overview }) => (
         <Text>{why}</Text>
       </Note>
     ))}
+    {found.unbegun.map((each) => <CouldNotBegin key={`${each.dag_id} ${each.slot}`} of={each} />)}
     {found.pipelines.length === 0 ? (
-      Object.keys(found.away).length === 0 && <Empty kafkas={found.kafkas} />
+      Object.keys(found.away).length === 0 && found.unbegun.length === 0 && <Empty kafkas={found.kafkas} />
     ) : (
       <Box overflowX="auto">
         <Table.Root size="sm" aria-label="Pipelines">
           <Table.Header>
             <Table.Row>
               {COLUMNS.map((column, index) => (
-                <Table.ColumnHeader key={column} textAlign={index > 1 ? "end" : "start"} whiteSpace="nowrap">
+                <Table.ColumnHeader key={column} textAlign={index > 1 ? "end" : "start"} title={MEANINGS[column]} whiteSpace="nowrap">
                   {column}
                 </Table.ColumnHeader>
               ))}
@@ -121,10 +150,10 @@ export const List = ({ found }: { readonly found: Overview }) => (
 export const Title = ({ found }: { readonly found?: Overview }) => (
   <Box mb={4}>
     <Heading size="lg">Bottled Water</Heading>
-    {found !== undefined && found.pipelines.length > 0 && (
+    {found !== undefined && total(found) > 0 && (
       <Text color={found.wrong > 0 ? "fg.error" : "fg.muted"} fontSize="sm">
         {found.wrong > 0
-          ? `${found.wrong} of ${found.pipelines.length} need you.`
+          ? `${found.wrong} of ${total(found)} ${found.wrong === 1 ? "needs" : "need"} you.`
           : `${found.pipelines.length === 1 ? "The pipeline is" : `All ${found.pipelines.length} pipelines are`} as meant.`}
       </Text>
     )}

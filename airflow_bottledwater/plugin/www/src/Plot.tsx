@@ -32,8 +32,8 @@ const addStyle = () => {
   if (document.getElementById("bottledwater-uplot") === null) {
     const element = document.createElement("style");
     element.id = "bottledwater-uplot";
-    // the font of the page, and in the legend no room that plots of half the width lack
-    element.textContent = `${style} .uplot, .u-legend { font-family: inherit; } .u-legend th { font-weight: normal; }`;
+    // the font of the page, and a legend of one line also where plots have half the width
+    element.textContent = `${style} .uplot, .u-legend { font-family: inherit; } .u-legend { font-size: 12px; line-height: 1.3; white-space: nowrap; } .u-legend th { font-weight: normal; } .u-legend th, .u-legend td { padding: 2px; } .u-inline .u-series { margin-right: 6px; }`;
     document.head.append(element);
   }
 };

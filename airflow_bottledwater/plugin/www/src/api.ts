@@ -28,7 +28,10 @@ export type Row = {
   task: Task | null;
 };
 
-export type Overview = { pipelines: Row[]; wrong: number; away: Record<string, string>; kafkas: number };
+/** A pipeline of which no job has ever reported, and the task that failed before it. */
+export type Unbegun = Task & { slot: string; at: number | null; again: boolean };
+
+export type Overview = { pipelines: Row[]; unbegun: Unbegun[]; wrong: number; away: Record<string, string>; kafkas: number };
 
 export type Problem = { kind: string; subject: string; reason: string; remedy: string; since: number };
 
@@ -156,6 +159,10 @@ const ask = async <T>(path: string, init?: RequestInit): Promise<T> => {
   }
   return content as T;
 };
+
+/** The page of Airflow that has a task's log. */
+export const logOf = (task: Task): string =>
+  `/dags/${encodeURIComponent(task.dag_id)}/runs/${encodeURIComponent(task.run_id)}/tasks/${encodeURIComponent(task.task_id)}${task.map_index >= 0 ? `/mapped/${task.map_index}` : ""}`;
 
 const of = (row: { kafka: string; name: string }): string =>
   `${encodeURIComponent(row.kafka)}/${row.name.split("/").map(encodeURIComponent).join("/")}`;

@@ -4,7 +4,7 @@ import { Link as RouterLink, useLocation, useSearchParams } from "react-router-d
 
 import { overview } from "./api";
 import { Detail } from "./Detail";
-import { Empty, List, Title } from "./List";
+import { Empty, List, Title, total } from "./List";
 import { Note } from "./Note";
 import { useAnswer } from "./useAnswer";
 
@@ -40,6 +40,7 @@ const Tab = ({ dagId }: { readonly dagId: string }) => {
     return <Box p={4}>{failure === undefined ? <Skeleton h="120px" /> : <Note status="error" title={failure.message} />}</Box>;
   }
   const [first] = data.pipelines;
+  if (data.unbegun.length > 0) return <Box p={4}><List found={data} /></Box>;
   if (first === undefined) {
     return (
       <Box p={4}>
@@ -53,7 +54,8 @@ const Tab = ({ dagId }: { readonly dagId: string }) => {
 const Card = () => {
   const { data, failure } = useAnswer("card", () => overview(), () => 15_000);
   if (data === undefined && failure === undefined) return null;
-  const all = data?.pipelines.length ?? 0;
+  const all = data === undefined ? 0 : total(data);
+  const slots = [...(data?.unbegun ?? []), ...(data?.pipelines ?? [])].map((each) => each.slot);
   const away = Object.values(data?.away ?? {});
   const bad = (data?.wrong ?? 0) > 0 || away.length > 0 || failure !== undefined;
   return (
@@ -69,7 +71,7 @@ const Card = () => {
           (all === 0
             ? "No pipeline yet."
             : data?.wrong
-              ? `${data.wrong} of ${all} need you: ${data.pipelines.slice(0, Math.min(3, data.wrong)).map((row) => row.slot).join(", ")}`
+              ? `${data.wrong} of ${all} ${data.wrong === 1 ? "needs" : "need"} you: ${slots.slice(0, Math.min(3, data.wrong)).join(", ")}${data.wrong > 3 ? " …" : ""}`
               : `${all === 1 ? "1 pipeline is" : `All ${all} pipelines are`} as meant.`)}
       </Text>
     </Box>

@@ -57,6 +57,9 @@ const steps = {
       // the samples of a minute
       if (theme === "light") await page.waitForTimeout(45_000);
       await fits(page);
+      // at half width, too, a legend is one line
+      const heights = await page.locator(".u-legend").evaluateAll((found) => found.map((each) => each.clientHeight));
+      if (heights.length < 4 || Math.max(...heights) > 30) failed.push(`the legends have ${heights} px`);
       await page.screenshot({ path: `${process.env.IMAGES}/page${theme === "dark" ? "-dark" : ""}.png` });
       await page.goto(`${url}/dags/bottledwater/plugin/bottledwater-dag`);
       await page.getByRole("heading", { exact: true, name: "orders" }).waitFor();
@@ -65,7 +68,7 @@ const steps = {
   letters: async () => {
     const page = await open("light");
     await page.goto(`${url}/plugin/bottledwater`);
-    await page.getByText("1 of 1 need you.").waitFor();
+    await page.getByText("1 of 1 needs you.").waitFor();
     await one(page);
     const letters = page.getByRole("table", { name: "Dead letters" });
     await letters.getByRole("cell", { exact: true, name: "id = -1" }).waitFor();
@@ -98,7 +101,7 @@ const steps = {
     await dialog.getByRole("button", { exact: true, name: "Close" }).last().click();
     await page.getByText(/No job could begin .* was invalidated/).first().waitFor();
     await page.goto(`${url}/plugin/bottledwater`);
-    await page.getByText("1 of 1 need you.").waitFor();
+    await page.getByText("1 of 1 needs you.").waitFor();
     await page.getByText(/No job could begin/).waitFor();
     await fits(page);
     await page.screenshot({ path: `${process.env.IMAGES}/lost.png` });

@@ -1,5 +1,5 @@
 import { ChakraProvider, defaultSystem } from "@chakra-ui/react";
-import { cleanup, fireEvent, render, screen, waitFor } from "@testing-library/react";
+import { cleanup, configure, fireEvent, render, screen, waitFor } from "@testing-library/react";
 import { MemoryRouter, Route, Routes } from "react-router-dom";
 import { afterEach, expect, it, vi } from "vitest";
 
@@ -12,6 +12,10 @@ const row = (slot: string, more: Partial<Row> = {}): Row => ({
   wal_limit: 1e10, wal_safe: 8e9, memory: 1, dead_letters: 0, verified: null, snapshot: null, wrong: [],
   task: { dag_id: "orders", run_id: "r", task_id: "stream", map_index: -1 }, ...more,
 });
+
+// a busy machine takes longer than the usual second
+configure({ asyncUtilTimeout: 5_000 });
+vi.setConfig({ testTimeout: 30_000 });
 
 const answers: Record<string, unknown> = {};
 const asked: [string, RequestInit | undefined][] = [];
@@ -34,7 +38,7 @@ const shown = (path: string, props: { dagId?: string } = {}) => {
 };
 
 const overview = (...pipelines: Row[]): Overview => ({
-  pipelines, wrong: pipelines.filter((each) => each.wrong.length > 0).length, away: {}, kafkas: 1,
+  pipelines, unbegun: [], wrong: pipelines.filter((each) => each.wrong.length > 0).length, away: {}, kafkas: 1,
 });
 
 afterEach(() => {
@@ -48,7 +52,7 @@ it("lists the pipelines, with what is wrong", async () => {
   answers["api/pipelines"] = overview(row("bad", { wrong: ["The slot is lost."] }), row("good"));
   shown("/plugin/bottledwater");
   expect(await screen.findByText("The slot is lost.")).toBeTruthy();
-  expect(screen.getByText("1 of 2 need you.")).toBeTruthy();
+  expect(screen.getByText("1 of 2 needs you.")).toBeTruthy();
   expect(screen.getAllByText("2.0 GB of 10.0 GB")).toHaveLength(2);
   expect(screen.getAllByText("caught up")).toHaveLength(2);
 });
@@ -69,7 +73,29 @@ it("says that Kafka is away, above what was known last", async () => {
 it("is a card on the dashboard", async () => {
   answers["api/pipelines"] = overview(row("bad", { wrong: ["x"] }), row("good"));
   shown("/");
-  expect(await screen.findByText("1 of 2 need you: bad")).toBeTruthy();
+  expect(await screen.findByText("1 of 2 needs you: bad")).toBeTruthy();
+});
+
+const unbegun = { slot: "stock", dag_id: "shop", run_id: "a+b", task_id: "preflight", map_index: -1, at: Date.now() / 1000 - 300, again: false };
+
+it("shows a pipeline of which no job could begin, with the log of the task that says why", async () => {
+  answers["api/pipelines"] = { ...overview(row("good")), unbegun: [unbegun], wrong: 1 };
+  shown("/plugin/bottledwater");
+  expect(await screen.findByText("stock: no job of this pipeline could begin.")).toBeTruthy();
+  expect(screen.getByText("1 of 2 needs you.")).toBeTruthy();
+  expect(screen.getByText("Its log").getAttribute("href")).toBe("/dags/shop/runs/a%2Bb/tasks/preflight");
+  expect(screen.getByText("Its log").parentElement?.textContent).toBe(
+    "The task preflight of the DAG shop failed 5 min ago. Its log says what is wrong and what to do. Then trigger the DAG again.",
+  );
+  cleanup();
+  shown("/");
+  expect(await screen.findByText("1 of 2 needs you: stock")).toBeTruthy();
+  cleanup();
+  answers["api/pipelines"] = { ...overview(), unbegun: [{ ...unbegun, again: true }], wrong: 1 };
+  shown("/dags/shop", { dagId: "shop" });
+  expect(await screen.findByText(/and Airflow tries it again/)).toBeTruthy();
+  expect(screen.queryByText("No pipeline of this DAG has reported.")).toBeNull();
+  expect(screen.queryByText("There is no pipeline yet.")).toBeNull();
 });
 
 it("asks for the pipelines of a DAG on its tab", async () => {
@@ -87,7 +113,7 @@ const detail = (more: Record<string, unknown> = {}) => ({
 
 it("shows why records could not be published, and of which rows they are to who may", async () => {
   const letter = { table: "public.a", op: "u", position: "0/1", by: "stream", reason: "It is too large.", at: 0 };
-  answers["api/pipelines"] = detail({ dead_letters: 2 });
+  answers["api/pipelines"] = detail({ dead_letters: 2, tables: [{ table: "public.a", dead_letters: 1 }] });
   answers["api/history"] = { at: [], step: 10, complete: true, series: {} };
   answers["api/dead_letters"] = {
     letters: [{ ...letter, key: { id: "7", part: null } }, { ...letter, at: 1, key: null }], complete: false, keys: true,
@@ -96,6 +122,8 @@ it("shows why records could not be published, and of which rows they are to who 
   expect(await screen.findByText("id = 7, part = NULL")).toBeTruthy();
   expect(screen.getAllByText("It is too large.")).toHaveLength(2);
   expect(screen.getByText("no key")).toBeTruthy();
+  expect(screen.getByText("1 dead letter")).toBeTruthy();
+  expect(screen.getByText(/Mend the cause, stop the pipeline, and\s+press Re-drive/)).toBeTruthy();
   expect(screen.getByText("These are the newest; the others are in the topic of dead letters.")).toBeTruthy();
   cleanup();
   answers["api/dead_letters"] = { letters: [{ ...letter, key: null }], complete: true, keys: false };
@@ -110,6 +138,27 @@ it("shows how near the limits are, and what the guard has done", async () => {
   shown("/plugin/bottledwater?kafka=kafka_default&name=7/shop/good");
   expect(await screen.findByText("WAL kept: 25 % of the limit")).toBeTruthy();
   expect(screen.getByText("5 min ago: 3 sessions wait.")).toBeTruthy();
+});
+
+it("shows the job, its connections and its settings in words", async () => {
+  answers["api/pipelines"] = detail({
+    job: { id: "0123456789abcdef", host: "h", pid: 7, epoch: 2, started: Date.now() / 1000 - 300, repeats: 0 },
+    connections: { postgres: "shop_db", kafka: "kafka_default", registry: "", spark: "" },
+    settings: { tables: ["orders", "customers"], bounded: false, extra: { a: 1 }, prefix: "" },
+  });
+  answers["api/history"] = { at: [], step: 10, complete: true, series: {} };
+  shown("/plugin/bottledwater?kafka=kafka_default&name=7/shop/good");
+  expect(await screen.findByText("stream, started 5 min ago on h (process 7, job 01234567, epoch 2)")).toBeTruthy();
+  expect(screen.getByText("PostgreSQL shop_db · Kafka kafka_default")).toBeTruthy();
+  expect(screen.getByText(/tables: orders, customers\s+bounded: off\s+extra: a = 1\s+prefix: –/)).toBeTruthy();
+  expect(screen.getByText("WAL kept").closest("[title]")?.getAttribute("title")).toMatch(/replication slot/);
+});
+
+it("says of a snapshot that has finished that the pipeline has not", async () => {
+  answers["api/pipelines"] = overview(row("a", { kind: "snapshot", state: "finished" }), row("b", { state: "finished" }));
+  shown("/plugin/bottledwater");
+  expect(await screen.findByText("snapshot finished")).toBeTruthy();
+  expect(screen.getByText("finished")).toBeTruthy();
 });
 
 it("asks for no dead letters where there are none", async () => {

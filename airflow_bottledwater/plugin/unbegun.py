@@ -1,0 +1,41 @@
+"""Pipelines of which no job has ever reported, since a task before it has failed: Kafka knows nothing of them, and so
+only Airflow can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.plugin import rights
+from airflow_bottledwater.plugin.watch import KafkaLook
+from airflow_bottledwater.state.control_records import StatusRecord
+
+
+def found(looks: Sequence[KafkaLook]) -> list[dict[str, Any]]:
+    """Each of them with the task that has failed; of several tasks of one DAG and slot, the first.
+
+    :param looks: what all Kafkas have; while one of them was never read, nothing can be said.
+    """
+    if not all(look.read for look in looks):
+        return []
+    reported = [status for look in looks for status in look.statuses.values()]
+    made: dict[tuple[str, str], dict[str, Any]] = {}
+    for task in rights.failed():
+        described = rights.described(task)
+        if described is not None and not any(_is_of(status, task["dag_id"], described) for status in reported):
+            made.setdefault((task["dag_id"], described.name), {**task, "slot": described.name})
+    return list(made.values())
+
+
+def _is_of(status: StatusRecord, dag_id: str, described: Description) -> bool:
+    """Whether it is the status of the pipeline; two sources may have a slot of the same name."""
+    if status.slot != described.name:
+        return False
+    owner = status.job.owner
+    if owner is None or owner.dag_id == dag_id:
+        return True
+    other = rights.described(
+        {"dag_id": owner.dag_id, "run_id": owner.run_id, "task_id": owner.task_id, "map_index": owner.map_index}
+    )
+    return other is None or other.source.conn_id == described.source.conn_id

@@ -50,6 +50,7 @@ class Controller(Reporter):
     :ivar stopped: set when the job is asked to stop.
     :ivar status: the status that the next heartbeat writes; the job updates it.
     :ivar problems: what is not as it is meant; the parts of the job tell it, and each heartbeat writes it.
+    :ivar replaced: whether a later job has reported on the pipeline, which it has claimed.
     """
 
     def __init__(self, pipeline: Settings, cluster: Cluster, job: Job) -> None:
@@ -61,7 +62,7 @@ class Controller(Reporter):
         self.problems = Problems()
         #: the number of the outside signal that the request to stop passes on; 0 if a stop was requested
         self.interrupted = 0
-        self._job, self._obeys, self._replaced = job, False, False
+        self._job, self._obeys, self.replaced = job, False, False
         self._by: StoppedBy = ""
         self._look: Callable[[], str] | None = None
         #: the last state must not be overwritten by what a heartbeat finds meanwhile
@@ -168,7 +169,7 @@ class Controller(Reporter):
         if status is None or self.status.ended:
             return
         if status.job.epoch > self._job.epoch:
-            self._replaced = True
+            self.replaced = True
         elif now and status.job.id == self._job.id and status.ended:
             # it is written again: a heartbeat of this job may have come behind it
             self.status = status
@@ -189,7 +190,7 @@ class Controller(Reporter):
         self.stopped.set()
 
     def _write(self, wait: float) -> None:
-        if self._replaced:
+        if self.replaced:
             return
         if not self.status.ended:
             state = self._look() if self._look is not None else ""

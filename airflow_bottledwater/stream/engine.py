@@ -31,8 +31,7 @@ from airflow_bottledwater.metrics.sampler import Sampler
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import own, session, stoppable
-from airflow_bottledwater.state import letters
-from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state import claim, letters
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Gap, StateRecord, gap_key, table_key
@@ -160,12 +159,12 @@ class _Follower:
     ) -> None:
         self._meter, self._guard, self._tell_lineage = meter, guard, tell
         self._pipeline, self._start, self._bounded, self._stopped = pipeline, start, bounded, stopped
-        self._known = read_state(pipeline, start.state_topic, must_exist=True)
+        self._known = claim.read_state(pipeline, start.state_topic, must_exist=True)
         self._backoff = stream_backoff(pipeline, stopped)
         own = PipelineState(dict(self._known.raw))
         self._watch = TableWatch(pipeline, start.cluster, own, controller.problems, patient=not bounded)
         self._report = StreamReport(controller, self._watch, start.position, meter)
-        self._problems = controller.problems
+        self._controller, self._problems = controller, controller.problems
         self._problems.tell("lost schemas", start.schemas.problems)
         self._target: int | None = None
         self._publisher: StreamPublisher | None = None
@@ -273,6 +272,8 @@ class _Follower:
                     told(publisher.publish(batch, told))
                 else:
                     publisher.reached()  # compares the topics in time, also while there is nothing to publish
+                    if self._controller.replaced:  # what it publishes next would fail, but nothing may ever come
+                        claim.reached(self._pipeline, self._start.state_topic, self._start.job)
                     self._movement.moved()
                 if self._heed(publisher, held):
                     return None

@@ -38,8 +38,9 @@ from tests.support.writers import (
 
 TABLES = ("a", "b")
 ROWS = 8000
-#: transactions of writers have some twenty changes, a large one has thousands
-LARGE, CUT_FROM = 2000, 1000
+#: transactions of writers have some twenty changes, a large one has thousands, also if only
+#: some of them pass a row filter, and columns are left out
+LARGE, CUT_FROM = 8000, 1000
 #: slow enough to leave the processor to those who are tested
 HABITS = (Habit(open_for=(0.1, 0.4)), Habit(open_for=(0.1, 0.4)), SHORT, ASYNCHRONOUS, PREPARING)
 PAUSE = (0.01, 0.1)

@@ -82,16 +82,12 @@ def test_a_handover_under_writers_loses_repeats_and_tears_nothing(
     if with_outbox := seed % 2 == 0:
         flow.change(tables=(*TABLES, outboxes.OUTBOX), messages=outboxes.MESSAGES, transaction_topic="transactions")
     make_tables(flow, TABLES, ROWS)
-    # rows whose keys change come and go, most of them with large values that are not sent again
-    remainders = {table: dice.randrange(3) for table in dice.sample(TABLES, dice.randrange(len(TABLES)))}
     options, statements = without_primary_keys(seed, TABLES[:3])
     for statement in statements:
         flow.execute(statement)
-    for table, r in remainders.items():
-        options.setdefault(table, {})["where"] = f"id % 3 <> {r}"
     options |= outboxes.OPTIONS if with_outbox else {}
     flow.change(table_options=options)
-    draw(flow, seed, TABLES[:3])
+    draw(flow, seed, TABLES)
     with Writers(flow.dsn, TABLES, seed, ROWS, outbox=with_outbox):
         flow.create()
         time.sleep(dice.uniform(0.3, 0.6))
@@ -101,8 +97,7 @@ def test_a_handover_under_writers_loses_repeats_and_tears_nothing(
             flow.stream()
         time.sleep(0.2)
     flow.stream()
-    filters = {table: lambda key, r=r: key % 3 != r for table, r in remainders.items()}
-    report = audit(flow, TABLES, filters=filters).check()
+    report = audit(flow, TABLES).check()
     assert report.ahead == []
     counted = report.statistics
     proof = (counted.in_progress >= IN_PROGRESS, counted.skipped >= SKIPPED, counted.after >= AFTER)

@@ -25,7 +25,7 @@ from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.verify import driver, latest, moment
-from tests.support.options import drawn, keyed
+from tests.support.options import COLUMNS, HASH_KEY, drawn, keyed
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 from tests.support.writers import ASYNCHRONOUS, PREPARING, SHORT, Habit, Writers, make_tables
@@ -497,8 +497,8 @@ def test_under_writers_nothing_is_found_but_the_damage(
         tables="a,b",
         partitions=dice.choice((1, 3)),
         lanes=dice.choice((1, 2)),
-        table_options=(options := drawn(dice, ("a", "b"), ("name", "n", "large"))),
-        hash_key="0123456789abcdef",
+        table_options=(options := drawn(dice, ("a", "b"), [*COLUMNS])),
+        hash_key=HASH_KEY,
     )
     make_tables(flow, ("a", "b"), ROWS)
     for statement in keyed(options):

@@ -7,7 +7,7 @@ the comparison only: plain values in, a report out.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.model.boundary import Snapshot
@@ -133,6 +133,7 @@ class Checker:
     :param told: what the records of a table tell of old rows: ``none``, ``header`` or ``envelope``; and behind a comma
         whether its replica identity has the ``whole`` old row, or the ``key`` only. Tables that are missing here tell
         nothing.
+    :param large: what the records of a table tell of a large value, which may be masked, by the value's number.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Checker:
         truncations: Sequence[Truncation] = (),
         tables: Collection[str] | None = None,
         told: Mapping[str, str] | None = None,
+        large: Callable[[str, int], int] = lambda _, number: number,
     ) -> None:
         self._tables = boundaries.keys() if tables is None else tables
         self._log = sorted(log, key=lambda c: c.n)
@@ -165,14 +167,14 @@ class Checker:
         #: per table, the place and the LSN of each TRUNCATE that was published
         self._emptied: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._report = Report()
-        self._told = told or {}
+        self._told, self._shown = told or {}, large
         #: the row that each change has changed or deleted, by the change's place
         self._rows_before = rows_before(self._log)
         #: every large value that was ever committed under a key
         self._large: dict[tuple[str, int], set[int]] = defaultdict(set)
         for change in self._log:
             if change.new is not None:
-                self._large[change.table, change.new].add(change.large)
+                self._large[change.table, change.new].add(self._large_of(change))
 
     def check(self, records: Sequence[Record]) -> Report:
         """:param records: of all tables; per partition in the order of their offsets."""
@@ -194,6 +196,9 @@ class Checker:
         self._check_whole(records, found)
         self._report.statistics = self._count(len(rows), len(stream), len(records) - len(rows) - len(stream))
         return self._report
+
+    def _large_of(self, change: Change) -> int:
+        return self._shown(change.table, change.large)
 
     # ------------------------------------------------------------------ the parts
     def _sees(self, change: Change) -> bool:
@@ -228,8 +233,8 @@ class Checker:
                 self._report.ahead.append(_finding("ahead", row, f"{row} is newer than the boundary"))
             elif at_boundary.get((row.table, row.key)) is not change:
                 self._wrong("stale", row, f"{row} was changed or deleted before the boundary")
-            if change is not None and row.large != change.large:
-                self._wrong("invented", row, f"{row} has the large value {row.large}, not {change.large}")
+            if change is not None and row.large != (large := self._large_of(change)):
+                self._wrong("invented", row, f"{row} has the large value {row.large}, not {large}")
         for (table, key), change in at_boundary.items():
             if (table, key, change.version) not in seen and not (self._resumed and (table, key) in later):
                 self._miss(change, "the snapshot does not have what its boundary sees")
@@ -290,7 +295,7 @@ class Checker:
         """The value that the change left the row with; read afterwards, any that the key ever had."""
         if record.version is None:
             return
-        allowed = self._large[record.table, record.key] if record.reread else {change.large}
+        allowed = self._large[record.table, record.key] if record.reread else {self._large_of(change)}
         if record.large not in allowed:
             self._wrong(
                 "invented", record, f"{record} has the large value {record.large}; it could be {sorted(allowed)}"
@@ -303,7 +308,7 @@ class Checker:
         expected = None
         if form != "none" and row is not None and (record.op == "d" or not moved):
             if identity == "whole":
-                expected = Before(change.old, row.version, row.large)
+                expected = Before(change.old, row.version, self._large_of(row))
             elif form == "envelope" and record.op == "d":
                 expected = Before(change.old, None)
         if record.before != expected:
@@ -326,8 +331,8 @@ class Checker:
         last = {(r.table, r.key): r for r in sorted(records, key=lambda r: r.offset)}
         for key, change in self._final().items():
             record = last.get(key)
-            if record is not None and record.version is not None and record.large != change.large:
-                self._wrong("stale", record, f"{record} ends with the large value {record.large}, not {change.large}")
+            if record is not None and record.version is not None and record.large != (large := self._large_of(change)):
+                self._wrong("stale", record, f"{record} ends with the large value {record.large}, not {large}")
 
     def _check_view(self, records: Sequence[Record]) -> None:
         """A consumer that follows the rules (docs/message-format.md) has the table: what a TRUNCATE deletes has no
@@ -448,7 +453,7 @@ class Checker:
                 if before is None or before.version is None or emptied <= n:
                     self._wrong("invented", record, f"{record} was swept, but is there, behind {before}")
                 last[key] = (record, n)
-            elif change is None or change.new != record.key or change.large != record.large:
+            elif change is None or change.new != record.key or self._large_of(change) != record.large:
                 self._wrong("invented", record, f"{record} is read again, but is not what was committed: {change}")
             elif change.n < n:
                 self._wrong("order", record, f"{record} is read again behind {before}")

@@ -13,6 +13,8 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.pipeline.settings import Settings
 from tests.support.compare import Schemas
 from tests.support.history import Before
+from tests.support.options import draw_options
+from tests.support.protobuf_messages import ProtobufMessages
 from tests.support.topics import Flow, Message
 
 #: gives a pipeline its form, by a seed (``tests/support/fixtures.py``), and some of these tables their identity
@@ -27,12 +29,14 @@ FORMS: tuple[tuple[dict[str, Any], bool], ...] = (
     ({"envelope": "debezium"}, False),
     ({"envelope": "debezium", "envelope_schema": True}, False),
     ({"envelope": "debezium"}, True),
+    ({"format": "json-schema"}, True),
+    ({"format": "protobuf", "before": "header"}, True),
 )
 
 
 def draw_form(seed: int, flow: Flow, registry: Callable[[], SchemaRegistry], tables: Iterable[str]) -> None:
     """Give a pipeline that is not made yet one of :data:`FORMS`, by the seed, and some of its tables, which exist, an
-    identity that has the whole old row.
+    identity that has the whole old row; and the tables options (:func:`tests.support.options.draw_options`).
 
     :param registry: gives it, if it is needed.
     """
@@ -40,11 +44,13 @@ def draw_form(seed: int, flow: Flow, registry: Callable[[], SchemaRegistry], tab
     settings, registered = FORMS[seed % len(FORMS)]
     if registered:
         flow.registry = registry()
-        settings = {**settings, "format": "avro", "registry": {"url": flow.registry.url}}
+        settings = {"format": "avro", "registry": {"url": flow.registry.url}, **settings}
     flow.change(**settings)
+    parted = {name for (name,) in flow.execute("SELECT relname FROM pg_class WHERE relkind = 'p'")}
     for table in tables:
-        if dice.random() < 0.5:
+        if dice.random() < 0.5 and table not in parted:
             flow.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+    draw_options(seed, flow, tables)
 
 
 def decoders(pipeline: Settings) -> tuple[Callable[[bytes], Any], Callable[[bytes], Any]]:
@@ -52,9 +58,19 @@ def decoders(pipeline: Settings) -> tuple[Callable[[bytes], Any], Callable[[byte
     if pipeline.format == "avro":
         schemas = Schemas(pipeline.registry)
         return schemas.decode, schemas.decode
+    if pipeline.format == "json-schema":
+        return _framed_json, _framed_json
+    if pipeline.format == "protobuf":
+        messages = ProtobufMessages(pipeline.registry)
+        return messages.decode, messages.decode
     if pipeline.envelope_schema:
         return _payload, _payload
     return json.loads, json.loads
+
+
+def _framed_json(data: bytes) -> Any:
+    assert data[:1] == b"\0"
+    return json.loads(data[5:])
 
 
 def _payload(data: bytes) -> Any:

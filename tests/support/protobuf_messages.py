@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from confluent_kafka.schema_registry import SchemaRegistryClient
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
@@ -38,6 +40,27 @@ def _declare(made: Any, name: str, message: ProtobufMessage, path: str) -> None:
             made.oneof_decl.add(name=f"_{each.name}")
     for inner, its in message.messages.items():
         _declare(made.nested_type.add(), inner, its, f"{path}.{inner}")
+
+
+class ProtobufMessages:
+    """The messages of a registry's schemas by id, as Confluent frames them."""
+
+    def __init__(self, registry: Mapping[str, str]) -> None:
+        self._client = SchemaRegistryClient(dict(registry))
+        self._known: dict[int, type[Message]] = {}
+
+    def decode(self, data: bytes) -> dict[str, Any]:
+        """A framed record of values without parts: None for what is not there."""
+        schema_id = int.from_bytes(data[1:5], "big")
+        # the index of the first message
+        assert (data[0], data[5]) == (0, 0)
+        if schema_id not in self._known:
+            self._known[schema_id] = message_class(self._client.get_schema(schema_id).schema_str or "")
+        found: Any = self._known[schema_id].FromString(data[6:])
+        return {
+            each.name: getattr(found, each.name) if not each.has_presence or found.HasField(each.name) else None
+            for each in found.DESCRIPTOR.fields
+        }
 
 
 def fill(message: Any, values: dict[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.create import create
@@ -258,8 +259,10 @@ class Flow:
         return job.state if job else ""
 
     def topic(self, table: str) -> str:
-        """The topic of a table of the public schema."""
-        return f"{self.pipeline.topic_prefix}.{table}"
+        """The topic of a table of the public schema, or another topic of the pipeline by its name without the
+        prefix."""
+        template = Table.of_table(self.pipeline.table_options, "public", table).topic or "{table}"
+        return f"{self.pipeline.topic_prefix}.{template.format(schema='public', table=table)}"
 
     def read(self, table: str, *, committed: bool = True) -> list[Message]:
         """The records of a table's topic."""

@@ -24,6 +24,7 @@ from tests.support import outboxes
 from tests.support.checker import Checker, Report, uncommitted_rule
 from tests.support.forms import before, decoders, unwrapped
 from tests.support.history import DELETE, INSERT, TRUNCATE, Change, Record, Truncation
+from tests.support.options import COLUMNS, Readable, filters, hashed, options_of
 from tests.support.together import check_ends, check_messages, plain_topics
 from tests.support.topics import Flow, Message, read, read_all
 
@@ -55,14 +56,14 @@ _LARGE_BYTES = 2100
 _LARGE = f"nextval('checker_version') || ':' || repeat('x', {_LARGE_BYTES})"
 _KNOWN_BY = "coalesce(split_part(left(large, 20), ':', 1)::bigint, 0) AS large"
 _INSERT = (
-    "WITH c AS (INSERT INTO {table} SELECT g, nextval('checker_version'), {text}, 0,"
+    "WITH c AS (INSERT INTO {table} (id, version, name, n, large) SELECT g, nextval('checker_version'), {text}, 0,"
     f" CASE WHEN g % 3 = 0 THEN {_LARGE} END"
     " FROM generate_series({first}::bigint, {last}::bigint) g ON CONFLICT DO NOTHING"
     f" RETURNING id, version, {_KNOWN_BY})" + _LOG.format(table="{table}", old="NULL", new="id", op="c")
 )
 _UPDATE = (
-    "WITH c AS (UPDATE {table} SET version = nextval('checker_version'), n = n + 1{large} WHERE id BETWEEN {first} AND "
-    "{last}"
+    "WITH c AS (UPDATE {table} SET version = nextval('checker_version'), n = n + 1, at = clock_timestamp(){large}"
+    " WHERE id BETWEEN {first} AND {last}"
     f" RETURNING id, version, {_KNOWN_BY})" + _LOG.format(table="{table}", old="id", new="id", op="u")
 )
 _DELETE = "WITH c AS (DELETE FROM {table} WHERE id = {first} RETURNING id, 0 AS version, 0 AS large)" + _LOG.format(
@@ -101,8 +102,8 @@ def make_tables(flow: Flow, tables: Sequence[str], rows: int) -> None:
     flow.execute(*_SCHEMA, *(outboxes.SCHEMA if outboxes.has_outbox(flow) else ()))
     for table in tables:
         flow.execute(
-            f"CREATE TABLE {table} (id bigint PRIMARY KEY, version bigint NOT NULL, name text, n integer, large text)"
-            + (" PARTITION BY RANGE (id)" if table == PARTED else ""),
+            f"CREATE TABLE {table} (id bigint PRIMARY KEY, version bigint NOT NULL, name text, n integer, large text, "
+            "at timestamptz DEFAULT clock_timestamp())" + (" PARTITION BY RANGE (id)" if table == PARTED else ""),
             f"ALTER TABLE {table} ALTER large SET STORAGE EXTERNAL",
             *(_partitions() if table == PARTED else ()),
             _INSERT.format(table=table, first=0, last=rows - 1, text="'row number ' || g"),
@@ -113,7 +114,7 @@ def make_tables(flow: Flow, tables: Sequence[str], rows: int) -> None:
 def _partitions() -> Iterator[str]:
     """Partitions of two levels, one of them with its columns in another order."""
     limits = ["MINVALUE", *map(str, _BEGIN), "MAXVALUE"]
-    columns = "large text, gone text, n integer, name text, version bigint NOT NULL, id bigint NOT NULL"
+    columns = "large text, gone text, at timestamptz, n integer, name text, version bigint NOT NULL, id bigint NOT NULL"
     yield f"CREATE TABLE {PARTED}_1 ({columns})"
     yield f"ALTER TABLE {PARTED}_1 DROP COLUMN gone, ALTER large SET STORAGE EXTERNAL"
     yield f"ALTER TABLE {PARTED} ATTACH PARTITION {PARTED}_1 FOR VALUES FROM ({limits[1]}) TO ({limits[2]})"
@@ -351,7 +352,10 @@ def sent(log: Iterable[Change], filters: Filters) -> list[Change]:
 
 def records(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> list[Record]:
     """All records of the tables' topics, per partition in the order of their offsets."""
-    found = read_rows(flow, tables, committed=committed)
+    return _records(read_rows(flow, tables, committed=committed))
+
+
+def _records(found: Mapping[str, Sequence[Message]]) -> list[Record]:
     return [
         Record(
             table,
@@ -368,12 +372,44 @@ def records(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> lis
             parse_lsn(m.snapshot.partition("/")[2]) if m.snapshot else 0,
             before(m.before),
         )
-        for table in tables
-        for m in found[table]
+        for table, some in found.items()
+        for m in some
     ]
 
 
+def readable(flow: Flow, tables: Sequence[str]) -> dict[str, Readable]:
+    """What consumers can read of each table."""
+    texts = dict[str, str]()
+    if any(mask == "hash" for table in tables for mask in options_of(flow, table).mask.values()):
+        for numbers in flow.execute("SELECT old, new, version, large FROM checker_log"):
+            *plain, large = [number or 0 for number in numbers]
+            for text in (*map(str, plain), f"{large}:{'x' * _LARGE_BYTES}"):
+                texts[hashed(text)] = text
+    return {table: Readable.of(flow, table, texts) for table in tables}
+
+
 def read_rows(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> dict[str, list[Message]]:
+    """The records of the tables' topics by table, without envelopes and with the columns' own names, see
+    :meth:`~tests.support.options.Readable.source`."""
+    return _by_columns(_read_as_published(flow, tables, committed=committed), readable(flow, tables))
+
+
+def _by_columns(found: Mapping[str, Sequence[Message]], rows: Mapping[str, Readable]) -> dict[str, list[Message]]:
+    return {
+        table: [
+            replace(
+                m,
+                key=rows[table].source(m.key),
+                value=rows[table].source(m.value, whole=True),
+                before=rows[table].source(m.before),
+            )
+            for m in some
+        ]
+        for table, some in found.items()
+    }
+
+
+def _read_as_published(flow: Flow, tables: Sequence[str], *, committed: bool = True) -> dict[str, list[Message]]:
     """The records of the tables' topics, without envelopes, by table."""
     topics = [flow.topic(table) for table in tables]
     found = read_all(flow.kafka, topics, committed=committed, decoders=decoders(flow.pipeline))
@@ -413,13 +449,12 @@ def audit(
     complete: bool = True,
     cut_from: int = 0,
     since: Snapshot | None = None,
-    filters: Filters | None = None,
 ) -> Report:
-    """Compare topics and log; the writers have stopped, and the pipeline has finished.
+    """Compare topics and log, and the last record of each key with what its row is under the options of its table; the
+    writers have stopped, and the pipeline has finished.
 
     :param tables: of others that were written to, nothing is said.
     :param since: without a snapshot: what the stream begins after.
-    :param filters: see :func:`sent`.
     """
     known = read_state(flow.pipeline, state_topic(flow))
     log = read_log(flow)
@@ -433,7 +468,7 @@ def audit(
     for table in tables:
         rows = dict(flow.execute(f"SELECT id, version FROM {table}"))
         assert replayed(log, table) == rows, f"the log of {table} is not what happened: the checker is wrong"
-    published = sent(log, filters or {})
+    published, rows = sent(log, filters(flow, tables)), readable(flow, tables)
     checker = Checker(
         published,
         boundaries,
@@ -448,8 +483,10 @@ def audit(
         truncations=truncations(flow) if any(change.op == TRUNCATE for change in log) else (),
         tables=tables,
         told=_told(flow, tables),
+        large=lambda table, number: rows[table].large(number) if table in rows else number,
     )
-    committed = records(flow, tables)
+    as_published = _read_as_published(flow, tables)
+    committed = _records(_by_columns(as_published, rows))
     report = checker.check(committed)
     report.findings = [found for found in report.findings if found.table not in others]
     if flow.pipeline.transaction_topic:
@@ -460,7 +497,34 @@ def audit(
     if outboxes.has_outbox(flow):
         outboxes.check_events(flow, max(known.slot.oldest_xid, known.tables[by_name[outboxes.OUTBOX]].oldest_xid))
     _check_uncommitted(records(flow, tables, committed=False), committed)
+    if complete and not report.findings:
+        _check_values(flow, as_published, rows, every=since is None)
     return report
+
+
+def _check_values(
+    flow: Flow, found: Mapping[str, Sequence[Message]], rows: Mapping[str, Readable], *, every: bool
+) -> None:
+    """The last record of each key is what PostgreSQL has of the row, under the options of the table.
+
+    :param every: each row has a record.
+    """
+    columns = ("id", "version", *COLUMNS)
+    texts = "id::text, version::text, name, large, n::text, (at AT TIME ZONE 'UTC')::text || '+00'"
+    for table, passes in ({table: lambda _: True for table in found} | filters(flow, found)).items():
+        one = rows[table]
+        last = {m.key[one.name("id")]: m for m in found[table]}
+        for values in flow.execute(f"SELECT {texts} FROM {table}"):
+            if not passes(int(values[0])):
+                continue
+            expected = one.row(dict(zip(columns, values, strict=True)))
+            record = last.get(expected[one.name("id")])
+            assert record is not None or not every, f"{table} has {values}, of which there is no record"
+            if record is not None:
+                read = {name: value for name, value in (record.value or {}).items() if name in expected}
+                assert read == expected, f"{table} has {values}, and {record} is to have {expected}"
+            if "large" not in one.columns:
+                assert record is None or not record.toast, f"{record}: a value that is left out was looked up"
 
 
 def _told(flow: Flow, tables: Sequence[str]) -> dict[str, str]:

@@ -406,6 +406,7 @@ def test_the_options_of_a_table_that_cannot_be_published_are_its_own(make_flow: 
 def test_tables_have_the_topics_of_their_options(make_flow: MakeFlow) -> None:
     flow = make_flow(
         tables=("people", "sales.*"),
+        topic_config={"max.message.bytes": "65432"},
         table_options={
             "sales.*": {"topic": "{table}-of-{schema}", "partitions": 3, "exclude": "email"},
             "sales.orders": {"topic_config": {"cleanup.policy": "compact", "max.message.bytes": "54321"}},

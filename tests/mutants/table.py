@@ -34,6 +34,7 @@ _REGISTRY = "tests/integration/test_registry.py"
 _PREFLIGHT = "tests/integration/test_preflight.py"
 _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
+_NEW_OPTIONS = "tests/integration/test_new_options.py"
 _KEYS = "tests/integration/test_keys.py"
 _ENVELOPE, _ENVELOPES = "tests/unit/encoding/test_envelope.py", "tests/integration/test_envelope.py"
 _PAUSE = "tests/integration/test_pause.py"
@@ -807,6 +808,114 @@ MUTANTS = (
         "Table.of_table",
         swap("sorted(ranks, key=ranks.__getitem__)", "ranks"),
         f"{_MAPPING}::test_each_option_is_that_of_the_most_specific_pattern",
+    ),
+    Mutant(
+        "what exclude names is left out though include names it",
+        "TableMapping.left_out",
+        drop("matches(options.exclude, column)"),
+        f"{_MAPPING}::test_columns_are_published_by_include_exclude_and_new_columns",
+    ),
+    Mutant(
+        "what new_columns does not allow is what no rule names",
+        "TableMapping.unnamed",
+        swap("(*options.include, *options.exclude)", "options.include"),
+        f"{_MAPPING}::test_columns_of_which_nothing_is_said_are_errors_if_asked_for",
+    ),
+    Mutant(
+        "of several rules for columns the last one counts",
+        "mapping.rule_of",
+        swap("found[-1]", "found[0]"),
+        f"{_MAPPING}::test_of_several_rules_for_a_column_its_name_counts_or_else_the_last",
+    ),
+    Mutant(
+        "a column's name counts before the patterns that match it",
+        "mapping.rule_of",
+        drop("rules.get(column)"),
+        f"{_MAPPING}::test_of_several_rules_for_a_column_its_name_counts_or_else_the_last",
+    ),
+    Mutant(
+        "columns have the names of their options",
+        "TableMapping.published",
+        swap("options.rename.get(column.name, '')", "''"),
+        f"{_MAPPING}::test_columns_that_would_have_one_name_are_found",
+    ),
+    Mutant(
+        "a column that is left out is no other's namesake",
+        "TableMapping.namesakes",
+        swap("self.left_out(schema, name, columns)", "()"),
+        f"{_MAPPING}::test_columns_that_would_have_one_name_are_found",
+    ),
+    Mutant(
+        "a column that is masked with NULL may be NULL",
+        "masks.fitting",
+        drop("said != 'null'"),
+        f"{_MAPPING}::test_columns_have_their_masks",
+    ),
+    Mutant(
+        "forms of dates are for formats that have several",
+        "TableMapping.published",
+        always("'temporal' in self.format.offers"),
+        f"{_MAPPING}::test_columns_have_the_forms_of_dates_that_their_options_choose",
+    ),
+    Mutant(
+        "a topic has the name of its table's option",
+        "TableMapping.topic",
+        never("not (asked := self.options(table.schema, table.name).topic)"),
+        f"{_MAPPING}::test_topics_have_the_prefix",
+    ),
+    Mutant(
+        "a template has the table's schema",
+        "mapping._named",
+        swap("replace('{schema}', of_schema)", "replace('{schema}', of_table)"),
+        f"{_MAPPING}::test_a_topic_is_a_name_or_a_template_behind_the_prefix",
+    ),
+    Mutant(
+        "a template's names are ones that Kafka allows",
+        "mapping._named",
+        swap("names.mangle(table.name)", "table.name"),
+        f"{_MAPPING}::test_a_topic_is_a_name_or_a_template_behind_the_prefix",
+    ),
+    Mutant(
+        "a table may have a policy of its own",
+        "TableMapping.policy",
+        always("asked == 'pipeline'"),
+        f"{_MAPPING}::test_a_table_may_have_a_policy_of_its_own",
+    ),
+    Mutant(
+        "dead letters have a topic if one table writes some",
+        "TableMapping.writes_letters",
+        swap("(self.on_error, *(rule.on_error for rule in self.rules.values()))", "(self.on_error,)"),
+        f"{_MAPPING}::test_a_table_may_have_a_policy_of_its_own",
+    ),
+    Mutant(
+        "a logical message cannot be set aside",
+        "TableMapping.policy",
+        always("table.oid"),
+        f"{_MAPPING}::test_what_is_no_table_is_not_set_aside",
+    ),
+    Mutant(
+        "a topic has the partitions of its table's option",
+        "kafka_checks.new_topic",
+        swap("options.partitions or pipeline.partitions", "pipeline.partitions"),
+        f"{_CHOOSE}::test_tables_have_the_topics_of_their_options",
+    ),
+    Mutant(
+        "a topic has the properties of its table's option before the pipeline's",
+        "kafka_checks.new_topic",
+        swap("{**pipeline.topic_config, **options.topic_config}", "{**options.topic_config, **pipeline.topic_config}"),
+        f"{_CHOOSE}::test_tables_have_the_topics_of_their_options",
+    ),
+    Mutant(
+        "another number of partitions is refused",
+        "kafka_checks._partitions",
+        never("asked != present[name].partitions"),
+        f"{_CHOOSE}::test_tables_have_the_topics_of_their_options",
+    ),
+    Mutant(
+        "consumers of before and of after read the records of options that change",
+        "avro.value_schema",
+        drop("field['default'] = None"),
+        f"{_NEW_OPTIONS}::test_consumers_of_before_and_of_after_read_each_others_records",
     ),
     Mutant(
         "a new column is left out where others are named",

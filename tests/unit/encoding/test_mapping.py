@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.encoding import masks, types
-from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.encoding.mapping import TableMapping, rule_of
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
@@ -98,6 +98,11 @@ def test_columns_have_their_masks() -> None:
     ]  # fmt: skip
 
 
+def test_of_several_rules_for_a_column_its_name_counts_or_else_the_last() -> None:
+    rules = {"name": "first:1", "n*": "first:2", "*e": "first:3"}
+    assert [rule_of(rules, column) for column in ("name", "nose", "n", "o")] == ["first:1", "first:3", "first:2", ""]
+
+
 def test_columns_have_the_forms_of_dates_that_their_options_choose() -> None:
     rules = {"sales.orders": {"temporal": {"*": "text", "n*": "logical", "note": "plain"}}}
     day = ColumnType(1082, -1, 1082, -1, "b", "date", form="plain")
@@ -138,12 +143,18 @@ def test_a_topic_is_a_name_or_a_template_behind_the_prefix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("whole", "of_table", "stops"), [("exit", {}, 1), ("log", {}, 0), ("log", {"on_error": "exit"}, 1)]
+    ("whole", "of_table", "stops"),
+    [("exit", {}, 1), ("log", {}, 0), ("log", {"on_error": "exit"}, 1), ("exit", {"on_error": "log"}, 0)],
 )
 def test_a_table_may_have_a_policy_of_its_own(whole: str, of_table: dict[str, Any], stops: int) -> None:
     found = mapping({"sales.orders": of_table}, on_error=whole)
     assert found.stops(ORDERS) == bool(stops) and found.stops(replace(ORDERS, name="x")) == (whole == "exit")
     assert found.writes_letters() == ("log" in (whole, of_table.get("on_error")))
+
+
+def test_what_is_no_table_is_not_set_aside() -> None:
+    found = mapping({}, on_error="isolate")
+    assert [found.policy(table) for table in (ORDERS, replace(ORDERS, oid=0))] == ["isolate", "exit"]
 
 
 def test_only_a_format_with_a_registry_has_subjects() -> None:

@@ -128,7 +128,7 @@ def test_a_right_that_is_revoked_is_told_until_it_is_granted(
         flow.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-@pytest.mark.parametrize("kind", ["table", "taken out"])
+@pytest.mark.parametrize("kind", [pytest.param("table", marks=pytest.mark.long), "taken out"])
 def test_a_gap_of_one_table_is_closed_at_the_start(make_flow: MakeFlow, kind: str) -> None:
     flow = make_flow()
     flow.create()

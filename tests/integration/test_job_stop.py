@@ -294,7 +294,7 @@ def test_a_job_that_begins_after_it_was_given_up_takes_nothing(flow: Flow, make:
     assert successor.process.poll() is None, successor.log.read_text()
 
 
-@pytest.mark.parametrize("retire", [False, True])
+@pytest.mark.parametrize("retire", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_command_fences_a_job_that_does_not_answer(flow: Flow, make: MakeJob, retire: bool) -> None:
     began = time.time()
     job = make()
@@ -312,7 +312,7 @@ def test_the_command_fences_a_job_that_does_not_answer(flow: Flow, make: MakeJob
     assert "was taken over by" in (log := job.log.read_text()) or "Asked to stop" in log
 
 
-@pytest.mark.parametrize("by_airflow", [True, False])
+@pytest.mark.parametrize("by_airflow", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_command_ends_the_processes_of_a_job_on_this_host(
     flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_airflow: bool
 ) -> None:

@@ -564,10 +564,10 @@ def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
 @pytest.mark.parametrize(
     ("where", "what", "lasting"),
     [
-        (live_snapshots, "connected", False),
+        pytest.param(live_snapshots, "connected", False, marks=pytest.mark.long),
         (live_snapshots, "connected", True),
-        (reading, "connect", True),
-        (reading.Topics, "ends", False),
+        pytest.param(reading, "connect", True, marks=pytest.mark.long),
+        pytest.param(reading.Topics, "ends", False, marks=pytest.mark.long),
     ],
     ids=["when it begins, for a moment", "when it begins", "when it reads", "when it sweeps, for a moment"],
 )

@@ -73,9 +73,9 @@ def test_a_table_with_another_key_is_read_again(make_flow: MakeFlow, registry: S
 @pytest.mark.parametrize(
     ("column", "value", "ranges"),
     [
-        ("numeric", "1.5", "text"),
-        ("numeric[]", "'{1.5}'", "text"),
-        ("numrange", "'[1.5,2)'", "record"),
+        pytest.param("numeric", "1.5", "text", marks=pytest.mark.long),
+        pytest.param("numeric[]", "'{1.5}'", "text", marks=pytest.mark.long),
+        pytest.param("numrange", "'[1.5,2)'", "record", marks=pytest.mark.long),
         ("part", "ROW(1.5)::part", "text"),
     ],
 )

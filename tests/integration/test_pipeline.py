@@ -49,7 +49,7 @@ def _fill(flow: Flow, *tables: str, rows: int = 4000) -> None:
         )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_writers_during_slot_creation_snapshot_and_stream_lose_and_repeat_nothing(
     make_flow: MakeFlow, seed: int
 ) -> None:

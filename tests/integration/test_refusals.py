@@ -400,7 +400,7 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[s
     return asked
 
 
-@pytest.mark.parametrize("times", range(1, 5))
+@pytest.mark.parametrize("times", [*(pytest.param(times, marks=pytest.mark.long) for times in (1, 2, 3)), 4])
 def test_a_broker_that_does_not_know_the_state_topic_for_a_moment_is_not_believed(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:

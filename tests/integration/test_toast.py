@@ -255,7 +255,14 @@ def test_types_that_are_sent_as_text_are_read_again_as_text(make_flow: MakeFlow,
 _MOST = 65536
 
 
-@pytest.mark.parametrize("updated", ["many rows", "a row again and again", "rows of several tables"])
+@pytest.mark.parametrize(
+    "updated",
+    [
+        pytest.param("many rows", marks=pytest.mark.long),
+        pytest.param("a row again and again", marks=pytest.mark.long),
+        "rows of several tables",
+    ],
+)
 def test_values_that_do_not_fit_into_memory_are_published_in_parts_of_their_transaction(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, updated: str
 ) -> None:

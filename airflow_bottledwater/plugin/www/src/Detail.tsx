@@ -4,7 +4,7 @@ import { Link as RouterLink } from "react-router-dom";
 
 import { Actions } from "./Actions";
 import { deadLetters, detail, history, logOf, type DeadLetter, type Detail as Found, type Live, type TableRow } from "./api";
-import { ago, count, duration, NONE, size } from "./format";
+import { ago, count, duration, NONE, perSecond, size } from "./format";
 import { behind, kept, MEANINGS, State } from "./List";
 import { Note } from "./Note";
 import { Plot } from "./Plot";
@@ -63,7 +63,7 @@ const Plots = ({ of }: { readonly of: Found }) => {
               { name: "updates", label: "Updates", color: "#1c7ed6" },
               { name: "deletes", label: "Deletes", color: "#e8590c" },
             ]}
-            show={count}
+            show={perSecond}
             title="Row changes in a second"
           />
           <Plot history={data} lines={[{ name: "lag_bytes", label: "Behind", color: "#845ef7" }]} show={size} title="WAL that is not published" />
@@ -75,7 +75,7 @@ const Plots = ({ of }: { readonly of: Found }) => {
               { name: "lag_seconds", label: "Oldest waiting", color: "#845ef7", dashed: true },
             ]}
             show={duration}
-            title="Delay from commit in PostgreSQL to commit in Kafka"
+            title="Delay: PostgreSQL commit to Kafka commit"
           />
           <Plot
             history={data}

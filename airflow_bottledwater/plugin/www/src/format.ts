@@ -5,6 +5,10 @@ export const NONE = "–";
 export const count = (value: number | null | undefined): string =>
   value === null || value === undefined ? NONE : Math.round(value).toLocaleString("en-US");
 
+/** A number a second, which may be less than one. */
+export const perSecond = (value: number | null | undefined): string =>
+  value !== null && value !== undefined && value > 0 && value < 10 ? String(+value.toFixed(1)) : count(value);
+
 export const size = (value: number | null | undefined): string => {
   if (value === null || value === undefined) return NONE;
   let left = value;

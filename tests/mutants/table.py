@@ -2458,6 +2458,18 @@ MUTANTS = (
         f"{_STOPPING}::test_a_job_that_begins_after_it_was_given_up_takes_nothing",
     ),
     Mutant(
+        "an idle stream ends when another job has replaced it",
+        "_Follower._stream",
+        never("self._controller.replaced"),
+        f"{_STOPPING}::test_a_job_that_is_taken_over_names_the_task_that_did_it",
+    ),
+    Mutant(
+        "a job that finds its slot in use looks whose it is",
+        "ChangeSource._connect",
+        swap("self._reached()", "None"),
+        "tests/integration/test_recovery.py::test_an_idle_job_that_has_lost_its_slot_to_another_one_ends",
+    ),
+    Mutant(
         "a task that was ended does not submit again",
         "BottledWaterSparkOperator._outcome",
         drop("self._check_killed()"),

@@ -57,7 +57,7 @@ class TestPostgres:
             connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
             connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
 
-    @pytest.mark.parametrize("end", ["stop", "kill"])
+    @pytest.mark.parametrize("end", [pytest.param("stop", marks=pytest.mark.long), "kill"])
     def test_keeps_port_and_data(self, stack: DataStack, end: str) -> None:
         dsn = self.write(stack.postgres)
         getattr(stack.postgres, end)()
@@ -131,7 +131,7 @@ class TestKafka:
         assert message is not None
         return message.value()
 
-    @pytest.mark.parametrize("end", ["stop", "kill"])
+    @pytest.mark.parametrize("end", [pytest.param("stop", marks=pytest.mark.long), "kill"])
     def test_keeps_port_and_data(self, stack: DataStack, end: str) -> None:
         topic, bootstrap = self.write(stack.kafka), stack.kafka.bootstrap
         getattr(stack.kafka, end)()
@@ -166,7 +166,7 @@ class TestKafka:
 
 
 class TestRegistry:
-    @pytest.mark.parametrize("end", ["stop", "kill"])
+    @pytest.mark.parametrize("end", [pytest.param("stop", marks=pytest.mark.long), "kill"])
     def test_keeps_port_and_data(self, stack: DataStack, end: str) -> None:
         subject, url = f"{uuid.uuid4().hex}-value", stack.registry.url
         number = SchemaRegistryClient({"url": url}).register_schema(subject, Schema(json.dumps(SCHEMA), "AVRO"))

@@ -59,8 +59,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("way", ["by the stream", "by a snapshot"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        # in the quick suite each case once
+        pytest.param(case, way, marks=[] if (i + j) % 2 == 0 else [pytest.mark.long], id=f"{case}-{way}")
+        for i, case in enumerate(CASES)
+        for j, way in enumerate(("by the stream", "by a snapshot"))
+    ],
+)
 def test_changes_of_a_table_that_is_not_followed_are_left_out_until_it_is(
     flow: Flow, caplog: pytest.LogCaptureFixture, case: str, way: str
 ) -> None:

@@ -457,7 +457,7 @@ def test_damaged_changes_are_verdicts(messages: list[bytes], format: str, data: 
         assert programs.error(int(table[change]["relation"]), code, column, offset)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(numerics, st.sampled_from(["avro", "json"]), st.integers(0, 4000))
 def test_any_numeric_is_written_within_its_room_or_refused(value: bytes, format: str, size: int) -> None:
     source, out = guarded_bytes(value), Guarded(size)

@@ -1,4 +1,5 @@
 import { Badge, Box, Heading, Link, Table, Text } from "@chakra-ui/react";
+import { Fragment } from "react";
 import { Link as RouterLink } from "react-router-dom";
 
 import { ago, count, duration, NONE, palette, size, STATES } from "./format";
@@ -109,36 +110,44 @@ export const List = ({ found }: { readonly found: Overview }) => (
           </Table.Header>
           <Table.Body>
             {found.pipelines.map((row) => (
-              <Table.Row key={`${row.kafka} ${row.name}`} verticalAlign="top">
-                <Table.Cell maxW="380px">
-                  <Link asChild fontWeight="semibold">
-                    <RouterLink to={to(row)}>{row.slot}</RouterLink>
-                  </Link>
-                  <Text color="fg.muted" fontSize="xs">
-                    database {row.database}
-                    {row.task === null ? "" : ` · DAG ${row.task.dag_id}`}
-                  </Text>
-                  {row.wrong.slice(0, 3).map((line) => (
-                    <Text color="fg.error" fontSize="xs" key={line} lineClamp={4}>
-                      {line}
+              <Fragment key={`${row.kafka} ${row.name}`}>
+                <Table.Row css={row.wrong.length > 0 ? { "& td": { borderBottomWidth: 0 } } : undefined} verticalAlign="top">
+                  <Table.Cell maxW="380px">
+                    <Link asChild fontWeight="semibold">
+                      <RouterLink to={to(row)}>{row.slot}</RouterLink>
+                    </Link>
+                    <Text color="fg.muted" fontSize="xs">
+                      database {row.database}
+                      {row.task === null ? "" : ` · DAG ${row.task.dag_id}`}
                     </Text>
-                  ))}
-                </Table.Cell>
-                <Table.Cell whiteSpace="nowrap">
-                  <State row={row} />
-                  <Text as="span" fontSize="xs">{progress(row)}</Text>
-                </Table.Cell>
-                <Table.Cell textAlign="end">{count(row.rate)}</Table.Cell>
-                <Table.Cell textAlign="end" whiteSpace="nowrap">{behind(row)}</Table.Cell>
-                <Table.Cell textAlign="end" whiteSpace="nowrap">{row.delay === null ? NONE : `≤ ${duration(row.delay)}`}</Table.Cell>
-                <Table.Cell textAlign="end" whiteSpace="nowrap">{kept(row)}</Table.Cell>
-                <Table.Cell color={row.dead_letters > 0 ? "fg.error" : undefined} textAlign="end">
-                  {count(row.dead_letters)}
-                </Table.Cell>
-                <Table.Cell color={row.verified?.equal === false ? "fg.error" : undefined} textAlign="end" whiteSpace="nowrap">
-                  {verified(row)}
-                </Table.Cell>
-              </Table.Row>
+                  </Table.Cell>
+                  <Table.Cell whiteSpace="nowrap">
+                    <State row={row} />
+                    <Text as="span" fontSize="xs">{progress(row)}</Text>
+                  </Table.Cell>
+                  <Table.Cell textAlign="end">{count(row.rate)}</Table.Cell>
+                  <Table.Cell textAlign="end" whiteSpace="nowrap">{behind(row)}</Table.Cell>
+                  <Table.Cell textAlign="end" whiteSpace="nowrap">{row.delay === null ? NONE : `≤ ${duration(row.delay)}`}</Table.Cell>
+                  <Table.Cell textAlign="end" whiteSpace="nowrap">{kept(row)}</Table.Cell>
+                  <Table.Cell color={row.dead_letters > 0 ? "fg.error" : undefined} textAlign="end">
+                    {count(row.dead_letters)}
+                  </Table.Cell>
+                  <Table.Cell color={row.verified?.equal === false ? "fg.error" : undefined} textAlign="end" whiteSpace="nowrap">
+                    {verified(row)}
+                  </Table.Cell>
+                </Table.Row>
+                {row.wrong.length > 0 && (
+                  <Table.Row>
+                    <Table.Cell colSpan={COLUMNS.length} pt={0}>
+                      {row.wrong.slice(0, 3).map((line) => (
+                        <Text color="fg.error" fontSize="xs" key={line} lineClamp={4}>
+                          {line}
+                        </Text>
+                      ))}
+                    </Table.Cell>
+                  </Table.Row>
+                )}
+              </Fragment>
             ))}
           </Table.Body>
         </Table.Root>

@@ -23,6 +23,7 @@ export const size = (value: number | null | undefined): string => {
 
 export const duration = (seconds: number | null | undefined): string => {
   if (seconds === null || seconds === undefined) return NONE;
+  if (seconds === 0) return "0 s";
   if (seconds > 0 && seconds < 1) return `${(seconds * 1000).toFixed(0)} ms`;
   if (seconds < 100) return `${seconds >= 10 ? seconds.toFixed(0) : seconds.toFixed(1)} s`;
   if (seconds < 6000) return `${(seconds / 60).toFixed(0)} min`;

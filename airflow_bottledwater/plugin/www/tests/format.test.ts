@@ -11,7 +11,7 @@ describe("numbers are as the command prints them", () => {
     expect(perSecond(null)).toBe("–");
   });
   it("durations", () => {
-    expect([0.25, 2.5, 75, 600, 7200, 864000].map(duration)).toEqual(["250 ms", "2.5 s", "75 s", "10 min", "2.0 h", "10 days"]);
+    expect([0, 0.25, 2.5, 75, 600, 7200, 864000].map(duration)).toEqual(["0 s", "250 ms", "2.5 s", "75 s", "10 min", "2.0 h", "10 days"]);
     expect(ago(100, 190)).toBe("90 s ago");
   });
   it("what is not known is a dash", () => {

@@ -51,7 +51,8 @@ afterEach(() => {
 it("lists the pipelines, with what is wrong", async () => {
   answers["api/pipelines"] = overview(row("bad", { wrong: ["The slot is lost."] }), row("good"));
   shown("/plugin/bottledwater");
-  expect(await screen.findByText("The slot is lost.")).toBeTruthy();
+  // over the whole width, below its pipeline
+  expect((await screen.findByText("The slot is lost.")).closest("td")?.colSpan).toBe(8);
   expect(screen.getByText("1 of 2 needs you.")).toBeTruthy();
   expect(screen.getAllByText("2.0 GB of 10.0 GB")).toHaveLength(2);
   expect(screen.getAllByText("caught up")).toHaveLength(2);

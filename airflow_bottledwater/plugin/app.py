@@ -45,21 +45,20 @@ def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
     allowed = Rights(user)
     found: list[dict[str, Any]] = []
     away = {}
-    watches = kafkas.watches()
-    for conn_id, watch in watches.items():
-        seen = watch.look()
+    looks = {conn_id: watch.look() for conn_id, watch in kafkas.watches().items()}
+    for conn_id, seen in looks.items():
         if seen.away:
             away[conn_id] = seen.away
         shown = overview.rows(conn_id, seen)
         found += [each for each in shown if allowed.may_see(conn_id, _dag_of(each)) and dag_id in ("", _dag_of(each))]
-    never = unbegun.found([watch.look() for watch in watches.values()])
+    never = unbegun.found(list(looks.values()))
     unable = [each for each in never if each["dag_id"] in allowed.readable and dag_id in ("", each["dag_id"])]
     return {
         "pipelines": overview.worst_first(found),
         "unbegun": unable,
         "wrong": sum(bool(each["wrong"]) for each in found) + len(unable),
         "away": away,
-        "kafkas": len(watches),
+        "kafkas": len(looks),
     }
 
 

@@ -35,7 +35,7 @@ _BEGINNING = (
 #: how long ago a run may have begun whose failed tasks are looked at, and seconds for which they are kept
 _RECENT, _KEPT = datetime.timedelta(days=7), 5.0
 
-_failed: tuple[float, list[dict[str, Any]]] = (0.0, [])
+_failed: tuple[float, list[tuple[dict[str, Any], Description]]] = (0.0, [])
 _lock = threading.Lock()
 
 
@@ -156,9 +156,10 @@ def described(task: Mapping[str, Any] | None) -> Description | None:
         return None
 
 
-def failed() -> list[dict[str, Any]]:
-    """The tasks without which no job begins, and that have failed in the last run of their DAG, the newest first;
-    ``again`` says whether Airflow tries them again. Those of runs that are some days old are left out."""
+def failed() -> list[tuple[dict[str, Any], Description]]:
+    """The tasks without which no job begins, and that have failed in the last run of their DAG, the newest first, each
+    with its pipeline; ``again`` says whether Airflow tries them again. Those of runs that are some days old are left
+    out."""
     global _failed
     with _lock:
         at, known = _failed
@@ -177,7 +178,7 @@ def failed() -> list[dict[str, Any]]:
             .order_by(DagRun.run_after.desc())
         )
         with create_session() as session:
-            known = [
+            tasks = [
                 {
                     "dag_id": each.dag_id, "run_id": each.run_id, "task_id": each.task_id, "map_index": each.map_index,
                     "again": each.state == TaskInstanceState.UP_FOR_RETRY,
@@ -185,5 +186,6 @@ def failed() -> list[dict[str, Any]]:
                 }
                 for each in session.scalars(asked)
             ]  # fmt: skip
+        known = [(task, found) for task in tasks if (found := described(task)) is not None]
         _failed = time.monotonic(), known
         return known

@@ -21,9 +21,8 @@ def found(looks: Sequence[KafkaLook]) -> list[dict[str, Any]]:
         return []
     reported = [status for look in looks for status in look.statuses.values()]
     made: dict[tuple[str, str], dict[str, Any]] = {}
-    for task in rights.failed():
-        described = rights.described(task)
-        if described is not None and not any(_is_of(status, task["dag_id"], described) for status in reported):
+    for task, described in rights.failed():
+        if not any(_is_of(status, task["dag_id"], described) for status in reported):
             made.setdefault((task["dag_id"], described.name), {**task, "slot": described.name})
     return list(made.values())
 

@@ -49,6 +49,8 @@ class ConnectWorker(ServerProcess):
             str(artifacts.system_java()),
             "-Xmx512m",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            # another zone than that of the servers and of whoever compares
+            "-Duser.timezone=Asia/Kolkata",
             "-cp",
             f"{self.classes}/*",
             "org.apache.kafka.connect.cli.ConnectStandalone",
@@ -62,12 +64,15 @@ class ConnectWorker(ServerProcess):
         except OSError:
             return False
 
-    def check(self) -> None:
-        """Fail if a connector or one of its tasks has failed."""
-        for name in self.connectors:
-            status = self._asked(f"/connectors/{name}/status")
-            for each in (status["connector"], *status["tasks"]):
-                assert each["state"] != "FAILED", f"{name}: {each['trace']}"
+    def check(self, *others: str) -> None:
+        """Fail if a connector or one of its tasks has failed, but for others."""
+        for name in self.connectors.keys() - {*others}:
+            assert not (failure := self.failure(name)), f"{name}: {failure}"
+
+    def failure(self, name: str) -> str:
+        """Why a connector or one of its tasks has failed; empty if none has."""
+        status = self._asked(f"/connectors/{name}/status")
+        return "".join(each["trace"] for each in (status["connector"], *status["tasks"]) if each["state"] == "FAILED")
 
     def _asked(self, path: str) -> Any:
         with ports.open_url(f"http://{ports.HOST}:{self.port}{path}") as answer:

@@ -4,6 +4,10 @@ Prerequisites: connections of type Postgres, Apache Kafka, Schema Registry (for 
 form. The task ``stream`` stays deferred while the stream runs; marking it failed stops the job and keeps the slot. The
 replication slot is how PostgreSQL remembers what is published; it keeps all changes since, on its disk, until the
 stream has published them.
+
+This DAG has one run at a time: a second run, also one for another pipeline, stays queued until the first one has ended,
+which a stream does only when it is stopped. Give each pipeline a DAG of its own: a copy of this file with another
+`dag_id`, or `Pipeline.dags()`.
 """
 
 from __future__ import annotations

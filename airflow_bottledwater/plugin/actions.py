@@ -3,7 +3,8 @@ Airflow's own API, which asks once more whether the user may."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +16,10 @@ from airflow_bottledwater.state.held import PAUSED, SET_ASIDE
 
 #: the ready DAGs, for pipelines that have none of their own
 _CONTROL, _VERIFY = "bottledwater_control", "bottledwater_verify"
+#: a command in a sentence, with options of which the buttons have the same: the tables are asked for
+_COMMAND = re.compile(
+    r"(?:\b([Rr])un )?'?\bbottledwater (?>([a-z-]+))(?>(?: --tables [^\s:;,)']*[^\s:;,)'.]| --when always)?)(?! --)'?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,23 @@ def offered(
         spark = {"spark_conn_id": described.spark.conn_id}
         found.append(_as_json(Action("verify", "Verify", says), verify, {**conf, **spark}, unable))
     return found, reason
+
+
+def by_buttons(text: str, buttons: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence that says what to do, with the names of buttons instead of the commands that do the same.
+
+    :param buttons: those of the pipeline; of a command for which there is none, the name stays.
+    """
+    labels = {str(each["id"]).replace("_", "-"): each["label"] for each in buttons}
+
+    def named(found: re.Match[str]) -> str:
+        label = labels.get(found[2])
+        if label is None:
+            return found[0]
+        press = {"R": "Press", "r": "press", None: "the button"}[found[1]]
+        return f"{press} '{label}'"
+
+    return _COMMAND.sub(named, text)
 
 
 def _as_json(action: Action, dag_id: str, conf: Mapping[str, Any], reason: str) -> dict[str, Any]:
@@ -134,11 +156,17 @@ def _of_job(shown: Mapping[str, Any]) -> Iterator[Action]:
         else "The job runs: retire the pipeline, which drops the slot, or stop it first.",
         danger=True,
     )
+    dag_id = shown["task"]["dag_id"]
+    waits = (
+        f"{dag_id} has as many runs as it may have at a time: the new one stays queued until one of them ends."
+        if _ended(shown) and rights.full(dag_id)
+        else ""
+    )
     yield Action(
         "start",
         "Start again",
-        f"The pipeline is meant to run again, and the DAG {shown['task']['dag_id']} is triggered as it was last time. "
-        "It goes on where it was; if the slot is gone, it begins with a new snapshot.",
+        f"The pipeline is meant to run again, and the DAG {dag_id} is triggered as it was last time. It goes on where "
+        f"it was; if the slot is gone, it begins with a new snapshot. {waits}".strip(),
         impossible="" if _ended(shown) else "It runs.",
     )
 

@@ -79,11 +79,21 @@ def pipeline(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
             "spark": described.spark.conn_id,
         }
     buttons, reason = actions.offered(shown, described, allowed)
+    _name_buttons(shown, buttons)
     console = conf.get("bottledwater", "topic_url", fallback="")
     for table in shown["tables"]:
         if console and "topic" in table:
             table["topic_url"] = console.replace("{topic}", quote(table["topic"], safe=""))
     return {**shown, "connections": connections, "actions": buttons, "no_actions": reason, "away": seen.away}
+
+
+def _name_buttons(shown: dict[str, Any], buttons: list[dict[str, Any]]) -> None:
+    """What is to be done is said by the buttons that do it, where there are some."""
+    shown["error"] = actions.by_buttons(shown["error"], buttons)
+    shown["wrong"] = [actions.by_buttons(each, buttons) for each in shown["wrong"]]
+    of_tables = (problem for table in shown["tables"] for problem in table.get("problems", ()))
+    for problem in (*shown["problems"], *of_tables):
+        problem |= {name: actions.by_buttons(problem[name], buttons) for name in ("reason", "remedy")}
 
 
 def history(user: GetUserDep, kafka: str, name: str, period: int = Query(900)) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from airflow.models.renderedtifields import RenderedTaskInstanceFields
 from airflow.models.serialized_dag import SerializedDagModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
-from airflow.utils.state import TaskInstanceState
-from sqlalchemy import select
+from airflow.utils.state import DagRunState, TaskInstanceState
+from sqlalchemy import func, select
 from sqlalchemy.orm import aliased
 
 from airflow_bottledwater.errors import SettingError
@@ -106,6 +106,14 @@ def dags(ids: Iterable[str]) -> dict[str, bool]:
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(list(ids)), ~DagModel.is_stale)
         )
         return {dag_id: bool(paused) for dag_id, paused in found}
+
+
+def full(dag_id: str) -> bool:
+    """Whether a DAG has as many runs as it may have at a time, so that Airflow keeps the next one queued."""
+    running = select(func.count()).where(DagRun.dag_id == dag_id, DagRun.state == DagRunState.RUNNING)
+    with create_session() as session:
+        most = session.scalar(select(DagModel.max_active_runs).where(DagModel.dag_id == dag_id))
+        return most is not None and int(session.scalar(running) or 0) >= most
 
 
 def is_of(dag_id: str, task_id: str, described: Description) -> bool:

@@ -4334,6 +4334,24 @@ MUTANTS = (
         "tests/unit/plugin/test_app.py::test_who_may_not_trigger_the_dag_sees_why_and_no_conf",
     ),
     Mutant(
+        "what is to be done is said on the page by the buttons that do it",
+        "actions.by_buttons",
+        swap("label is None", "True"),
+        "tests/unit/plugin/test_app.py::test_what_is_to_be_done_is_said_by_the_buttons",
+    ),
+    Mutant(
+        "the button that starts a pipeline says if its run stays queued",
+        "actions._of_job",
+        swap("rights.full(dag_id)", "False"),
+        "tests/unit/plugin/test_app.py::test_a_run_that_would_wait_for_another_one_is_said",
+    ),
+    Mutant(
+        "a run that is queued or over keeps no other one waiting",
+        "rights.full",
+        swap("DagRun.state == DagRunState.RUNNING", "DagRun.state != ''"),
+        "tests/unit/plugin/test_app.py::test_a_dag_is_full_with_as_many_runs_as_it_may_have",
+    ),
+    Mutant(
         "a lag in seconds that nobody has seen is not called small",
         "Seen.within",
         always("any(seen <= confirmed for _, seen in self.looks)"),

@@ -124,6 +124,9 @@ def test_the_dags_have_no_errors() -> None:
     assert set(bag.dags) == {
         f"bottledwater{name}" for name in ("", "_backfill", "_bounded", "_control", "_health", "_verify")
     }
+    # a stream's run goes on for as long as the stream does
+    shown = bag.dags["bottledwater"]
+    assert shown.max_active_runs == 1 and "a second run, also one for another pipeline, stays queued" in shown.doc_md
 
 
 def form(name: str) -> dict[str, Any]:

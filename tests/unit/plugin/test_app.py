@@ -33,6 +33,7 @@ from airflow_bottledwater.state.control_records import (
     snapshots_prefix,
     verified_key,
 )
+from airflow_bottledwater.tables.plan import NOT_FOLLOWED
 from tests.support import page
 
 pytestmark = pytest.mark.slow
@@ -363,23 +364,31 @@ def pressed(
     """The buttons of a pipeline by their ids, with DAGs that there are (and whether each is paused)."""
 
     def buttons(
-        role: str, *, dags: dict[str, bool] | None = None, records: dict[str, Any] | None = None, **more: Any
+        role: str,
+        *,
+        dags: dict[str, bool] | None = None,
+        records: dict[str, Any] | None = None,
+        full: bool = False,
+        **more: Any,
     ) -> dict[str, Any]:
         found = {"bottledwater_control": False, "bottledwater_verify": False} if dags is None else dags
         described = Description("orders", source=Source("shop_postgres"), kafka=Kafka("shop_kafka"))
         monkeypatch.setattr(rights, "described", lambda task: described if task else None)
         monkeypatch.setattr(rights, "dags", lambda ids: {each: found[each] for each in ids if each in found})
         monkeypatch.setattr(rights, "conf_of", lambda task: {"tables": ["orders"]})
+        monkeypatch.setattr(rights, "full", lambda dag_id: full and dag_id == "orders")
         seen(status(**more), records=records)
         answer = client(role).get(f"/api/pipelines/kafka_default/{NAME}").json()
-        return {"": answer["no_actions"], **{each["id"]: each for each in answer["actions"]}}
+        told = [answer["error"], *answer["wrong"], *(each["remedy"] for each in answer["problems"])]
+        told += [each["remedy"] for table in answer["tables"] for each in table.get("problems", ())]
+        return {"": answer["no_actions"], "told": told, **{each["id"]: each for each in answer["actions"]}}
 
     return buttons
 
 
 def test_a_button_says_what_it_does_and_triggers_a_dag(pressed: Pressed) -> None:
     found = pressed("USER")
-    assert set(found) - {""} == {"stop", "retire", "drop_slot", "start", "snapshot", "pause_table", "verify"}
+    assert set(found) - {"", "told"} == {"stop", "retire", "drop_slot", "start", "snapshot", "pause_table", "verify"}
     assert not found[""]
     stop = found["stop"]
     assert stop["dag_id"] == "bottledwater_control" and "PostgreSQL keeps its WAL (now 2.0 GB)" in stop["says"]
@@ -396,6 +405,59 @@ def test_what_was_stopped_is_started_as_it_was(pressed: Pressed) -> None:
     assert "stop" not in found and not found["start"]["impossible"] and not found["redrive"]["impossible"]
     assert found["start"]["conf"]["dag_id"] == "orders" and found["start"]["conf"]["conf"] == {"tables": ["orders"]}
     assert pressed("USER", counters={"open_dead_letters": 3})["redrive"]["impossible"]
+
+
+def test_a_run_that_would_wait_for_another_one_is_said(pressed: Pressed) -> None:
+    waits = "orders has as many runs as it may have at a time: the new one stays queued until one of them ends."
+    assert waits in pressed("USER", state="stopped", full=True)["start"]["says"]
+    assert waits not in pressed("USER", state="stopped")["start"]["says"]
+    # while the job runs, its own run goes on, and the button cannot be pressed
+    assert waits not in pressed("USER", full=True)["start"]["says"]
+
+
+def test_a_dag_is_full_with_as_many_runs_as_it_may_have(airflow: None, ran: Callable[..., None]) -> None:
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        session.merge(DagModel(dag_id="orders", bundle_name="dags", fileloc="x", max_active_runs=2))
+    ran("one", "running", "orders")
+    ran("waits", "queued", "orders")
+    ran("over", "success", "orders")
+    assert not rights.full("orders") and not rights.full("another")
+    ran("two", "running", "orders")
+    assert rights.full("orders")
+
+
+@pytest.mark.parametrize(
+    ("remedy", "said"),
+    [
+        (
+            "Let it go on (bottledwater resume-table --tables public.b): then its rows are read again.",
+            "Let it go on (the button 'Go on with tables'): then its rows are read again.",
+        ),
+        (
+            "Stop the stream and run 'bottledwater redrive'; or give them up with 'bottledwater dismiss'.",
+            "Stop the stream and press 'Re-drive'; or give them up with the button 'Dismiss dead letters'.",
+        ),
+        (
+            "Drop the slot (bottledwater drop-slot --when always) and start again.",
+            "Drop the slot (the button 'Drop the slot') and start again.",
+        ),
+        ("Run bottledwater verify.", "Press 'Verify'."),
+        # what a button cannot do, or has another option for
+        ("Then: bottledwater snapshot --tables public.b --sweep", ""),
+        ("Accept them: bottledwater accept-new-keys --tables public.b.", ""),
+        ("See 'bottledwater status', or the DAG bottledwater_control.", ""),
+    ],
+)  # fmt: skip
+def test_what_is_to_be_done_is_said_by_the_buttons(pressed: Pressed, remedy: str, said: str) -> None:
+    problems = [Problem("set-aside", "public.b", "It has a change.", remedy), Problem(NOT_FOLLOWED, "c", "No.", remedy)]
+    of = {"problems": problems, "counters": {"open_dead_letters": 3}, "error": remedy}
+    told = pressed("USER", **of)["told"]
+    assert told.count(said or remedy) == 4 and (not said or not any(remedy in each for each in told))
+    # and by the commands where there are no buttons
+    assert remedy in pressed("USER", dags={}, **of)["told"]
 
 
 def test_the_slot_is_dropped_by_a_button_once_no_job_runs(pressed: Pressed) -> None:

@@ -320,6 +320,13 @@ class _Import:
                 self._say("value.converter.schemas.enable", "Only envelopes have their schema in each record.")
             elif with_schema:
                 self._put("kafka.envelope_schema", True)
+        if "format" not in self.made["kafka"] and not flat:
+            self._say(
+                "",
+                "In Avro, a timestamp with time zone and an interval have other forms than Debezium's: its JDBC sink "
+                "may write another time, and refuses the interval. Let temporal of source.table_options make them "
+                "texts (docs/debezium.md).",
+            )
         if any("basic.auth" in name or "ssl" in name for name in self.given if name.startswith("value.converter.")):
             self._say(
                 "value.converter.schema.registry", "Credentials belong into Airflow's connection, and are not here."

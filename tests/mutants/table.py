@@ -4334,6 +4334,12 @@ MUTANTS = (
         "tests/unit/plugin/test_app.py::test_who_may_not_trigger_the_dag_sees_why_and_no_conf",
     ),
     Mutant(
+        "of Avro in an envelope it is said which types sinks take for others",
+        "_Import._format",
+        never('"format" not in self.made["kafka"] and not flat'),
+        "tests/unit/pipeline/test_debezium.py::test_what_sinks_take_for_another_time_is_said_of_avro_in_an_envelope",
+    ),
+    Mutant(
         "what is to be done is said on the page by the buttons that do it",
         "actions.by_buttons",
         swap("label is None", "True"),

@@ -19,6 +19,7 @@ from tests.support import outboxes
 from tests.support.checker import recovery_times
 from tests.support.faults import Job, Jobs
 from tests.support.forms import Draw
+from tests.support.live_reader import LiveReader
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
 from tests.support.waiting import until
 from tests.support.writers import (
@@ -26,7 +27,6 @@ from tests.support.writers import (
     PREPARING,
     SHORT,
     Habit,
-    LiveReader,
     Writers,
     audit,
     insert,

@@ -19,9 +19,9 @@ from tests.support import process_job
 from tests.support.clusters.hosts import Host, Network, available
 from tests.support.clusters.pipelines import ROWS, live, make_flow
 from tests.support.clusters.servers import ReachableServers
+from tests.support.live_reader import LiveReader
 from tests.support.topics import Flow
 from tests.support.waiting import until
-from tests.support.writers import LiveReader
 
 pytestmark = [
     pytest.mark.skipif(bool(available()), reason=available()),

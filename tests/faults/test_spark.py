@@ -16,10 +16,11 @@ from airflow_bottledwater.jobs import status, submit, supervise
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
 from tests.support.again import ask, check_rows, ended
+from tests.support.live_reader import LiveReader
 from tests.support.topics import Flow, MakeFlow, read
 from tests.support.upheaval import Upheaval
 from tests.support.waiting import until
-from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
+from tests.support.writers import PREPARING, SHORT, Habit, Writers, audit, make_tables, state_topic
 
 pytestmark = pytest.mark.long
 

@@ -15,12 +15,12 @@ from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import ChangeSource
 from airflow_bottledwater.stream.start import begin
-from tests.faults.conftest import SEED
 from tests.support.faults import Job, Jobs, ProxiedBroker
 from tests.support.forms import Draw
+from tests.support.live_reader import LiveReader
 from tests.support.topics import Flow, MakeFlow, read
 from tests.support.waiting import until
-from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables, state_topic
+from tests.support.writers import PREPARING, SHORT, Habit, Writers, audit, make_tables, state_topic
 
 TABLES = ("a", "b")
 ROWS = 5000
@@ -32,14 +32,13 @@ def _in_full(*points: str) -> list[Any]:
     return [pytest.param(point, marks=pytest.mark.long) for point in points]
 
 
-def _writers(flow: Flow) -> Writers:
-    return Writers(flow.dsn, TABLES, 1, ROWS, HABITS, (0.01, 0.1), messages=True)
+def _writers(flow: Flow, seed: int) -> Writers:
+    return Writers(flow.dsn, TABLES, seed, ROWS, HABITS, (0.01, 0.1), messages=True)
 
 
-def _ready(flow: Flow, draw: Draw | None = None) -> Flow:
+def _ready(flow: Flow, draw: Draw, seed: int) -> Flow:
     make_tables(flow, TABLES, ROWS)
-    if draw is not None:
-        draw(flow, SEED, TABLES)
+    draw(flow, seed, TABLES)
     flow.create()
     return flow
 
@@ -71,10 +70,12 @@ def _nobody_came_back(flow: Flow) -> None:
 @pytest.mark.parametrize(
     "point", [*_in_full("received", "mid-batch", "before-position"), "before-commit", "before-acknowledge", "in-claim"]
 )
-def test_a_stream_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jobs, draw: Draw, point: str) -> None:
-    flow = _ready(make_flow(tables=TABLES), draw)
+def test_a_stream_that_was_replaced_wakes_and_ends(
+    make_flow: MakeFlow, jobs: Jobs, draw: Draw, seed: int, point: str
+) -> None:
+    flow = _ready(make_flow(tables=TABLES), draw, seed)
     flow.snapshot()
-    with _writers(flow):
+    with _writers(flow, seed):
         zombie = jobs.start(flow, "stream", point=point, nth=1 if point == "in-claim" else 3, act="stop")
         zombie.stopped_at_its_point()
         _end_walsender(flow)
@@ -83,7 +84,7 @@ def test_a_stream_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jo
         zombie.resume()
         _ended_as_a_zombie(zombie)
         with LiveReader(flow, TABLES) as reader:
-            until(lambda: len(reader.arrivals) > ROWS, "the successor goes on")
+            reader.goes_on()
             assert successor.running, successor.output
         successor.stop()
     flow.stream()
@@ -95,9 +96,11 @@ def test_a_stream_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jo
     "point",
     ["in-range", *_in_full("before-progress", "before-commit", "between-ranges", "before-init"), "before-complete"],
 )
-def test_a_snapshot_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: Jobs, draw: Draw, point: str) -> None:
-    flow = _ready(make_flow(tables=TABLES), draw)
-    with _writers(flow):
+def test_a_snapshot_that_was_replaced_wakes_and_ends(
+    make_flow: MakeFlow, jobs: Jobs, draw: Draw, seed: int, point: str
+) -> None:
+    flow = _ready(make_flow(tables=TABLES), draw, seed)
+    with _writers(flow, seed):
         zombie = jobs.start(flow, "snapshot", point=point, act="stop")
         zombie.stopped_at_its_point()
         flow.snapshot()
@@ -110,19 +113,20 @@ def test_a_snapshot_that_was_replaced_wakes_and_ends(make_flow: MakeFlow, jobs: 
     audit(flow, TABLES, resumed=True).check()
 
 
-def test_a_zombie_that_fences_the_rightful_owner_ends_and_the_owner_goes_on(make_flow: MakeFlow, jobs: Jobs) -> None:
-    flow = _ready(make_flow(tables=TABLES))
+def test_a_zombie_that_fences_the_rightful_owner_ends_and_the_owner_goes_on(
+    make_flow: MakeFlow, jobs: Jobs, draw: Draw, seed: int
+) -> None:
+    flow = _ready(make_flow(tables=TABLES), draw, seed)
     flow.snapshot()
-    with _writers(flow):
+    with _writers(flow, seed):
         zombie = jobs.start(flow, "stream", point="before-init", act="stop")
         zombie.stopped_at_its_point()
         owner = jobs.start(flow, "stream")
         with LiveReader(flow, TABLES) as reader:
-            until(lambda: len(reader.arrivals) > 2 * ROWS + 50, "the owner publishes")
+            reader.goes_on()
             zombie.resume()
             _ended_as_a_zombie(zombie)
-            before = len(reader.arrivals)
-            until(lambda: len(reader.arrivals) > before + 50, "the owner goes on")
+            reader.goes_on()
         assert owner.running, owner.output
         # it was fenced, looked, and found its claim standing
         assert "a new producer reads the state" in owner.output
@@ -133,12 +137,12 @@ def test_a_zombie_that_fences_the_rightful_owner_ends_and_the_owner_goes_on(make
 
 
 def test_a_stream_that_was_cut_off_from_kafka_and_replaced_ends(
-    make_flow: MakeFlow, jobs: Jobs, proxied: ProxiedBroker
+    make_flow: MakeFlow, jobs: Jobs, proxied: ProxiedBroker, draw: Draw, seed: int
 ) -> None:
-    flow = _ready(make_flow(broker=proxied, tables=TABLES, transaction_timeout=60.0))
+    flow = _ready(make_flow(broker=proxied, tables=TABLES, transaction_timeout=60.0), draw, seed)
     flow.snapshot()
     direct = flow.pipeline.kafka
-    with _writers(flow):
+    with _writers(flow, seed):
         flow.change(kafka=proxied.proxied)
         zombie = jobs.start(flow, "stream", point="mid-batch", nth=4, act="stop")
         flow.change(kafka=direct)
@@ -154,8 +158,10 @@ def test_a_stream_that_was_cut_off_from_kafka_and_replaced_ends(
     audit(flow, TABLES).check()
 
 
-def test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record(make_flow: MakeFlow) -> None:
-    flow = _ready(make_flow(tables=TABLES))
+def test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record(
+    make_flow: MakeFlow, draw: Draw, seed: int
+) -> None:
+    flow = _ready(make_flow(tables=TABLES), draw, seed)
     flow.snapshot()
     old = begin(flow.pipeline)
     newer = begin(flow.pipeline)
@@ -167,8 +173,10 @@ def test_a_new_producer_of_a_replaced_job_is_told_before_its_first_record(make_f
         publisher.close()
 
 
-def test_a_batch_whose_first_attempt_was_committed_is_not_published_again(make_flow: MakeFlow) -> None:
-    flow = _ready(make_flow(tables=TABLES))
+def test_a_batch_whose_first_attempt_was_committed_is_not_published_again(
+    make_flow: MakeFlow, draw: Draw, seed: int
+) -> None:
+    flow = _ready(make_flow(tables=TABLES), draw, seed)
     flow.snapshot()
     start = begin(flow.pipeline)
 
@@ -178,7 +186,7 @@ def test_a_batch_whose_first_attempt_was_committed_is_not_published_again(make_f
     source = ChangeSource(flow.pipeline, start.state, start.position, Backoff(20.0))
     first, second = publisher(), publisher()
     try:
-        with _writers(flow):
+        with _writers(flow, seed):
             batches = [until(lambda: _with_changes(source, first), "a batch") for _ in range(2)]
             ends = [first.publish(batch) for batch in batches]
         # the same again, by the same and by another attempt: found to be done
@@ -205,8 +213,10 @@ def _with_changes(source: ChangeSource, publisher: StreamPublisher) -> Batch | N
     return batch
 
 
-def test_a_lane_whose_first_attempt_was_committed_publishes_nothing_again(make_flow: MakeFlow) -> None:
-    flow = _ready(make_flow(tables=TABLES, lanes=2))
+def test_a_lane_whose_first_attempt_was_committed_publishes_nothing_again(
+    make_flow: MakeFlow, draw: Draw, seed: int
+) -> None:
+    flow = _ready(make_flow(tables=TABLES, lanes=2), draw, seed)
 
     def twice(tasks: Sequence[LaneTask]) -> list[dict[str, int]]:
         first = [lane.run(flow.pipeline, task) for task in tasks]
@@ -215,7 +225,7 @@ def test_a_lane_whose_first_attempt_was_committed_publishes_nothing_again(make_f
         assert [t["rows"] for t in again] == [0] * len(tasks)
         return first
 
-    with _writers(flow):
+    with _writers(flow, seed):
         driver.run(flow.pipeline, twice)
     flow.stream()
     report = audit(flow, TABLES).check()

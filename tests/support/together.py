@@ -90,7 +90,7 @@ def check_ends(
         topic = flow.topic(_EVENTS if change.op == TRUNCATE else change.table)
         committed[change.xid][topic] += {MOVE: deleted + 1, DELETE: deleted}.get(change.op, 1)
     missing = 0
-    for each in put_together(flow, tables, [*sorted(others), *topics]):
+    for each in put_together(flow, [*tables, *sorted(others)], topics):
         counts = Counter({topic: len(records) for topic, records in each.records.items()})
         expected = committed[each.end["xid"]]
         assert counts <= expected, f"{each.end}, of {expected}"

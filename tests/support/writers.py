@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import random
 import threading
 import time
@@ -12,10 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
 from psycopg import errors
 
-from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.state.claim import read_state
@@ -101,14 +98,19 @@ def make_tables(flow: Flow, tables: Sequence[str], rows: int) -> None:
     """Tables with rows that are in the log, and an outbox if the pipeline has one."""
     flow.execute(*_SCHEMA, *(outboxes.SCHEMA if outboxes.has_outbox(flow) else ()))
     for table in tables:
-        flow.execute(
-            f"CREATE TABLE {table} (id bigint PRIMARY KEY, version bigint NOT NULL, name text, n integer, large text, "
-            "at timestamptz DEFAULT clock_timestamp())" + (" PARTITION BY RANGE (id)" if table == PARTED else ""),
-            f"ALTER TABLE {table} ALTER large SET STORAGE EXTERNAL",
-            *(_partitions() if table == PARTED else ()),
-            _INSERT.format(table=table, first=0, last=rows - 1, text="'row number ' || g"),
-            f"ANALYZE {table}",
-        )
+        flow.execute(*table_of(table, rows))
+
+
+def table_of(table: str, rows: int) -> tuple[str, ...]:
+    """One of these tables, as statements."""
+    return (
+        f"CREATE TABLE {table} (id bigint PRIMARY KEY, version bigint NOT NULL, name text, n integer, large text, "
+        "at timestamptz DEFAULT clock_timestamp())" + (" PARTITION BY RANGE (id)" if table == PARTED else ""),
+        f"ALTER TABLE {table} ALTER large SET STORAGE EXTERNAL",
+        *(_partitions() if table == PARTED else ()),
+        _INSERT.format(table=table, first=0, last=rows - 1, text="'row number ' || g"),
+        f"ANALYZE {table}",
+    )
 
 
 def _partitions() -> Iterator[str]:
@@ -301,6 +303,16 @@ def truncate(table: str) -> tuple[str, ...]:
 def update(table: str, first: int, last: int) -> str:
     """A logged update of a range of keys, as a statement."""
     return _UPDATE.format(table=table, first=first, last=last, large="")
+
+
+def delete(table: str, key: int) -> str:
+    """A logged delete, as a statement."""
+    return _DELETE.format(table=table, first=key)
+
+
+def move(table: str, key: int, new: int) -> str:
+    """A logged change of a key, as a statement."""
+    return _MOVE.format(table=table, first=key, last=new)
 
 
 def large_transaction(flow: Flow, table: str, first: int, count: int) -> None:
@@ -502,6 +514,17 @@ def audit(
     return report
 
 
+def check_last(flow: Flow, table: str) -> None:
+    """The last record of each key is what PostgreSQL has of its row under the options of the table, and no other key
+    has a row: for a table of which not every change is published."""
+    found, rows = _read_as_published(flow, [table]), readable(flow, [table])
+    _check_values(flow, found, rows, every=True)
+    last = {m.key[rows[table].name("id")]: m for m in found[table]}
+    passes = filters(flow, [table]).get(table, lambda _: True)
+    count = sum(passes(id) for (id,) in flow.execute(f"SELECT id FROM {table}"))
+    assert sum(m.value is not None for m in last.values()) == count, f"{table} has {count} rows that are published"
+
+
 def _check_values(
     flow: Flow, found: Mapping[str, Sequence[Message]], rows: Mapping[str, Readable], *, every: bool
 ) -> None:
@@ -557,42 +580,3 @@ def _check_uncommitted(everything: Sequence[Record], committed: Sequence[Record]
 
 def _last(changes: Iterable[tuple[str, int, str]]) -> dict[tuple[str, int], str]:
     return {(table, key): pos for table, key, pos in sorted(changes)}
-
-
-class LiveReader:
-    """A read_committed consumer beside the test: when records became visible.
-
-    :ivar arrivals: wall-clock times.
-    :ivar committed: when the last of the transactions was committed whose changes have arrived.
-    """
-
-    def __init__(self, flow: Flow, tables: Sequence[str]) -> None:
-        self.arrivals: list[float] = []
-        self.committed = 0.0
-        self._flow, self._tables = flow, tables
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="live-reader", daemon=True)
-
-    def __enter__(self) -> LiveReader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
-
-    def _run(self) -> None:
-        config = {"bootstrap.servers": self._flow.kafka.bootstrap}
-        names = [self._flow.topic(table) for table in self._tables]
-        described = Topics(config).describe(names)
-        consumer = Consumer(
-            {**config, "group.id": uuid.uuid4().hex, "isolation.level": "read_committed", "log_level": 2}
-        )
-        consumer.assign([TopicPartition(n, p, 0) for n in names for p in range(described[n].partitions)])
-        while not self._ended.is_set():
-            message = consumer.poll(0.2)
-            if message is not None and message.error() is None:
-                self.arrivals.append(time.time())
-                self.committed = max(self.committed, message.timestamp()[1] / 1000)
-        with contextlib.suppress(Exception):
-            consumer.close()

@@ -10,9 +10,10 @@ from typing import Any
 import psycopg
 
 from tests.support.clusters.servers import ReachableServers
+from tests.support.live_reader import LiveReader
 from tests.support.topics import Flow
 from tests.support.verifying import verified_beside_a_stream
-from tests.support.writers import PREPARING, SHORT, Habit, LiveReader, Writers, audit, make_tables
+from tests.support.writers import PREPARING, SHORT, Habit, Writers, audit, make_tables
 
 TABLES = ("a", "b")
 ROWS = 3000

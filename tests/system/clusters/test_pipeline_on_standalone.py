@@ -19,9 +19,10 @@ from tests.support.clusters.hosts import Host, Network, available
 from tests.support.clusters.pipelines import ROWS, TABLES, live, make_flow
 from tests.support.clusters.servers import ReachableServers
 from tests.support.clusters.standalone import StandaloneCluster
+from tests.support.live_reader import LiveReader
 from tests.support.topics import Flow
 from tests.support.waiting import until
-from tests.support.writers import LiveReader, make_tables
+from tests.support.writers import make_tables
 
 pytestmark = [
     pytest.mark.skipif(bool(available()), reason=available()),

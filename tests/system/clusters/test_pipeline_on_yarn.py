@@ -27,9 +27,9 @@ from tests.support.clusters.servers import ReachableServers
 from tests.support.clusters.tasks import Task
 from tests.support.clusters.yarn import YarnCluster
 from tests.support.describing import described
+from tests.support.live_reader import LiveReader
 from tests.support.topics import Flow
 from tests.support.waiting import until
-from tests.support.writers import LiveReader
 
 pytestmark = [pytest.mark.skipif(bool(available()), reason=available()), pytest.mark.long, pytest.mark.timeout(900)]
 

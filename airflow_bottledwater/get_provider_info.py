@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 _NAME = "Bottled Water"
@@ -37,15 +38,10 @@ _CONFIG: dict[str, Any] = {
 }
 
 
-def _modules(*names: str, room: str) -> list[dict[str, Any]]:
+def _modules(room: str) -> list[dict[str, Any]]:
+    """All modules of a folder of the package, so that one that is added need not be named here."""
+    names = sorted(path.stem for path in (Path(__file__).parent / room).glob("[!_]*.py"))
     return [{"integration-name": _NAME, "python-modules": [f"airflow_bottledwater.{room}.{name}" for name in names]}]
-
-
-#: the modules of triggers
-_TRIGGERS = (
-    *("alarms", "backfill", "dead_letters", "job", "pipeline", "slot_lag", "stored", "stream_error"),
-    *("table_changed", "watcher", "watching"),
-)
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -61,23 +57,7 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["software"],
             }
         ],
-        "operators": _modules(
-            "approval",
-            "backfill",
-            "before_jobs",
-            "control",
-            "health",
-            "preflight",
-            "slot",
-            "snapshot",
-            "spark",
-            "stream",
-            "verify",
-            room="operators",
-        ),
-        "sensors": _modules("dead_letters", "looking", "slot_lag", "stream_error", "stream_position", room="sensors"),
-        "triggers": _modules(*_TRIGGERS, room="triggers"),
-        "hooks": _modules("backfill", "changes", "pipeline", "schema_registry", "source", room="hooks"),
+        **{room: _modules(room) for room in ("operators", "sensors", "triggers", "hooks")},
         "config": _CONFIG,
         "extra-links": [
             f"airflow_bottledwater.operators.links.{name}" for name in ("PipelineLink", "TopicLink", "SparkLink")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 import signal
 from collections import Counter
+from typing import Any
 
 import hypothesis
 import pytest
+
+from tests.support.shared import Servers
 
 # the helpers' own asserts say what they compared, too
 pytest.register_assert_rewrite("tests.support")
@@ -15,6 +18,7 @@ pytest_plugins = ["tests.support.fixtures", "tests.support.clusters.fixtures"]
 
 #: seconds of tests from which on the summary says which files take longest
 _LONG = 300
+_SERVERS = pytest.StashKey[Servers]()
 
 # a first call compiles for seconds, and a shared machine is slow now and then: neither is a fault of the code
 hypothesis.settings.register_profile(
@@ -34,6 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(random.randrange(1 << 24))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Each process of pytest-xdist knows where to ask for the servers that all have together."""
+    config = node.config
+    if _SERVERS not in config.stash:
+        config.stash[_SERVERS] = Servers()
+        config.add_cleanup(config.stash[_SERVERS].stop)
+    node.workerinput["servers"] = config.stash[_SERVERS].url
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -239,10 +239,10 @@ def test_a_job_that_is_killed_at_random_moments(
 
 
 def test_a_stream_survives_the_death_of_its_servers(
-    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, draw: Draw, seed: int
+    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, own_kafka: KafkaBroker, draw: Draw, seed: int
 ) -> None:
     dice = random.Random(seed)
-    flow = make_flow(tables=TABLES)
+    flow = make_flow(tables=TABLES, broker=own_kafka)
     make_tables(flow, TABLES, 1000)
     draw(flow, seed, TABLES)
     flow.create()
@@ -259,9 +259,9 @@ def test_a_stream_survives_the_death_of_its_servers(
         postgres.start()
 
     def kill_the_broker() -> None:
-        kafka.kill()
+        own_kafka.kill()
         time.sleep(dice.uniform(0.0, 2.0))
-        kafka.start()
+        own_kafka.start()
 
     faults = [end_the_walsender, crash_postgres, kill_the_broker, end_the_walsender]
     dice.shuffle(faults)
@@ -295,9 +295,9 @@ def _more(reader: LiveReader) -> None:
     "fault", ["holder", *(pytest.param(f, marks=pytest.mark.long) for f in ("postgres", "broker"))]
 )
 def test_a_snapshot_that_lost_its_servers_is_resumed(
-    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, fault: str, seed: int
+    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, own_kafka: KafkaBroker, fault: str, seed: int
 ) -> None:
-    flow = make_flow(tables=TABLES)
+    flow = make_flow(tables=TABLES, broker=own_kafka)
     make_tables(flow, TABLES, ROWS)
     flow.create()
     with _writers(flow, seed):
@@ -313,8 +313,8 @@ def test_a_snapshot_that_lost_its_servers_is_resumed(
             postgres.stop("immediate")
             postgres.start()
         else:
-            kafka.kill()
-            kafka.start()
+            own_kafka.kill()
+            own_kafka.start()
         job.resume()
         code = job.wait(120)
         if fault == "broker":

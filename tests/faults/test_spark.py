@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -111,10 +112,12 @@ def _more(reader: LiveReader, job: SparkJob, count: int = 50, seconds: float = 1
 
 
 @contextlib.contextmanager
-def _streaming(make_flow: MakeFlow, submitted: Submitted) -> Iterator[tuple[Flow, LiveReader, SparkJob]]:
+def _streaming(
+    make_flow: MakeFlow, submitted: Submitted, **settings: Any
+) -> Iterator[tuple[Flow, LiveReader, SparkJob]]:
     """A stream job that publishes what writers do; behind it the rest is streamed, and everything must be there
     once."""
-    flow = make_flow(tables=TABLES)
+    flow = make_flow(tables=TABLES, **settings)
     make_tables(flow, TABLES, ROWS)
     flow.create()
     with _writers(flow):
@@ -177,11 +180,11 @@ def _epochs(flow: Flow) -> set[int]:
     return {value["epoch"] for value in streamed}
 
 
-def test_a_stream_whose_broker_dies_goes_on(make_flow: MakeFlow, submitted: Submitted, kafka: KafkaBroker) -> None:
-    with _streaming(make_flow, submitted) as (_, reader, job):
-        kafka.kill()
+def test_a_stream_whose_broker_dies_goes_on(make_flow: MakeFlow, submitted: Submitted, own_kafka: KafkaBroker) -> None:
+    with _streaming(make_flow, submitted, broker=own_kafka) as (_, reader, job):
+        own_kafka.kill()
         time.sleep(5.0)
-        kafka.start()
+        own_kafka.start()
         _more(reader, job)
         job.stop()
 

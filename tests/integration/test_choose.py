@@ -85,12 +85,17 @@ def everything(flow: Flow) -> bytes:
     topics that all pipelines share."""
     topics, shared = Topics(flow.pipeline.kafka), (CONTROL_TOPIC, METRICS_TOPIC)
     described = topics.describe([name for name in topics.names() if flow.pipeline.slot in name or name in shared])
-    consumer = Consumer({**flow.pipeline.kafka, "group.id": "all", "isolation.level": "read_uncommitted"})
-    consumer.assign([TopicPartition(name, p, 0) for name, topic in described.items() for p in range(topic.partitions)])
+    config = {"group.id": "all", "isolation.level": "read_uncommitted", "enable.partition.eof": True}
+    consumer = Consumer({**flow.pipeline.kafka, **config})
+    left = {(name, p) for name, topic in described.items() for p in range(topic.partitions)}
+    consumer.assign([TopicPartition(name, p, 0) for name, p in left])
     found = b""
     try:
-        while messages := consumer.consume(10_000, 3.0):
-            for message in messages:
+        while left:
+            for message in consumer.consume(10_000, 3.0):
+                if message.error():  # it is at the end of a partition; the shared topics go on
+                    left.discard((message.topic(), message.partition()))
+                    continue
                 value, headers = message.value() or b"", message.headers() or []
                 found += (message.key() or b"") + value + b"".join(each or b"" for _, each in headers)
                 if (

@@ -16,6 +16,7 @@ from airflow_bottledwater.errors import LocalServerError
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.local.registry import SchemaRegistry
+from tests.support import shared
 from tests.support.forms import FORMS, Draw, draw_form
 from tests.support.pipeline import PASSWORD, Source, logged
 from tests.support.topics import Flow, MakeFlow
@@ -67,16 +68,36 @@ def database(postgres: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """A Kafka broker."""
-    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as server:
+def shared_servers(request: pytest.FixtureRequest) -> str | None:
+    """Where the servers are asked for that all processes of this run share, see :mod:`tests.support.shared`."""
+    return getattr(request.config, "workerinput", {}).get("servers")
+
+
+@pytest.fixture(scope="session")
+def kafka(shared_servers: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A Kafka broker; nobody may stop it, since other processes use it, too."""
+    with shared.running(KafkaBroker, shared_servers, tmp_path_factory.mktemp("kafka")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistry]:
-    """A schema registry."""
-    with SchemaRegistry(tmp_path_factory.mktemp("registry")) as server:
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A Kafka broker that may be stopped, killed and paused."""
+    with KafkaBroker(tmp_path_factory.mktemp("own-kafka")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def registry(shared_servers: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistry]:
+    """A schema registry; nobody may stop it, since other processes use it, too."""
+    with shared.running(SchemaRegistry, shared_servers, tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistry]:
+    """A schema registry that may be stopped and killed."""
+    with SchemaRegistry(tmp_path_factory.mktemp("own-registry")) as server:
         yield server
 
 

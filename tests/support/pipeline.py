@@ -19,11 +19,9 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
-from airflow_bottledwater.metrics.sample import METRICS_TOPIC
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.state import control_topic
-from airflow_bottledwater.state.store import CONTROL_TOPIC
 
 PASSWORD = "Ma9ker"
 """The password of everybody and everything, though the local superuser, broker and registry ask for none."""
@@ -47,16 +45,12 @@ class Source:
             outage_timeout=10.0,
             create_slot_timeout=20.0,
         )
-        #: data and state of earlier tests, in which the broker may still end a transaction that one of them has left
-        #: open
-        self._others = {
-            name for name in self._topics() if not name.startswith("_bottledwater") or name.startswith("_bottledwater.")
-        }
 
     def _topics(self) -> dict[str, int]:
-        """How many partitions each topic has."""
+        """How many partitions each topic of this database or pipeline has: other tests use the broker, too."""
         found = AdminClient({"bootstrap.servers": self.kafka.bootstrap}).list_topics(timeout=10).topics
-        return {name: len(each.partitions) for name, each in found.items() if not name.startswith("__")}
+        mine = self.name, str(conninfo_to_dict(self.dsn)["dbname"])
+        return {name: len(each.partitions) for name, each in found.items() if any(one in name for one in mine)}
 
     def execute(self, statement: str, *more: str) -> list[tuple[Any, ...]]:
         """Run statements as superuser, each in its own transaction; returns the rows of the last."""
@@ -75,13 +69,11 @@ class Source:
 
     def picture(self) -> dict[str, Any]:
         """Publications and slots, topics with their end offsets, and our subjects with their versions."""
-        topics = {name: partitions for name, partitions in self._topics().items() if name not in self._others}
+        topics = self._topics()
         # asks again while a topic that was created a moment ago has no leader
         ends = Topics({"bootstrap.servers": self.kafka.bootstrap}).all_ends(topics) if topics else {}
         # jobs of all other tests write there: only what names this pipeline is compared
-        for shared in (CONTROL_TOPIC, METRICS_TOPIC):
-            ends.pop(shared, None)
-        control = control_topic.read({"bootstrap.servers": self.kafka.bootstrap}) if CONTROL_TOPIC in topics else {}
+        control = control_topic.read({"bootstrap.servers": self.kafka.bootstrap})
         schemas = SchemaRegistryClient({"url": self.registry.url})
         subjects = [s for s in schemas.get_subjects() if s.startswith(self.name)]
         return {

@@ -24,7 +24,7 @@ OTHER = 11
 #: a field of a record: the column (-1: the table has it no more), its kind, whether it is a union with null, the scale
 #: of a decimal; of an array, the number of its dimensions and what stands between its elements in PostgreSQL's text:
 #: the kind is then that of the elements; whether Avro has a date or time as text; of another column, the node of its
-#: Avro type (:mod:`.skip`)
+#: Avro type (:mod:`.skip`); in Protocol Buffers, of each column, the tag before its values
 FIELD = np.dtype(
     [(name, np.int64) for name in ("column", "kind", "nullable", "scale", "dimensions", "delimiter", "text", "node")]
 )

@@ -1,10 +1,11 @@
-"""Compiled hashes of records of plain types, in Avro and in JSON: the same as those of rows (:mod:`.fields`)."""
+"""Compiled hashes of records of plain types, in each format: the same as those of rows (:mod:`.fields`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from airflow_bottledwater.compiled import callee, compiled, memcpy
+from airflow_bottledwater.encoding.protobuf import FIXED32, FIXED64, LENGTH, VARINT
 from airflow_bottledwater.verify import fields as f
 from airflow_bottledwater.verify.fields import (
     CLOSE,
@@ -18,8 +19,10 @@ from airflow_bottledwater.verify.fields import (
     key_hash,
     note,
 )
-from airflow_bottledwater.verify.skip import long, skipped
+from airflow_bottledwater.verify.skip import long, skipped, varint
 
+#: in which form records are
+AVRO, JSON, PROTOBUF = range(3)
 _BACKSLASH, _QUOTE = ord("\\"), ord('"')
 #: what may be around a key or row: a schema of Kafka Connect (in JSON), and an envelope
 PAYLOAD, AFTER = 1, 2
@@ -65,6 +68,18 @@ def _signed(data, at, size):
 
 
 @callee
+def _fixed(data, at, kind, scratch):
+    """A number of one byte, or the bits of a float."""
+    if kind == f.FLOAT:
+        scratch[2][0] = _little(data, at, 8)
+        return _float_bits(scratch[1][0], scratch[1], scratch[2])
+    if kind == f.SINGLE:
+        scratch[4][0] = np.int32(np.uint32(_little(data, at, 4)))
+        return _float_bits(np.float64(scratch[3][0]), scratch[1], scratch[2])
+    return np.int64(data[at])
+
+
+@callee
 def _avro_field(data, at, end, field, seed, scratch):
     """(hash, next) of a field that is not null; next is -1 if the bytes do not fit."""
     kind, column = field.kind, field.column
@@ -85,14 +100,7 @@ def _avro_field(data, at, end, field, seed, scratch):
         size = 8 if kind == f.FLOAT else 4 if kind == f.SINGLE else 1
         if at + size > end:
             return np.uint64(0), np.int64(-1)
-        value = _little(data, at, size)
-        if kind == f.FLOAT:
-            scratch[2][0] = value
-            value = _float_bits(scratch[1][0], scratch[1], scratch[2])
-        elif kind == f.SINGLE:
-            scratch[4][0] = np.int32(np.uint32(value))
-            value = _float_bits(np.float64(scratch[3][0]), scratch[1], scratch[2])
-        return _hash_number(value, column, seed), at + size
+        return _hash_number(_fixed(data, at, kind, scratch), column, seed), at + size
     value, at = long(data, at, end)
     return _hash_number(value, column, seed), at
 
@@ -451,6 +459,74 @@ def _json(data, size, plan, seed, scratch, text, others):
     return total, at == size - 1, noted
 
 
+# ---------------------------------------------------------------------- Protocol Buffers
+@callee
+def _written(data, at, size, tag):
+    """(start, end, number) of what is behind a tag: its bytes, or a number; end is -1 if the bytes end before."""
+    written = tag & 7
+    number = np.uint64(0)
+    if written == VARINT:
+        number, end = varint(data, at, size)
+        return at, end, np.int64(number)
+    length = np.int64(-1)
+    if written == LENGTH:
+        number, at = varint(data, at, size)
+        length = np.int64(number)
+    elif written == FIXED64 or written == FIXED32:
+        length = np.int64(8 if written == FIXED64 else 4)
+    if at < 0 or length < 0 or length > size - at:
+        return np.int64(at), np.int64(-1), np.int64(0)
+    return np.int64(at), at + length, np.int64(0)
+
+
+@callee
+def _protobuf(data, size, schema, plan, seed, scratch, others):
+    """(sum of the columns' hashes, whether it is the first message of its schema, values of other columns that are
+    noted, with their tags).
+
+    :param others: see :func:`_sum`.
+    """
+    fields = plan[1]
+    places, noted, row, address = others
+    total, at, n = np.uint64(0), np.int64(6), np.int64(0)
+    if schema.count < 0 or size < 6 or data[5] != 0:
+        return total, False, noted
+    while at < size:
+        begin = at
+        number, at = varint(data, at, size)
+        tag, left = np.int64(number), schema.count
+        # most often it is the next one
+        while left > 0 and fields[schema.start + n].node != tag:
+            n = n + 1 if n + 1 < schema.count else np.int64(0)
+            left -= 1
+        if at < 0 or left == 0:
+            return total, False, noted
+        field = fields[schema.start + n]
+        start, at, value = _written(data, at, size, tag)
+        if at < 0:
+            return total, False, noted
+        if field.column < 0:
+            continue
+        good, found = True, np.uint64(0)
+        if field.kind == f.OTHER:
+            # one that comes several times, as none of ours does, needs more room than there is
+            if noted == places.size:
+                return total, False, noted
+            noted = note(places, noted, row, field.column, address + begin, at - begin)
+        elif field.kind == f.INT or field.kind == f.BOOL:
+            found = _hash_number(value, field.column, seed)
+        elif field.kind == f.FLOAT or field.kind == f.SINGLE:
+            found = _hash_number(_fixed(data, start, field.kind, scratch), field.column, seed)
+        elif field.kind == f.BYTES:
+            found = _hash(data, start, at - start, field.column, seed)
+        else:
+            good, found = hash_text(data, start, at, field, seed, scratch[:3], data)
+        if not good:
+            return total, False, noted
+        total += found
+    return total, True, noted
+
+
 # ---------------------------------------------------------------------- records
 @callee
 def _sum(texts, address, size, schema, plan, seed, scratch, others):
@@ -459,13 +535,13 @@ def _sum(texts, address, size, schema, plan, seed, scratch, others):
     :param texts: room for the bytes at the address, three times.
     :param others: where to note the values of other columns, how many are there, and the number of the record.
     """
-    schemas, as_json, around = plan[0], plan[4], plan[6]
+    schemas, form, around = plan[0], plan[4], plan[6]
     places, noted, row = others
     data, text = texts[0], texts[1]
     memcpy(data.ctypes.data, address, size)
     if schema < 0:
         return np.uint64(0), False, noted
-    if as_json:
+    if form == JSON:
         if around:
             at, end = _inside(data, size, around)
             if at < 0:
@@ -474,6 +550,8 @@ def _sum(texts, address, size, schema, plan, seed, scratch, others):
             memcpy(data.ctypes.data, address, size)
         return _json(data, size, plan, seed, scratch, text, (places, noted, row, address))
     inside = places, noted, row, address
+    if form == PROTOBUF:
+        return _protobuf(data, size, schemas[schema], plan, seed, scratch, inside)
     if around:
         total, at, noted = _avro_after(data, np.int64(5), size, schemas[schema], plan, seed, scratch, inside)
         return total, at >= 0, noted

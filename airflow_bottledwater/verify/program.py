@@ -1,5 +1,6 @@
-"""The compiled way to make hashes, of columns of plain types, and of arrays of these. A column of another type does not
-need to be in the key: its values are found by compiled code, and are compared as :mod:`.values` does."""
+"""The compiled way to make hashes, of columns of plain types, and (but in Protocol Buffers) of arrays of these. A
+column of another type does not need to be in the key: its values are found by compiled code, and are compared as
+:mod:`.values` does."""
 
 from __future__ import annotations
 
@@ -8,15 +9,16 @@ import io
 import itertools
 import json
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import fastavro
 import numpy as np
 import numpy.typing as npt
 
 from airflow_bottledwater import compiled as compiling
-from airflow_bottledwater.encoding import avro, names, types, wire
+from airflow_bottledwater.encoding import avro, names, protobuf, types, wire
 from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.encoding.layout import Rows
 from airflow_bottledwater.kafka import librdkafka as rd
@@ -28,8 +30,9 @@ from airflow_bottledwater.verify import fields as f
 from airflow_bottledwater.verify.buckets import Hashes
 from airflow_bottledwater.verify.expected import parsed
 from airflow_bottledwater.verify.fields import finish, hash_rows
-from airflow_bottledwater.verify.messages import AFTER, PAYLOAD, hash_records, schema_ids
+from airflow_bottledwater.verify.messages import AFTER, AVRO, JSON, PAYLOAD, PROTOBUF, hash_records, schema_ids
 from airflow_bottledwater.verify.nested import delimiter
+from airflow_bottledwater.verify.protobuf import decode
 from airflow_bottledwater.verify.skip import Nodes, expanded
 from airflow_bottledwater.verify.values import (
     Expectation,
@@ -68,6 +71,15 @@ _AVRO: dict[str, tuple[int, ...]] = {
     "double": (f.FLOAT,),
     "float": (f.SINGLE,),
 }
+#: the same of Protocol Buffers
+_PROTOBUF: dict[str, tuple[int, ...]] = {
+    "int64": (f.INT,),
+    "bool": (f.BOOL,),
+    "string": (f.TEXT, *_MOMENTS),
+    "bytes": (f.BYTES,),
+    "double": (f.FLOAT,),
+    "float": (f.SINGLE,),
+}
 
 
 class _Form(NamedTuple):
@@ -89,16 +101,17 @@ _OTHER = _Form(f.OTHER)
 _Field = tuple[int, int, int, int, int, int, int, int]
 
 
-def _form(column: ColumnType, *, as_json: bool) -> _Form | None:
+def _form(column: ColumnType, format: Format) -> _Form | None:
     """The form of a column; None if it has no compiled one."""
     mapping = types.mapping(column)
     opcode, argument = mapping.opcode, mapping.argument(column)
+    as_texts = format.as_json or format.as_protobuf
     if opcode == wire.OP_ARRAY and column.element is not None:
-        element = _form(column.element, as_json=as_json)
+        element = None if format.as_protobuf else _form(column.element, format)
         if element is None or element.dimensions or column.dimensions > f.MOST_DIMENSIONS:
             return None
         return element._replace(dimensions=column.dimensions, delimiter=delimiter(column.element))
-    if opcode == wire.OP_UINT64 and as_json:
+    if opcode == wire.OP_UINT64 and as_texts:
         return None  # it may be beyond Avro's long
     kind = _KINDS.get(argument if opcode == wire.OP_ISO else opcode)
     if kind is not None:
@@ -107,10 +120,10 @@ def _form(column: ColumnType, *, as_json: bool) -> _Form | None:
         return _Form(f.TEXT) if argument == 0 else None
     if opcode == wire.OP_DECIMAL:
         precision, scale = types.numeric_precision(column.base_typmod)
-        if as_json:
+        if as_texts:
             return _Form(f.TEXT)
         return _Form(f.DECIMAL, scale) if precision <= _DIGITS else None
-    return _Form(f.BYTES) if opcode == wire.OP_BYTEA and not as_json else None
+    return _Form(f.BYTES) if opcode == wire.OP_BYTEA and not format.as_json else None
 
 
 def _rows(values: list[Any], kind: np.dtype[Any]) -> Rows:
@@ -124,17 +137,19 @@ def _optional(schema: Any) -> tuple[Any, bool]:
     return schema, False
 
 
-class _Schemas:
+class _Schemas(ABC):
     """The schemas under which a topic's keys or values are written, as far as they were met.
 
-    :param columns: the columns by Avro name, with their numbers (-1: it is not compared).
+    :param columns: the columns by their names in schemas, with their numbers (-1: it is not compared).
     :param around: what is around them (``PAYLOAD``, ``AFTER``).
     """
+
+    _form: ClassVar[int]
 
     def __init__(self, columns: dict[str, tuple[int, _Form]], schemas: Schemas, around: int = 0) -> None:
         self._columns, self._schemas, self._around = columns, schemas, around
         self._nodes = Nodes()
-        self._others: list[Any] = []  # for each schema, that of its other columns alone
+        self._others: list[Any] = []  # for each schema, what its other columns are decoded by
         self._numbers: dict[int, int] = {}
         self._found: list[tuple[int, int, int]] = []
         self._fields: list[_Field] = []
@@ -155,8 +170,32 @@ class _Schemas:
             self._others.append(others)
         return self._numbers[number]
 
+    @abstractmethod
     def _read(self, text: str | None) -> tuple[list[_Field] | None, Any]:
-        """The fields of a schema, and the schema of its other columns alone; None for either if there is none."""
+        """The fields of a schema, and what its other columns are decoded by; None for either if there is none."""
+
+    @abstractmethod
+    def values(self, number: int, pieces: list[tuple[int, bytes]]) -> Iterable[tuple[int, Any]]:
+        """The values of other columns of a record, by their columns' numbers.
+
+        :param number: of its schema.
+        :param pieces: their columns and bytes, all of them, in the order in which they are written.
+        :raises Exception: they are no such values: whatever decoding them leads to.
+        """
+
+    def plan(self) -> tuple[Any, ...]:
+        """What the kernels take."""
+        found, fields = _rows(self._found, f.SCHEMA), _rows(self._fields, f.FIELD)
+        nothing, ends = np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+        return found, fields, nothing, ends, self._form, True, self._around, *self._nodes.arrays()
+
+
+class _Avro(_Schemas):
+    """Of Avro."""
+
+    _form = AVRO
+
+    def _read(self, text: str | None) -> tuple[list[_Field] | None, Any]:
         schema = json.loads(text or "null")
         schema = row_schema(schema) if self._around else schema
         if not isinstance(schema, dict) or schema.get("type") != "record":
@@ -174,13 +213,7 @@ class _Schemas:
         alone = avro.without_logical(expanded(schema | {"fields": others}, self._nodes.named, set()))
         return found, fastavro.parse_schema(alone)
 
-    def values(self, number: int, pieces: list[tuple[int, bytes]]) -> Iterator[tuple[int, Any]]:
-        """The values of other columns of a record, by their columns' numbers.
-
-        :param number: of its schema.
-        :param pieces: their columns and bytes, all of them, in the schema's order.
-        :raises Exception: they are no such values: whatever fastavro raises.
-        """
+    def values(self, number: int, pieces: list[tuple[int, bytes]]) -> Iterable[tuple[int, Any]]:
         body = io.BytesIO(b"".join(piece for _, piece in pieces))
         found: Any = fastavro.schemaless_reader(body, self._others[number], None)
         return zip((column for column, _ in pieces), found.values(), strict=True)
@@ -206,11 +239,30 @@ class _Schemas:
         text = described["type"] == "string" and form.kind in _MOMENTS
         return form.field(column, nullable=nullable, text=text)
 
-    def plan(self) -> tuple[Any, ...]:
-        """What the kernels take."""
-        found, fields = _rows(self._found, f.SCHEMA), _rows(self._fields, f.FIELD)
-        nothing, ends = np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-        return found, fields, nothing, ends, False, True, self._around, *self._nodes.arrays()
+
+class _Protobuf(_Schemas):
+    """Of Protocol Buffers: a field's number is before its value, so that they may be in any order."""
+
+    _form = PROTOBUF
+
+    def _read(self, text: str | None) -> tuple[list[_Field] | None, Any]:
+        if text is None:
+            return None, None
+        message = protobuf.parse(text).message
+        found, others = [], {}
+        for number, field in message.fields.items():
+            column, form = self._columns.get(field.name, (-1, _OTHER))  # a column that was dropped
+            if form is not _OTHER and (form.kind not in _PROTOBUF.get(field.type, ()) or field.label != "optional"):
+                return None, None
+            found.append(form.field(column, node=number << 3 | field.written))
+            if form is _OTHER:
+                others[column] = field.name, protobuf.ProtobufMessage({number: field}, message.messages)
+        return found, others
+
+    def values(self, number: int, pieces: list[tuple[int, bytes]]) -> Iterable[tuple[int, Any]]:
+        for column, piece in pieces:
+            name, message = self._others[number][column]
+            yield column, decode(message, piece)[name]
 
 
 class _Members:
@@ -227,7 +279,7 @@ class _Members:
         ends = np.cumsum([len(name) for name in found] or [0], dtype=np.int64)
         text = np.frombuffer(bytearray(b"".join(found) or b"\0"), dtype=np.uint8)
         fields = _rows([field for _, field in columns], f.FIELD)
-        self._plan = _rows([], f.SCHEMA), fields, text, ends, True, schemas is not None, around, *Nodes().arrays()
+        self._plan = _rows([], f.SCHEMA), fields, text, ends, JSON, schemas is not None, around, *Nodes().arrays()
 
     def numbers(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """0 for each schema that there is; -1 for none."""
@@ -237,12 +289,12 @@ class _Members:
         known = [number >= 0 and self._schemas(number) is not None for number in found.tolist()]
         return np.where(known, 0, -1)[places]
 
-    def values(self, _: int, pieces: list[tuple[int, bytes]]) -> Iterator[tuple[int, Any]]:
+    def values(self, _: int, pieces: list[tuple[int, bytes]]) -> Iterable[tuple[int, Any]]:
         """The values of other columns; see :meth:`_Schemas.values`.
 
         :raises ValueError: they are not JSON.
         """
-        return iter([(column, parsed(piece)) for column, piece in pieces])
+        return [(column, parsed(piece)) for column, piece in pieces]
 
     def plan(self) -> tuple[Any, ...]:
         """What the kernels take."""
@@ -258,13 +310,13 @@ def _scratch() -> tuple[Any, ...]:
 def compile_scan(
     table: SourceTable, format: Format, schemas: Schemas | None, seed: bytes, envelope: Envelope | None = None
 ) -> CompiledScan | None:
-    """The compiled way for a table; None if its format, or a column of its key, has no compiled form.
+    """The compiled way for a table; None if a column of its key has no compiled form.
 
     :param envelope: what is around the rows; None for nothing.
     """
-    forms = [_form(column.type, as_json=format.as_json) or _OTHER for column in table.columns]
+    forms = [_form(column.type, format) or _OTHER for column in table.columns]
     keys = {form for column, form in zip(table.columns, forms, strict=True) if column.name in table.key}
-    if format.as_protobuf or _OTHER in keys:
+    if _OTHER in keys:
         return None
     return CompiledScan(table, forms, format, schemas, seed, envelope)
 
@@ -305,7 +357,10 @@ class CompiledScan:
             )
         else:
             known = {names.mangle(c.field): (i, form) for i, c, form in zip(numbers, table.columns, forms, strict=True)}
-            self._schemas = _Schemas(known, schemas), _Schemas(known, schemas, around)
+            if format.as_protobuf:
+                self._schemas = _Protobuf(known, schemas), _Protobuf(known, schemas)
+            else:
+                self._schemas = _Avro(known, schemas), _Avro(known, schemas, around)
 
     def _texts(self, largest: int) -> npt.NDArray[np.uint8]:
         """Room for two values of this size, and what their forms need beyond it."""
@@ -342,7 +397,7 @@ class CompiledScan:
         for row, pieces in _by_row(places[:count]):
             try:
                 self._add(out[1], row, self._schemas[1].values(int(which[1, row]), pieces))
-            except Exception:  # fastavro raises whatever the bytes lead to; no row has such a value
+            except Exception:  # whatever the bytes lead to; no row has such a value
                 self._add(out[1], row, pieces)
         finish(*out, self._seed)
         out[1][messages["payload"] == 0] = 0

@@ -110,16 +110,23 @@ def expanded(schema: Any, named: dict[str, Any], seen: set[str]) -> Any:
 
 
 @callee
-def long(data, at, end):
-    """(value, next) of a zigzag number; next is -1 if the bytes end."""
+def varint(data, at, end):
+    """(value, next) of a number of seven bits in each byte; next is -1 if the bytes end."""
     value, shift = np.uint64(0), np.uint64(0)
     while at < end and shift < np.uint64(70):
         value |= np.uint64(data[at] & 127) << shift
         at += 1
         if data[at - 1] < 128:
-            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), np.int64(at)
+            return value, np.int64(at)
         shift += np.uint64(7)
-    return np.int64(0), np.int64(-1)
+    return np.uint64(0), np.int64(-1)
+
+
+@callee
+def long(data, at, end):
+    """(value, next) of a zigzag number; next is -1 if the bytes end."""
+    value, at = varint(data, at, end)
+    return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), at
 
 
 @callee

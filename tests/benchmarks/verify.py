@@ -44,7 +44,7 @@ def _measure(stack: DataStack, format: str, rows: int) -> tuple[float, float]:
 def run(stack: DataStack) -> None:
     """See the module."""
     rows = scaled(_ROWS, 10_000)
-    for format in ("avro", "json"):
+    for format in ("avro", "json", "protobuf"):
         runs = sorted((_measure(stack, format, rows) for _ in range(_REPEAT)), key=lambda run: run[0] / run[1])
         value, reference = runs[_REPEAT // 2]
         emit(

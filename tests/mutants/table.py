@@ -720,6 +720,12 @@ MUTANTS = (
         "tests/unit/verify/test_scan.py::test_a_column_that_was_dropped_is_passed_over_whatever_its_type",
     ),
     Mutant(
+        "the verification of Protobuf passes over a dropped column",
+        "messages._protobuf",
+        swap("field.column < 0", "field.column < -1"),
+        "tests/unit/verify/test_scan.py::test_a_column_that_was_dropped_is_passed_over_whatever_its_type[protobuf]",
+    ),
+    Mutant(
         "a pipeline keeps its envelope",
         "identity.check_settings",
         swap("pipeline.envelope", "known.intent.envelope"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from airflow_bottledwater.encoding import avro, names, types
 from airflow_bottledwater.encoding.envelope import Envelope, envelope_schema
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
-from airflow_bottledwater.pipeline.formats import FORMATS, JSON, PROTOBUF
+from airflow_bottledwater.pipeline.formats import FORMATS, JSON
 from airflow_bottledwater.verify.program import compile_scan
 from airflow_bottledwater.verify.scan import PlainScan, Scan
 from airflow_bottledwater.verify.values import Expectation, TopicReader, Unreadable, canonical
@@ -214,8 +214,7 @@ def scan(way: str, format: str) -> Scan:
 
 
 FORMS = (*FORMATS, "avro envelope", "json envelope", "json schema")
-#: there are no compiled readers of Protocol Buffers
-WAYS = [(way, form) for way in ("compiled", "plain") for form in FORMS if way == "plain" or form != PROTOBUF.name]
+WAYS = [(way, form) for way in ("compiled", "plain") for form in FORMS]
 
 
 @pytest.mark.parametrize(("way", "format"), WAYS)
@@ -285,18 +284,30 @@ def test_keys_without_a_compiled_form_take_the_other_way() -> None:
     assert types.mapping(kind(1186)) and compile_scan(wide, JSON, None, bytes(32)) is None
 
 
-def test_a_column_that_was_dropped_is_passed_over_whatever_its_type() -> None:
+@pytest.mark.parametrize("format", ["avro", "protobuf"])
+def test_a_column_that_was_dropped_is_passed_over_whatever_its_type(format: str) -> None:
     row = ("1", "x", *(["1.50", "t"] + [None] * (len(COLUMNS) - 4)))
     gap, pair = "1 mons 2 days 03:00:00", '("a","[1,2)")'
     row = tuple(
         {"gap": gap, "pair": pair, "gaps": "{" + gap + "}"}.get(n, row[i]) for i, (n, _, _) in enumerate(COLUMNS)
     )
     left = tuple(column for column in TABLE.columns if column.name not in ("gap", "pair", "gaps", "windows"))
-    found = compile_scan(replace(TABLE, columns=left), FORMATS["avro"], schemas_of("avro"), bytes(range(32)))
+    found = compile_scan(replace(TABLE, columns=left), FORMATS[format], schemas_of(format), bytes(range(32)))
     assert found is not None
     text = line(tuple(row[TABLE.columns.index(column)] for column in left))
-    ours, theirs = found.rows(rows([text])), found.records(Records([record(row, "avro")]))
+    ours, theirs = found.rows(rows([text])), found.records(Records([record(row, format)]))
     assert [ours[0].tolist(), ours[1].tolist()] == [theirs[0].tolist(), theirs[1].tolist()]
+
+
+def test_a_protobuf_field_that_comes_many_times_is_no_row_and_harms_nothing() -> None:
+    plain = ("1", "x", *[None] * (len(COLUMNS) - 2))
+    row = tuple(
+        "1 mons 2 days 03:00:00" if name == "gap" else of for (name, _, _), of in zip(COLUMNS, plain, strict=True)
+    )
+    (key, short), (_, value) = record(plain, "protobuf"), record(row, "protobuf")
+    again = value + (value[6:].replace(short[6:], b"")) * 100_000
+    found = scan("compiled", "protobuf").records(Records([(key, value), (key, again), (key, value)]))[1]
+    assert found[0] == scan("compiled", "protobuf").rows(rows([line(row)]))[1][0] != found[1]
 
 
 def test_a_canonical_number_does_not_depend_on_its_type() -> None:

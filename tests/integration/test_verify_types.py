@@ -76,6 +76,8 @@ def test_every_type_verifies_as_equal(database: str, forms: str, format: str) ->
         for case in CASES:
             if case.get("forms", {}) == json.loads(forms) and supported(connection, case):
                 by_type.setdefault(case["type"], []).append(case)
+        if not by_type:
+            pytest.skip("this PostgreSQL has none of the types")
         compiled = 0
         for i, (kind, cases) in enumerate(by_type.items()):
             connection.execute(f"CREATE TABLE public.t{i} (id int PRIMARY KEY, v {kind})")

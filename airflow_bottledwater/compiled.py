@@ -36,6 +36,7 @@ def _fingerprint() -> str:
         "kafka/hashes",
         "kafka/librdkafka",
         "verify/fields",
+        "verify/messages",
         "verify/skip",
     )
     digest = hashlib.sha256(str(package).encode())

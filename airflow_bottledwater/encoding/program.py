@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 from psycopg import sql
 
 from airflow_bottledwater.encoding import layout, masks, protobuf, types, unheld, wire
@@ -40,6 +41,8 @@ class Programs:
     :ivar program: the arrays for the kernels; their table of columns has a row for each column, and after these the
         rows for parts and segments.
     :ivar around: the bytes of a relation's segments at most, so what is around a row and its key; 0 without envelopes.
+    :ivar choosers: for each relation, the one whose key chooses the partitions of its records (-1: its own one); None
+        if all choose by their own.
     :ivar conversions: for each column, its type and the SQL by which the server converts a value (None: no conversion).
     """
 
@@ -47,6 +50,7 @@ class Programs:
     tables: tuple[SourceTable, ...]
     conversions: tuple[tuple[ColumnType, types.Sql | None], ...]
     around: int = 0
+    choosers: npt.NDArray[np.int64] | None = None
 
     @property
     def width(self) -> int:
@@ -161,6 +165,20 @@ class _Builder:
                 relation["key_head"] = self._segments([target.around.key_head])
                 self.around = max(self.around, sum(map(len, (*target.around.segments, target.around.key_head))))
 
+    def add_choosers(self, tables: Iterable[SourceTable]) -> list[int]:
+        """Add a relation for each table of which some columns of the key choose the partition, with these as its key,
+        behind the relations that changes refer to. Returns its number for each table; -1: the whole key chooses."""
+        found = []
+        for relation, table in zip(self.relations[:], tables, strict=True):
+            found.append(len(self.relations) if table.partition_by else -1)
+            if table.partition_by:
+                self.relations.append(
+                    relation | {"key": len(self.keys), "keys": len(table.partition_by), "key_head": -1}
+                )
+                positions = {column.name: c for c, column in enumerate(table.columns)}
+                self.keys += [positions[name] for name in table.partition_by]
+        return found
+
 
 def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *, copied: bool) -> Programs:
     """Compile tables to programs.
@@ -172,6 +190,7 @@ def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *
         built.add_table(table, target, copied=copied)
     built.add_parts()
     built.add_segments(target for _, target in tables)
+    choosers = built.add_choosers(table for table, _ in tables)
     return Programs(
         program=layout.Program(
             json=format.as_json,
@@ -186,6 +205,7 @@ def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *
         tables=tuple(table for table, _ in tables),
         conversions=tuple(built.conversions),
         around=built.around,
+        choosers=np.array(choosers, dtype=np.int64) if max(choosers, default=-1) >= 0 else None,
     )
 
 

@@ -113,7 +113,8 @@ def key_hashes(block: MessageBlock, version: Version, mapping: TableMapping) -> 
     :param block: rows of :func:`keys_query`, with the hashes of what is published as such.
     :raises Refused: a key cannot be encoded.
     """
-    around = mapping.around(version.topic, table := only_key(version.table), "")
+    table = replace(only_key(version.table), partition_by=())  # nobody looks at the partitions
+    around = mapping.around(version.topic, table, "")
     target = Target(0, 1, version.key_schema, version.value_schema, around)
     programs = compile_programs([(table, target)], mapping.format, copied=True)
     hashes = []

@@ -115,6 +115,7 @@ class SourceTable:
     :param where: the row filter: a condition that the published rows fulfil; empty for all rows.
     :param filtered: whether it has or has had a row filter, so that an insert may be an update that has brought a row
         into the filter, and lack the large values that the update left unchanged.
+    :param partition_by: the columns of the key that choose a record's partition; empty if the whole key does.
     :param outbox: whether its rows are published as the records that they describe. It has no key then, since its rows
         are no rows to a consumer, and no topic of its own.
     """
@@ -137,6 +138,7 @@ class SourceTable:
     where: str = ""
     filtered: bool = field(default=False, compare=False)
     outbox: bool = False
+    partition_by: tuple[str, ...] = ()
 
     @property
     def qualified(self) -> str:

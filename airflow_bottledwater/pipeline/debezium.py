@@ -19,6 +19,8 @@ from airflow_bottledwater.errors import SettingError
 _CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
 #: the transformation that takes the row out of the envelope
 _UNWRAP = "io.debezium.transforms.ExtractNewRecordState"
+#: the transformation that chooses a record's partition by fields of its value
+_ROUTING = "io.debezium.transforms.partitions.PartitionRouting"
 #: how what is secret is given
 _NOT_HERE = (
     "It is not written here: put it into Airflow's connection, and for the command into a password file (~/.pgpass)."
@@ -97,7 +99,8 @@ _SAID = {
     "binary.handling.mode": "bytea is bytes in Avro, and hexadecimal text in JSON.",
     "slot.drop.on.stop": "The slot stays; 'bottledwater drop-slot', or the task drop_slot, drops it.",
     "message.key.columns": "The key of a record is the table's primary key, or that of its replica identity; the "
-    "option key of a table names another one, which a unique index must have.",
+    "option key of a table names another one, which a unique index must have. If it is there to have rows of one owner "
+    "in one partition, the option partition_by does that by columns of the key.",
     "snapshot.select.statement.overrides": "The snapshot reads whole tables. A live snapshot takes a condition.",
     "snapshot.include.collection.list": "The snapshot reads all tables of the pipeline.",
     "signal.data.collection": "Live snapshots are asked for through Kafka ('bottledwater snapshot'). The table for "
@@ -296,7 +299,46 @@ class _Import:
         if properties:
             self._put("kafka.topic_config", properties)
         self._put("kafka.conn_id", f"{self.made['name']}_kafka")
+        self._partitions()
         self._format(flat)
+
+    def _partitions(self) -> None:
+        """What chooses records' partitions, of the tables whose topics a predicate names."""
+        for name in _split(self.given.get("transforms", "")):
+            prefix = f"transforms.{name}"
+            if self.given.get(f"{prefix}.type") != _ROUTING:
+                continue
+            given = _split(self.given.get(f"{prefix}.partition.payload.fields", ""))
+            fields = [re.fullmatch(r"(?:change|before|after)\.([^.]+)", each) for each in given]
+            columns, tables = [each[1] for each in fields if each is not None], self._routed(name)
+            if not tables or not columns or None in fields:
+                self._say(
+                    prefix,
+                    "Which tables and columns are meant is not known: give the tables the option partition_by, which "
+                    "takes columns of the key (docs/choose.md).",
+                )
+                continue
+            for table in tables:
+                self._options(table)["partition_by"] = columns
+                if (count := self.given.get(f"{prefix}.partition.topic.num", "")).isdecimal():
+                    self._options(table)["partitions"] = int(count)
+            self._say(
+                prefix,
+                "The columns have to be in the tables' keys (partition_by). Their hash is another one, and so are the "
+                "numbers of the partitions: give the pipeline topics of its own.",
+            )
+
+    def _routed(self, transformation: str) -> list[str]:
+        """The tables whose topics the predicate of a transformation names; none if it cannot be said."""
+        of = f"transforms.{transformation}"
+        predicate = f"predicates.{self.given.get(f'{of}.predicate', '')}"
+        negated = self.given.get(f"{of}.negate", "false") != "false"
+        if negated or not self.given.get(f"{predicate}.type", "").endswith(".TopicNameMatches"):
+            return []
+        topics, prefix = as_patterns(self.given.get(f"{predicate}.pattern", "")), f"{self._take('topic.prefix')}."
+        if topics is None or not all(each.startswith(prefix) and "." in each[len(prefix) :] for each in topics):
+            return []
+        return [each.removeprefix(prefix) for each in topics]
 
     def _format(self, flat: bool) -> None:
         converter = self.given.get("value.converter", "")
@@ -355,9 +397,8 @@ class _Import:
             if name in self.seen:
                 continue
             if name == "transforms":
-                others = [
-                    each for each in _split(value) if self.given.get(f"transforms.{each.strip()}.type") != _UNWRAP
-                ]
+                known = (_UNWRAP, _ROUTING)
+                others = [each for each in _split(value) if self.given.get(f"transforms.{each}.type") not in known]
                 if others:
                     self._say(name, f"{', '.join(others)}: there are no transformations. What they do to columns and "
                                     "topics may be said in table_options (docs/choose.md).")  # fmt: skip

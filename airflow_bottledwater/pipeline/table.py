@@ -17,6 +17,7 @@ _MASK = r"^(null|hash|constant:[^\0]*|(first|last):[0-9]{1,9})$(?!\n)"
 _NAMES = "columns with other names, of 1 to 255 characters"
 _CONDITION = "one SQL expression, such as region = 'EU' AND id > 0, without comments, semicolons and dollar signs"
 _MASKS = "columns with null, constant:TEXT, first:N, last:N or hash"
+_EACH_ONCE = "some of the columns of the key, each once"
 _A_COLUMN, _ROUTE = "the name of a column", "a name as topic has it, with one {column}, or nothing"
 #: those that a record may have, which is what librdkafka's arguments have room for
 _HEADERS, MOST_HEADERS = "columns with names of headers, of 1 to 255 characters, at most 32", 32
@@ -60,6 +61,14 @@ class Table(Section):
     key: Annotated[
         tuple[str, ...],
         about("The columns of the key, in their order, which a unique index has; empty: those of the primary key."),
+    ] = ()
+    partition_by: Annotated[
+        tuple[str, ...],
+        about(
+            "The columns of the key that choose the partition of a record; empty: the whole key does.",
+            allowed=_EACH_ONCE,
+            changes="never",
+        ),
     ] = ()
     topic_config: Annotated[
         dict[str, str], about("Properties of the topic, if it is created, beside and before the pipeline's.")
@@ -121,6 +130,8 @@ class Table(Section):
         object.__setattr__(self, "where", self.where.strip())
         if not templated(self.where) and not is_one_expression(self.where):
             raise SettingError("where", self.where, _CONDITION)
+        if len({*self.partition_by}) < len(self.partition_by):
+            raise SettingError("partition_by", self.partition_by, _EACH_ONCE)
         if len(self.outbox_headers) > MOST_HEADERS:
             raise SettingError("outbox_headers", self.outbox_headers, _HEADERS)
 

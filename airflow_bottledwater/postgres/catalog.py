@@ -296,6 +296,7 @@ def load(
                 options.where,
                 bool(options.where),
                 bool(options.outbox),
+                options.partition_by if key and not options.outbox else (),
             )
         )
     return loaded
@@ -358,6 +359,11 @@ def _mapped_key(
         problem = f"its options leave out column {left_out[0]!r} of its key (table_options)"
     elif unlike := [column.name for column in masked if column.mask and not mapping.hashes_key(*named, column)]:
         problem = f"its options mask column {unlike[0]!r} of its key (table_options)"
+    if key and not problem and (outside := [name for name in mapping.options(*named).partition_by if name not in key]):
+        problem = (
+            f"its partitions are chosen by column {outside[0]!r} (partition_by of table_options), which is not one of "
+            f"its key ({', '.join(key)})"
+        )
     return ((), problem) if problem else (key, "")
 
 

@@ -91,11 +91,19 @@ def _check_topics(pipeline: Settings, tables: list[SourceTable]) -> None:
 
     :raises Refused: a topic has other records.
     """
+    mapping, topics = TableMapping.of(pipeline), Topics(pipeline.kafka)
+    by_topic = {name: table for name, table in mapping.by_topic(tables).items() if not table.outbox}
+    present = topics.describe(list(by_topic))
+    for name, topic in present.items():
+        if by_topic[name].partition_by and any(topics.ends(name, topic.partitions)):
+            raise Refused(
+                f"Topic {name!r} has records of another program, and the partitions of {by_topic[name].qualified} are "
+                f"chosen by {', '.join(by_topic[name].partition_by)} (partition_by of table_options), otherwise than "
+                "that program does: one key would be in two partitions.",
+                "Take partition_by out, or give the pipeline topics of its own (another topic_prefix).",
+            )
     if pipeline.record_format.uses_registry:
         return
-    mapping = TableMapping.of(pipeline)
-    by_topic = {name: table for name, table in mapping.by_topic(tables).items() if not table.outbox}
-    present = Topics(pipeline.kafka).describe(list(by_topic))
     for name, topic in present.items():
         for key, value in _last(pipeline.kafka, name, topic.partitions):
             if why := unlike(by_topic[name], mapping.envelope, key, value):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from airflow_bottledwater.encoding import kernels, layout, wire
 from airflow_bottledwater.encoding.program import Programs
@@ -20,6 +22,8 @@ from airflow_bottledwater.state.records import Gap
 
 #: bytes and rows of one piece of a block; the bytes grow if a single row needs more
 _PIECE_BYTES, _PIECE_ROWS = 4 << 20, 1 << 15
+#: bytes of a key at first, see :func:`with_room`
+_KEY_BYTES = 4096
 #: rejections that a kernel can report in one call
 _REJECTIONS, _BATCH_REJECTIONS = 256, 1024
 
@@ -73,6 +77,13 @@ def _room_for(largest: int) -> int:
     return 3 * largest + 64 * 1024
 
 
+def with_room(room: npt.NDArray[np.uint8], work: Callable[[npt.NDArray[np.uint8]], bool]) -> npt.NDArray[np.uint8]:
+    """Do some work, again with twice the room as long as that is not enough; returns the room that was."""
+    while not work(room):
+        room = np.empty(2 * room.size, dtype=np.uint8)
+    return room
+
+
 class BlockEncoder:
     """Encodes blocks of COPY rows, piece by piece, into buffers that are reused for each piece.
 
@@ -83,6 +94,7 @@ class BlockEncoder:
         self._headers = headers
         self._output = layout.output(_PIECE_ROWS, _REJECTIONS, _PIECE_BYTES)
         self._no_facts = layout.facts(wire.FROM_SNAPSHOT, 0)
+        self._key: npt.NDArray[np.uint8] = np.empty(_KEY_BYTES, dtype=np.uint8)
 
     def encode(
         self, block: MessageBlock, programs: Programs, largest: int, facts: layout.Rows | None = None
@@ -113,7 +125,11 @@ class BlockEncoder:
                     continue
                 rejections.append(Rejection(start, too_large(largest)))
                 start += 1
-            yield Encoded(Records(output.records[:made], output.data, self._headers), range(first, start), rejections)
+            found = output.records[:made]
+            if programs.choosers is not None:
+                rows = block.data, block.offsets, programs.program, 0, programs.choosers, scratch, found
+                self._key = with_room(self._key, functools.partial(kernels.choose_for_copy, *rows))
+            yield Encoded(Records(found, output.data, self._headers), range(first, start), rejections)
 
 
 def encode_changes(
@@ -162,4 +178,8 @@ def encode_changes(
             start += 1
         else:
             out = np.concatenate([out, np.empty(min(out.size, _room_for(largest)), dtype=np.uint8)])
+    if programs.choosers is not None:
+        made_of = programs.program, programs.choosers, completed.texts
+        rows = batch.data, batch.changes, *made_of, scratch, records[:count]
+        with_room(np.empty(_KEY_BYTES, dtype=np.uint8), functools.partial(kernels.choose_for_changes, *rows))
     return Encoded(Records(records[:count], out, headers), range(len(batch)), rejections)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from airflow_bottledwater import compiled
@@ -10,16 +12,22 @@ from airflow_bottledwater.encoding.kernels import unchanged
 from airflow_bottledwater.encoding.program import compile_programs
 from airflow_bottledwater.kafka import librdkafka
 from airflow_bottledwater.pipeline.formats import AVRO
+from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.postgres import receive, results
 from airflow_bottledwater.publish import hashed
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED
 
 
-def warm_up() -> None:
-    """See :func:`airflow_bottledwater.compiled.warm_up`."""
+def warm_up(rules: Iterable[Table] = ()) -> None:
+    """See :func:`airflow_bottledwater.compiled.warm_up`.
+
+    :param rules: the options of tables: what only some of them need is compiled for these.
+    """
     compiled.warm_up(
         "publish", hashed.hash_nothing, receive.warm_up, results.warm_up, _encode, _fill_unchanged, _produce
     )
+    if any(rule.partition_by for rule in rules):
+        compiled.warm_up("partitions by columns", _choose)
 
 
 def _encode() -> None:
@@ -30,6 +38,15 @@ def _encode() -> None:
     kernels.encode_copy(data, np.zeros(1, dtype=np.int64), 0, program, 0, fields, facts, output)
     kernels.find_conversions(data, changes, program, fields, np.zeros(1, dtype=layout.CONVERSION))
     kernels.encode_changes(data, changes, 0, program, NOTHING_CONVERTED, 0, fields, facts, output)
+
+
+def _choose() -> None:
+    programs = compile_programs([], AVRO, copied=False)
+    program, fields, data = programs.program, programs.scratch(), np.zeros(1, dtype=np.uint8)
+    changes, records = np.zeros(0, dtype=layout.CHANGE), np.zeros(0, dtype=layout.RECORD)
+    number = np.zeros(1, dtype=np.int64)
+    kernels.choose_for_copy(data, number, program, 0, number, fields, records, data)
+    kernels.choose_for_changes(data, changes, program, number, NOTHING_CONVERTED, fields, records, data)
 
 
 def _fill_unchanged() -> None:

@@ -69,9 +69,10 @@ def check_settings(pipeline: Settings, known: PipelineState) -> None:
 
 
 def _check_topic_options(pipeline: Settings, known: PipelineState) -> None:
-    """Check that the options of single tables give each table the topic that they gave it at the last start.
+    """Check that the options of single tables give each table the topic that they gave it at the last start, and its
+    records the same partitions.
 
-    :raises StateError: they give it another one; nothing was changed.
+    :raises StateError: they give it others; nothing was changed.
     """
     if known.settings is None or not (known.settings.get("table_options") or pipeline.table_options):
         return
@@ -88,6 +89,31 @@ def _check_topic_options(pipeline: Settings, known: PipelineState) -> None:
                 "Set topic back. For another topic, make another pipeline for the table, with a slot of its own; or "
                 "drop the slot and start again with a snapshot.",
             )
+        names = pinned.table.schema, pinned.table.name
+        chosen_by, chosen = before.options(*names).partition_by, now.options(*names).partition_by
+        # with new keys that are accepted, all rows are published again, and each earlier key gets a tombstone
+        anew = bool(chosen) and pinned.table.oid in known.accepted
+        if chosen not in (chosen_by, pinned.table.partition_by) and not anew:
+            raise StateError(*other_partitions(pinned.table, chosen))
+
+
+def other_partitions(table: SourceTable, chosen: Sequence[str]) -> tuple[str, str]:
+    """What is said of a table whose records would be in other partitions than its topic has them in, and what to do.
+
+    :param table: as it is recorded.
+    :param chosen: the columns that would choose the partitions now.
+    """
+    return (
+        f"The partitions of the records of {table.qualified} are chosen by {_choosers(table.partition_by)}, and "
+        f"table_options say {_choosers(chosen)} now: keys would be in other partitions. Nothing was changed.",
+        "Set partition_by back. For other columns, make another pipeline for the table, with a slot and a topic_prefix "
+        "of its own; or drop the slot and start again with a snapshot, under another topic_prefix.",
+    )
+
+
+def _choosers(columns: Sequence[str]) -> str:
+    """Columns that choose partitions, in words."""
+    return f"({', '.join(columns)})" if columns else "the whole key"
 
 
 def topic_of(table: SourceTable, known: PipelineState, mapping: TableMapping) -> str:

@@ -15,7 +15,7 @@ from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, quoted
 from airflow_bottledwater.state import outboxes, row_filters
-from airflow_bottledwater.state.identity import resolve
+from airflow_bottledwater.state.identity import other_partitions, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
@@ -31,6 +31,7 @@ def problems(connection: Connection, pipeline: Settings, oids: Collection[int], 
     found = _without_match(mapping, whole) if rules else []
     for table in whole:
         columns = [column.name for column in table.columns]
+        found += _unfit_choosers(mapping, table)
         if mapping.options(table.schema, table.name).outbox:
             found += outboxes.problems(mapping, table)
             table = replace(table, key=())
@@ -54,6 +55,28 @@ def problems(connection: Connection, pipeline: Settings, oids: Collection[int], 
         ]
         found += _not_looked_up(connection, mapping, table)
     return [*found, *_unsettled(mapping, whole).values(), *row_filters.problems(connection, pipeline, whole)]
+
+
+def _unfit_choosers(mapping: TableMapping, table: SourceTable) -> list[str]:
+    """What is said of the columns that are to choose the partitions of a table's records, if they cannot.
+
+    :param table: with its key.
+    """
+    options = mapping.options(table.schema, table.name)
+    outside = [name for name in options.partition_by if name not in table.key]
+    if not outside or options.outbox or (options.key and not table.keyed):
+        return []  # of an outbox, or a key that the options name, it is said elsewhere
+    if not table.keyed:
+        return [
+            f"Table {table.qualified} has no key, and table_options name columns of a key by which the partitions of "
+            "its records are chosen (partition_by). Give it a primary key, or take partition_by out."
+        ]
+    return [
+        f"Column {outside[0]!r} cannot choose the partitions of {table.qualified} (partition_by of table_options): it "
+        f"is not one of its key ({', '.join(table.key)}), so that the records of one key could be in two partitions, "
+        "without an order, and compaction would keep one in each. Name columns of the key only; or give the table a "
+        "key that has this column (primary key, or option key)."
+    ]
 
 
 def _unfit(mapping: TableMapping, table: SourceTable, column: Column, said: str) -> str:
@@ -171,10 +194,31 @@ def check(connection: Connection, pipeline: Settings, known: PipelineState) -> N
         return
     wanted = resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False)
     today = catalog.load(connection, list(known.tables), TableMapping.of(pipeline))
-    wrong = row_filters.refused(pipeline, known) + _unkeyed(pipeline, known)
+    wrong = row_filters.refused(pipeline, known) + _unkeyed(pipeline, known) + _divided(known, today)
     wrong += outboxes.turned(pipeline, known, today)
     if wrong := wrong + problems(connection, pipeline, {*wanted, *known.tables}):
         raise PreflightError(wrong)
+
+
+def _divided(known: PipelineState, today: Iterable[SourceTable]) -> list[str]:
+    """What is said of tables whose new keys are accepted although their keys are those of before, and whose partitions
+    other columns would choose: the earlier records would stay where they are.
+
+    :param today: the tables as they are by today's options.
+    """
+    found = []
+    for table in today:
+        if table.oid not in known.accepted or not table.partition_by:
+            continue
+        pinned = known.tables[table.oid]
+        if table.partition_by == pinned.table.partition_by:
+            continue
+        try:
+            pinned.check_key(table)
+        except Refused:
+            continue
+        found.append(" ".join(other_partitions(pinned.table, table.partition_by)))
+    return found
 
 
 def _unkeyed(pipeline: Settings, known: PipelineState) -> list[str]:

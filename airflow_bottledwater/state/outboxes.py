@@ -21,6 +21,11 @@ def problems(mapping: TableMapping, table: SourceTable) -> list[str]:
     """
     if mapping.options(table.schema, table.name).key:
         return [f"{table.qualified} is an outbox, whose rows have no key: take key out of table_options."]
+    if mapping.options(table.schema, table.name).partition_by:
+        return [
+            f"{table.qualified} is an outbox, whose records are in the partitions that outbox_key chooses: take "
+            "partition_by out of table_options."
+        ]
     columns = [column.name for column in table.columns]
     hidden = {columns[place] for place in mapping.left_out(table.schema, table.name, columns)}
     published = [column for column in table.columns if column.name not in hidden]

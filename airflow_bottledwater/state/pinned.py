@@ -52,8 +52,8 @@ class PinnedTable:
 
     def check_key(self, table: SourceTable, *, complete: bool = True) -> SourceTable:
         """Check that the table's key still means the same as the keys in its topic. Returns the table with its key as
-        the topic has it: in the same order, and none if it was recorded without one, since the topic's records have
-        none.
+        the topic has it: in the same order, in the partitions that the same columns choose, and none if it was recorded
+        without one, since the topic's records have none.
 
         :param table: the table as it is now.
         :param complete: whether the first snapshot is complete, so that the stream can read the table again.
@@ -62,7 +62,7 @@ class PinnedTable:
         before = self.table.key
         gone = [name for name in before if name not in {c.name for c in table.columns}]
         if not gone and (not before or set(table.key) == set(before)):
-            as_before = replace(table, key=before)
+            as_before = replace(table, key=before, partition_by=self.table.partition_by)
             if _key_types(as_before) == _key_types(self.table):
                 return as_before
         what = f"from ({', '.join(before)}) to ({', '.join(table.key) or 'none'})"

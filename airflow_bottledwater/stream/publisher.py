@@ -96,7 +96,9 @@ class StreamPublisher:
         self._pipeline = pipeline
         self._start, self._fingerprint = start, fingerprint(pipeline, known, start.cluster)
         memory.keep()
-        warm_up()  # compiling takes time, and must not happen while a transaction is open
+        warm_up(
+            pipeline.table_options.values()
+        )  # compiling takes time, and must not happen while a transaction is open
         mapping = TableMapping.of(pipeline)
         self._session = PublishSession(
             pipeline, start.job, stream_id(start.prefix), pins(known.tables.values()), start.state_topic, backoff,

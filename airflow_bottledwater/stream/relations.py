@@ -316,6 +316,7 @@ class Resolver:
             # another filter of today's options may be in the publication before it is recorded
             filtered=known.filtered or bool(self._mapping.options(message.schema, message.name).where),
             outbox=known.outbox,
+            partition_by=known.partition_by,
         )
 
 

@@ -238,7 +238,9 @@ def _as_known(known: PipelineState, table: SourceTable) -> SourceTable:
         # what was sent under the filter of before may still be to come
         return replace(found, filtered=table.filtered or (pinned is not None and pinned.table.filtered))
     except Refused:
-        return table
+        # by another name, a table may have no options
+        before = pinned.table.partition_by if pinned is not None else ()
+        return replace(table, partition_by=table.partition_by or (before if {*before} <= {*table.key} else ()))
 
 
 def _pin(

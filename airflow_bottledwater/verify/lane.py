@@ -22,6 +22,7 @@ from airflow_bottledwater.postgres import copy, snapshot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish import hashed
+from airflow_bottledwater.verify import chosen as choosers
 from airflow_bottledwater.verify import latest, program, records
 from airflow_bottledwater.verify.buckets import Buckets, bucket_of, members, sampled
 from airflow_bottledwater.verify.latest import LatestValues
@@ -79,6 +80,7 @@ def warm_up() -> None:
     topic_reader.warm_up()
     latest.warm_up()
     records.warm_up()
+    choosers.warm_up()
     program.warm_up()
 
 
@@ -89,6 +91,7 @@ class _TaskRun:
         self._found: dict[int, Answer] = {}
         self._buckets: dict[int, Buckets] = {}
         self._scans: dict[int, Scan] = {}
+        self._partitioners: dict[int, choosers.Partitioner] = {}
 
     def answers(self) -> dict[int, Answer]:
         """What was found, by the tables' oids."""
@@ -112,6 +115,13 @@ class _TaskRun:
                 compile_scan(table, format, schemas, seed, envelope) if table.keyed else None
             ) or PlainScan(Expectation(table, format), TopicReader(table, format, schemas, envelope), seed)
         return self._scans[table.oid]
+
+    def _partitioner(self, view: View) -> choosers.Partitioner:
+        if (oid := view.table.oid) not in self._partitioners:
+            format, envelope = self._pipeline.record_format, TableMapping.of(self._pipeline).envelope
+            schemas = of_topic(self._pipeline, self._schemas, view.topic)
+            self._partitioners[oid] = choosers.partitioner(view.table, format, schemas, envelope)
+        return self._partitioners[oid]
 
     def _chosen(self, view: View, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Which keys are looked at: those of the sample, and of wanted buckets if there are some."""
@@ -200,7 +210,7 @@ class _TaskRun:
             keys, rows = scan.records(block)
             kinds = places.kinds(block)
             kinds[~sampled(keys, self._reading.sample)] = latest.SKIP
-            misplaced.take(block, keys, kinds, len(view.ends))
+            misplaced.take(block, keys, kinds, self._partitioner(view)(block, len(view.ends)))
             values.note(block.hashes[:, 0], keys, rows, kinds)
         sums = self._sums(view.table.oid)
         keys, rows = values.values()
@@ -221,7 +231,7 @@ class _TaskRun:
                 continue
             lsns, ordinals = records.positions(block)
             reached = np.where(lsns == 0, records.shown(block), lsns)
-            right = records.partitions(block, len(view.ends))
+            right = self._partitioner(view)(block, len(view.ends))
             buckets = bucket_of(keys, view.bits)
             for i in chosen:
                 partition = int(block.messages[i]["partition"])

@@ -59,12 +59,15 @@ class Misplaced:
     def __init__(self) -> None:
         self._keys: dict[tuple[int, bytes], np.uint64] = {}
 
-    def take(self, block: RecordBlock, keys: Hashes, kinds: npt.NDArray[np.int64], partitions: int) -> None:
+    def take(
+        self, block: RecordBlock, keys: Hashes, kinds: npt.NDArray[np.int64], right: npt.NDArray[np.int64]
+    ) -> None:
         """Take misplaced records out of a block: their kinds become SKIP.
 
         :param keys: hashes of the keys.
+        :param right: the partitions that the keys belong to.
         """
-        wrong = (records.partitions(block, partitions) != block.messages["partition"]) & (kinds != SKIP)
+        wrong = (right != block.messages["partition"]) & (kinds != SKIP)
         for i in np.flatnonzero(wrong).tolist():
             place = int(block.messages[i]["partition"]), block.key(i)
             if kinds[i] == TOMBSTONE:

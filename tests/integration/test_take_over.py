@@ -199,3 +199,18 @@ def test_topics_with_other_records_are_refused(make_flow: MakeFlow, plain_rows: 
         take_over(flow.pipeline)
     with connect(flow.dsn) as connection:
         assert connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone()
+
+
+def test_records_in_other_partitions_than_the_options_choose_are_refused(make_flow: MakeFlow) -> None:
+    flow = make_flow(table_options={"a": {"partition_by": "id"}})
+    flow.execute(_DEBEZIUM, _SECOND)
+    _slot(flow)
+    topics = Topics(flow.pipeline.kafka)
+    topics.create(flow.topic("a"), partitions=2, replication=1, config={"cleanup.policy": "compact"})
+    producer = Producer(flow.pipeline.kafka)
+    producer.produce(flow.topic("a"), json.dumps({"id": 1, "b": "x"}), json.dumps({"id": 1}), 1)
+    assert not producer.flush(60)
+    with pytest.raises(Refused, match=r"are chosen by id \(partition_by .* one key would be in two partitions"):
+        take_over(flow.pipeline)
+    flow.change(topic_prefix=f"{flow.pipeline.topic_prefix}-new")
+    take_over(flow.pipeline)

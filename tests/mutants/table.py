@@ -36,6 +36,9 @@ _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_prefl
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _NEW_OPTIONS = "tests/integration/test_new_options.py"
 _KEYS = "tests/integration/test_keys.py"
+_PARTITION_BY, _UNIT_PARTITION_BY = (
+    "tests/integration/test_partition_by.py", "tests/unit/encoding/test_partition_by.py"
+)  # fmt: skip
 _ENVELOPE, _ENVELOPES = "tests/unit/encoding/test_envelope.py", "tests/integration/test_envelope.py"
 _PAUSE = "tests/integration/test_pause.py"
 _ROWS = "tests/integration/test_rows.py"
@@ -592,6 +595,90 @@ MUTANTS = (
         "pinned._key_types",
         drop("column.mask"),
         f"{_KEYS}::test_keys_become_hashes_or_other_hashes_only_if_that_is_accepted",
+    ),
+    Mutant(
+        "a row that is copied is in the partition that its columns choose",
+        "BlockEncoder.encode",
+        never("programs.choosers is not None"),
+        f"{_PARTITION_BY}::test_a_sweep_removes_a_key_where_it_is_and_the_verification_knows_where_keys_belong",
+    ),
+    Mutant(
+        "so is the row of a change",
+        "encode.encode_changes",
+        never("programs.choosers is not None"),
+        f"{_PARTITION_BY}::test_an_update_of_the_key_moves_the_row_and_the_tombstone_stays[none]",
+    ),
+    Mutant(
+        "a tombstone is in the partition that the old key chooses",
+        "choosers.choose_for_changes",
+        swap("old if records[r].event == EVENT_DELETE else new", "new"),
+        f"{_UNIT_PARTITION_BY}::test_so_are_changes_and_the_tombstone_of_an_old_key_is_where_its_row_was",
+    ),
+    Mutant(
+        "a change that has no such columns keeps the texts of others in their places",
+        "choosers.choose_for_changes",
+        drop("not relation.converts"),
+        f"{_UNIT_PARTITION_BY}::test_texts_that_the_server_made_are_those_of_their_values",
+    ),
+    Mutant(
+        "the id of a key's schema chooses no partition",
+        "choosers._choose",
+        swap("5 if program.framed else 0", "0"),
+        f"{_UNIT_PARTITION_BY}::test_the_id_of_a_schema_does_not_move_a_key",
+    ),
+    Mutant(
+        "what is around a key chooses no partition",
+        "_Builder.add_choosers",
+        drop("{'key_head': -1}"),
+        f"{_UNIT_PARTITION_BY}::test_rows_are_in_the_partitions_that_their_columns_choose",
+    ),
+    Mutant(
+        "the verification knows where keys belong",
+        "chosen.partitioner",
+        always("not chosen"),
+        f"{_PARTITION_BY}::test_a_sweep_removes_a_key_where_it_is_and_the_verification_knows_where_keys_belong",
+    ),
+    Mutant(
+        "only columns of the key choose partitions",
+        "options.problems",
+        drop("found += _unfit_choosers(mapping, table)"),
+        f"{_PARTITION_BY}::test_columns_that_cannot_choose_are_found_before_anything_is_made",
+    ),
+    Mutant(
+        "an outbox has no columns that choose partitions",
+        "outboxes.problems",
+        never("mapping.options(table.schema, table.name).partition_by"),
+        f"{_PARTITION_BY}::test_columns_that_cannot_choose_are_found_before_anything_is_made",
+    ),
+    Mutant(
+        "the columns that choose partitions never change",
+        "identity._check_topic_options",
+        never("chosen not in (...) and not anew"),
+        f"{_PARTITION_BY}::test_the_columns_of_a_table_that_exists_stay_what_they_are",
+    ),
+    Mutant(
+        "keys that are accepted as new and stay the same stay in their partitions",
+        "options.check",
+        swap("... + _divided(...)", "..."),
+        f"{_PARTITION_BY}::test_the_columns_of_a_table_that_exists_stay_what_they_are",
+    ),
+    Mutant(
+        "a table that is renamed keeps the columns that choose its partitions",
+        "PinnedTable.check_key",
+        swap("replace(table, key=before, partition_by=self.table.partition_by)", "replace(table, key=before)"),
+        f"{_PARTITION_BY}::test_a_renamed_table_keeps_its_columns_and_a_renamed_column_needs_new_keys",
+    ),
+    Mutant(
+        "a table whose key loses a column that chooses partitions is set aside",
+        "catalog._mapped_key",
+        never("key and not problem and (outside := ...)"),
+        f"{_PARTITION_BY}::test_a_key_that_loses_a_column_sets_the_table_aside",
+    ),
+    Mutant(
+        "a slot is not taken over into topics that another program has divided",
+        "take_over._check_topics",
+        never("by_topic[name].partition_by and any(...)"),
+        "tests/integration/test_take_over.py::test_records_in_other_partitions_than_the_options_choose_are_refused",
     ),
     Mutant(
         "rows are looked up by the index of their key",
@@ -1633,7 +1720,10 @@ MUTANTS = (
     Mutant(
         "a key that is declared in another order stays as it is in the topic",
         "PinnedTable.check_key",
-        swap("replace(table, key=before)", "table"),
+        swap(
+            "replace(table, key=before, partition_by=self.table.partition_by)",
+            "replace(table, partition_by=self.table.partition_by)",
+        ),
         "tests/integration/test_evolution.py::test_a_key_of_texts_that_become_longer_or_in_another_order_stays_the_same",
     ),
     Mutant(

@@ -72,6 +72,8 @@ def draw_options(seed: int, flow: Flow, tables: Iterable[str]) -> None:
             column = dice.choice(("id", "version") if table in whole else ("version",))
             rule = found.setdefault(table, {})
             rule["mask"] = {**rule.get("mask", {}), column: "hash"}
+        if dice.random() < 0.5:
+            found.setdefault(table, {})["partition_by"] = ["id"]
     given = {pattern: rule.as_dict() for pattern, rule in flow.pipeline.table_options.items()}
     flow.change(
         table_options={p: {**found.get(p, {}), **given.get(p, {})} for p in {**given, **found}}, hash_key=HASH_KEY
@@ -111,6 +113,8 @@ def drawn(
             rule["key"] = dice.choice((["version", "id"], ["id", "version"]))
             if dice.random() < 0.5:
                 rule["mask"] = {**rule.get("mask", {}), dice.choice(("id", "version")): "hash"}
+        if dice.random() < 0.5:
+            rule["partition_by"] = [dice.choice(rule.get("key", ["id"]))]
         if rule:
             found[table] = rule
     if dice.random() < 0.3:

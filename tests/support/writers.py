@@ -22,6 +22,7 @@ from tests.support.checker import Checker, Report, uncommitted_rule
 from tests.support.forms import before, decoders, unwrapped
 from tests.support.history import DELETE, INSERT, TRUNCATE, Change, Record, Truncation
 from tests.support.options import COLUMNS, Readable, filters, hashed, options_of
+from tests.support.partitions import check_partitions
 from tests.support.together import check_ends, check_messages, plain_topics
 from tests.support.topics import Flow, Message, read, read_all
 
@@ -426,6 +427,8 @@ def _read_as_published(flow: Flow, tables: Sequence[str], *, committed: bool = T
     topics = [flow.topic(table) for table in tables]
     found = read_all(flow.kafka, topics, committed=committed, decoders=decoders(flow.pipeline))
     by_table = dict(zip(tables, found.values(), strict=True))
+    for table, some in by_table.items():
+        check_partitions(flow, table, some)
     if flow.pipeline.envelope == "none":
         return by_table
     return {table: unwrapped(some, table, committed=committed) for table, some in by_table.items()}

@@ -101,9 +101,12 @@ COLUMNS = (
 )
 TABLE = SourceTable(1, "public", "t", "f", ("c0", "c5"), COLUMNS)
 UNKEYED = SourceTable(2, "public", "u", "f", (), COLUMNS)
+CHOSEN = replace(TABLE, oid=3, name="v", partition_by=("c5",))
 ALL = {
     (format, copied): compile_programs(
-        [(TABLE, Target(0, 3, 1, 2)), (UNKEYED, Target(1, 3, 0, 3))], FORMATS[format], copied=copied
+        [(TABLE, Target(0, 3, 1, 2)), (UNKEYED, Target(1, 3, 0, 3)), (CHOSEN, Target(2, 3, 1, 2))],
+        FORMATS[format],
+        copied=copied,
     )
     for format in FORMATS
     for copied in (True, False)
@@ -315,7 +318,7 @@ def scratch_of(programs: Programs) -> Guarded:
 
 
 @settings(max_examples=examples(60))
-@given(st.data(), st.sampled_from(list(FORMATS)), st.sampled_from([0, 1]), outputs)
+@given(st.data(), st.sampled_from(list(FORMATS)), st.sampled_from([0, 1, 2]), outputs)
 def test_damaged_copy_rows_are_verdicts(data: st.DataObject, format: str, relation: int, size: int) -> None:
     programs = ALL[format, True]
     given_rows = [data.draw(damaged(w.copy_row(*data.draw(rows())))) for _ in range(data.draw(st.integers(1, 3)))]
@@ -361,7 +364,7 @@ def assert_one_form(programs: Programs, relation: int, row: bytes, largest: int)
 
 
 @settings(max_examples=15)
-@given(rows(), st.sampled_from(list(FORMATS)), st.sampled_from([0, 1]))
+@given(rows(), st.sampled_from(list(FORMATS)), st.sampled_from([0, 1, 2]))
 def test_a_row_is_whole_or_not_there_in_a_buffer_of_any_size(
     values: list[bytes | None], format: str, relation: int
 ) -> None:
@@ -419,7 +422,7 @@ def test_damaged_changes_are_verdicts(messages: list[bytes], format: str, data: 
     at = 0
     for row, message in zip(table, messages, strict=True):
         row["kind"], row["offset"], row["length"] = message[0], at, len(message)
-        row["relation"] = data.draw(st.integers(0, 1))
+        row["relation"] = data.draw(st.integers(0, 2))
         at += len(message)
     found = Guarded(3, layout.CONVERSION)
     wanted = kernels.find_conversions(source.view, table, programs.program, fields.view, found.view)
@@ -427,7 +430,7 @@ def test_damaged_changes_are_verdicts(messages: list[bytes], format: str, data: 
         row = table[change]
         assert row["offset"] <= position <= position + length <= row["offset"] + row["length"]
         assert 0 <= column < len(programs.program.columns)
-    affected = Guarded(2, "int64")
+    affected = Guarded(3, "int64")
     assert (
         0
         <= unchanged.find_unchanged(source.view, table, programs.program, fields.view, affected.view)[0]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import kernels
+from tests.support.partitions import murmur2
 
 
 # UtilsTest.testMurmur2, clients/src/test/java/org/apache/kafka/common/utils/UtilsTest.java
@@ -27,20 +28,7 @@ def test_keys_hash_as_with_javas_clients(key: bytes, java: int) -> None:
     assert kernels.murmur2(np.frombuffer(key, dtype=np.uint8).copy(), 0, len(key)) == java & 0x7FFFFFFF
 
 
-def _murmur2(data: bytes) -> int:
-    m, h = 0x5BD1E995, 0x9747B28C ^ len(data)
-    whole = len(data) // 4 * 4
-    for i in range(0, whole, 4):
-        k = int.from_bytes(data[i : i + 4], "little") * m & 0xFFFFFFFF
-        k = (k ^ (k >> 24)) * m & 0xFFFFFFFF
-        h = (h * m & 0xFFFFFFFF) ^ k
-    if rest := data[whole:]:
-        h = (h ^ int.from_bytes(rest, "little")) * m & 0xFFFFFFFF
-    h = (h ^ (h >> 13)) * m & 0xFFFFFFFF
-    return (h ^ (h >> 15)) & 0x7FFFFFFF
-
-
 @given(st.binary(max_size=70), st.binary(max_size=5))
 def test_any_key_hashes_as_the_readable_hash_wherever_it_lies(key: bytes, before: bytes) -> None:
     data = np.frombuffer(before + key + b"x", dtype=np.uint8).copy()
-    assert kernels.murmur2(data, len(before), len(key)) == _murmur2(key)
+    assert kernels.murmur2(data, len(before), len(key)) == murmur2(key)

@@ -96,6 +96,44 @@ def test_what_sinks_take_for_another_time_is_said_of_avro_in_an_envelope() -> No
     assert said_of == [True, False, False]
 
 
+_ROUTED = {
+    "topic.prefix": "shop",
+    "transforms": "route",
+    "transforms.route.type": "io.debezium.transforms.partitions.PartitionRouting",
+    "transforms.route.partition.payload.fields": "change.customer,change.region",
+    "transforms.route.partition.topic.num": "12",
+    "transforms.route.predicate": "some",
+    "predicates": "some",
+    "predicates.some.type": "org.apache.kafka.connect.transforms.predicates.TopicNameMatches",
+    "predicates.some.pattern": r"shop\.public\.(orders|sales.*)",
+}
+
+
+def test_the_columns_that_choose_partitions_are_taken_over() -> None:
+    found = imported(CLASS | _ROUTED)
+    options = Description.of(found.description).source.table_options
+    for table in ("public.orders", "public.sales*"):
+        assert (options[table].partition_by, options[table].partitions) == (("customer", "region"), 12)
+    assert "another one" in said(found)["transforms.route"] and "transforms" not in said(found)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"predicates.some.pattern": "shop.*"},
+        {"predicates.some.pattern": "other[.]public[.]orders"},
+        {"predicates.some.type": "io.example.Another"},
+        {"transforms.route.predicate": "none"},
+        {"transforms.route.negate": "true"},
+        {"transforms.route.partition.payload.fields": "change.customer,source.db"},
+        {"transforms.route.partition.payload.fields": ""},
+    ],
+)
+def test_partitions_that_cannot_be_taken_over_are_said(given: dict[str, str]) -> None:
+    found = imported(CLASS | _ROUTED | given)
+    assert "partition_by" not in str(found.description) and "is not known" in said(found)["transforms.route"]
+
+
 def test_nothing_secret_is_written() -> None:
     secrets = {
         "database.password": "s3cret",

@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down check docs lint lint-code page page-test warm test test-unit test-integration test-system test-clusters test-long test-faults test-security test-mutants fuzz bench lock clean
+.PHONY: help setup demo up down check docs lint lint-code page page-test warm wheel test test-unit test-integration test-system test-clusters test-long test-faults test-security test-mutants fuzz bench lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -70,6 +70,17 @@ page-test: page warm ## the page's own tests, and a browser in a real Airflow (D
 
 warm: setup
 	@$(BIN)/python -m airflow_bottledwater.warm  # once, not in each of many processes at the same time
+
+# each Python needs code of its own, which its numba makes; PYTHONS names those beside that of the environment
+wheel: setup ## the wheel in dist/, with compiled code for this Python, and for PYTHONS="python3.12 python3.13"
+	@rm -rf dist airflow_bottledwater/prebuilt_code
+	@echo "Compiling the code that the wheel brings, for a minute or two for each Python ..."
+	@$(BIN)/python -m airflow_bottledwater.prebuild
+	@for python in $(PYTHONS); do \
+	  $(UV) venv --quiet --clear --python $$python .local/wheel && \
+	  VIRTUAL_ENV=.local/wheel $(UV) pip sync --quiet --require-hashes requirements/lock.txt && \
+	  .local/wheel/bin/python -m airflow_bottledwater.prebuild || exit 1; done
+	@$(UV) build --quiet --wheel
 
 test-unit: warm
 	@$(PYTEST) tests/unit -q -n 2 --dist worksteal

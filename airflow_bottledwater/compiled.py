@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from airflow_bottledwater import cache
+from airflow_bottledwater import cache, prebuilt
 from airflow_bottledwater.extras import explained
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,16 +55,20 @@ with explained():  # after the line above: numba reads the cache folder when it 
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
-    from numba.core.caching import FunctionCache
+    from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
+    from numba.core.ccallback import CFunc
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
     from numba.core.registry import CPUDispatcher, cpu_target
 
 # something else (a plugin of pytest) may have imported numba before this module
 numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+# while the sources are those that are imported: a package may be replaced while a process runs
+prebuilt.find()
 
 __all__ = [
     "allocating",
+    "callback",
     "callee",
     "compiled",
     "external",
@@ -83,20 +87,68 @@ log = logging.getLogger(__name__)
 #: of all functions; one that said nothing of ``forceinline`` would be inlined where its caller is
 _OPTIONS = {"nogil": True, "error_model": "numpy", "forceinline": False}
 _kept: list[ctypes.CDLL] = []
+#: where compiled code is written for wheels, instead of into the cache, and the parts of it; only ``prebuild`` sets it
+prebuilding: Path | None = None
+prebuilt_parts: list[str] = []
+
+
+class _Locator(UserProvidedCacheLocator):  # type: ignore[misc]
+    """In the cache folder, also if nothing can be written there: code may come with the wheel."""
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> Any:
+        return cls(py_func, py_file)
+
+
+class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = [_Locator]
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """numba's cache, except that a failed write (such as on a full disk) is logged instead of ending the job."""
+    """numba's cache, behind which is the code that the wheel brings. A failed write (such as on a full disk) is logged
+    instead of ending the job."""
 
+    _impl_class = _CacheImpl
     _told = False
 
+    def _load_overload(self, sig: Any, target_context: Any) -> Any:
+        if prebuilding:
+            return None
+        if os.environ["NUMBA_CACHE_DIR"] and (own := super()._load_overload(sig, target_context)) is not None:
+            return own
+        folder = prebuilt.find().folder
+        found = self._prebuilt(folder).load(self._prebuilt_key(sig, target_context.codegen())) if folder else None
+        return found and self._impl.rebuild(target_context, found)
+
+    def _prebuilt(self, folder: Path) -> Any:
+        """The file of this function's code in such a folder, whose manifest says whether it fits the sources."""
+        function = self._py_func
+        return IndexDataCacheFile(str(folder), f"{function.__module__}.{function.__qualname__}", source_stamp="")
+
+    def _prebuilt_key(self, sig: Any, codegen: Any) -> Any:
+        signature, _processor, function = self._index_key(sig, codegen)
+        return signature, function
+
     def save_overload(self, sig: Any, data: Any) -> None:
+        if prebuilding:
+            assert self._impl.check_cachable(data), self._name
+            self._prebuilt(prebuilding).save(self._prebuilt_key(sig, data.codegen), self._impl.reduce(data))
+            return
+        if not os.environ["NUMBA_CACHE_DIR"]:
+            return
         try:
             super().save_overload(sig, data)
         except OSError as error:
             if not _Cache._told:
                 log.warning("Compiled code cannot be kept, each start compiles anew: %s", error)
             _Cache._told = True
+
+
+class _Callback(CFunc):  # type: ignore[misc]
+    _pyfunc: Any
+
+    def enable_caching(self) -> None:
+        self._cache = _Cache(self._pyfunc)
 
 
 class _LinkedCode(JITCodeLibrary):  # type: ignore[misc]
@@ -147,7 +199,7 @@ def _callee(function: F, *, nrt: bool = False, inline: bool = False) -> F:
 
 def warm_up(part: str, *steps: Callable[[], None]) -> None:
     """Compile functions before they are needed, by calling them with nothing to do: this takes a second if they are in
-    the cache, and half a minute if not, which is logged at once.
+    the cache or came with the wheel, and half a minute if not, which is logged at once.
 
     One process at a time fills the cache, and the others load what it has written: numba numbers the cache files of a
     function's variants without a lock, so two processes that compile different variants at once could load each other's
@@ -166,10 +218,13 @@ def _filling_cache(part: str) -> Iterator[None]:
     folder, started = Path(os.environ["NUMBA_CACHE_DIR"]), time.monotonic()
     kept = bool(os.environ["NUMBA_CACHE_DIR"])
     done = folder / f"complete-{part}"
-    if kept and done.exists():
+    if prebuilding:
+        prebuilt_parts.append(part)
+    if prebuilding or (kept and done.exists()) or part in prebuilt.find().parts:
         yield
         return
     place = f"the next start finds it in {folder}" if kept else "each start does, as there is no writable folder for it"
+    place += f". Code from the wheel is not used: {prebuilt.find().why_not or 'it does not have this part'}"
     log.info("Compiling code for this machine (%s), up to a minute, or longer on a busy one; %s.", part, place)
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -190,9 +245,23 @@ def compiled(function: F) -> F:
     decrements at each call took two thirds of the time of a row. It cannot create arrays.
     """
     jitted = numba.njit(_nrt=False, **_OPTIONS)(function)
-    if os.environ["NUMBA_CACHE_DIR"]:
-        jitted._cache = _Cache(function)  # what enable_caching() does (numba/core/dispatcher.py)
+    jitted._cache = _Cache(function)  # what enable_caching() does (numba/core/dispatcher.py)
     return jitted  # type: ignore[no-any-return]
+
+
+def callback(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A function that a C library calls, kept on disk like :func:`compiled`; its ``address`` is what the library gets.
+
+    :param result: the numba type of the result; ``arguments`` are those of the parameters.
+    """
+
+    def made(function: Callable[..., Any]) -> Any:  # as numba.cfunc() does (numba/core/decorators.py)
+        callback = _Callback(function, (arguments, result), locals={}, options={"nopython": True})
+        callback.enable_caching()
+        callback.compile()
+        return callback
+
+    return made
 
 
 def callee(function: F) -> F:

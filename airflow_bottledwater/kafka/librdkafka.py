@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from airflow_bottledwater.compiled import callee, compiled, external, inlined, types
+from airflow_bottledwater.compiled import callback, callee, compiled, external, inlined, types
 from airflow_bottledwater.encoding.kernels.reading import i32
 from airflow_bottledwater.encoding.layout import Rows, int64s
 from airflow_bottledwater.encoding.wire import FLAG_REREAD, FLAG_XID_SHIFT, HEADER_XID
@@ -160,7 +160,7 @@ def _is_rejection(error):
     return error in REJECTIONS
 
 
-@numba.cfunc(types.void(types.intp, types.voidptr, types.voidptr), nopython=True, cache=True)
+@callback(types.void, types.intp, types.voidptr, types.voidptr)
 def _delivered(producer, message_address, counts_address):
     """A delivery report. What fails with a refused record (its partition's sequence, the transaction's end) must not
     hide it."""
@@ -179,7 +179,7 @@ def _delivered(producer, message_address, counts_address):
         counts.first_failed = message.private
 
 
-@numba.cfunc(types.void(types.intp, types.int32, types.intp, types.voidptr), nopython=True, cache=True)
+@callback(types.void, types.intp, types.int32, types.intp, types.voidptr)
 def _failed(producer, error, reason, counts_address):
     """Count refused logins, which the calls themselves only report as a time-out; called from rd_kafka_poll."""
     if error == _AUTHENTICATION:

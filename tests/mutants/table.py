@@ -1808,6 +1808,36 @@ MUTANTS = (
         "tests/unit/test_compiled.py::test_a_home_that_cannot_be_written_to_leaves_the_temporary_folder",
     ),
     Mutant(
+        "compiled code of a wheel is not used with other sources",
+        "prebuilt._difference",
+        swap("now[path] != hashed", "False"),
+        "tests/unit/test_prebuilt.py::test_code_is_never_used_with_other_sources",
+    ),
+    Mutant(
+        "compiled code of a wheel is not used with other versions",
+        "prebuilt._difference",
+        swap("manifest.versions.get(name) != here[name]", "False"),
+        "tests/unit/test_prebuilt.py::test_code_is_not_used_with_other_versions",
+    ),
+    Mutant(
+        "compiled code of a wheel is not used by a processor that cannot run it",
+        "prebuilt.lacking",
+        swap("not features.get(feature)", "False"),
+        "tests/unit/test_prebuilt.py::test_the_best_code_for_the_processor_is_taken",
+    ),
+    Mutant(
+        "a manifest has the hash of each module that compiled code can come from",
+        "prebuilt._is_ours",
+        swap('f"{module}.".startswith(f"{__package__}.")', "module == __package__"),
+        "tests/unit/test_prebuilt.py::test_all_modules_that_were_imported_are_compared",
+    ),
+    Mutant(
+        "a new host does not compile what the wheel brings",
+        "_Cache._load_overload",
+        swap("found and self._impl.rebuild(target_context, found)", "None"),
+        "tests/unit/test_prebuilt.py::test_a_new_host_finds_the_code_and_need_not_compile",
+    ),
+    Mutant(
         "changes are received while the consumer is away",
         "ReplicationStream._is_due",
         swap("time.monotonic() - self._left < _AWAY", "True"),

@@ -68,6 +68,8 @@ ROOMS: list[tuple[set[str], list[str]]] = [
             "verify/*.py",
             "publish/*.py",
             "compiled.py",
+            "prebuild.py",
+            "prebuilt.py",
             "warm.py",
         ],
     ),

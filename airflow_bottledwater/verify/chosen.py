@@ -5,7 +5,7 @@ publish have no part in it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import fastavro
 import numpy as np
@@ -20,9 +20,9 @@ from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.topic_reader import RecordBlock
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.formats import Format
-from airflow_bottledwater.verify import protobuf, records
-from airflow_bottledwater.verify.messages import _PAYLOAD, _json_end, _member, schema_ids
-from airflow_bottledwater.verify.skip import Nodes, skipped
+from airflow_bottledwater.verify import records
+from airflow_bottledwater.verify.messages import _PAYLOAD, _json_end, _member, _written, schema_ids
+from airflow_bottledwater.verify.skip import Nodes, skipped, varint
 from airflow_bottledwater.verify.values import Schemas
 
 #: for each record of a block, the partition that it belongs to, of so many. A key that is none of the table's is taken
@@ -184,38 +184,44 @@ class _Fields:
 
 # ---------------------------------------------------------------------- Protocol Buffers
 @compiled
-def _by_texts(texts, ends, which, count, out):
-    for n in range(which.size):
-        start = ends[n - 1] if n > 0 else 0
-        address = texts.ctypes.data + start
-        out[which[n]] = rd.msg_partitioner_murmur2(0, address, ends[n] - start, np.int32(count), 0, 0)
+def _by_tags(messages, numbers, places, room, count, out):
+    """Replace the partitions of the records whose keys have all fields with some numbers.
+
+    :param places: room for where each of them begins and ends, with its tag.
+    """
+    data, text = room[0], room[1]
+    for i in range(messages.size):
+        size, at, found = np.int64(messages[i].key_len), np.int64(_FRAME), 0
+        memcpy(data.ctypes.data, np.int64(messages[i].key), size)
+        while 0 <= at < size:
+            begin = at
+            tag, at = varint(data, at, size)
+            if at >= 0:
+                _, at, _ = _written(data, at, size, np.int64(tag))
+            for n in range(numbers.size if at >= 0 else 0):
+                if np.int64(tag) >> 3 == numbers[n]:
+                    places[n, 0], places[n, 1] = begin, at
+                    found += 1
+        if at == size and found == numbers.size:
+            length = np.int64(0)
+            for n in range(numbers.size):
+                length = _copy(data, places[n, 0], places[n, 1], text, length)
+            out[i] = rd.msg_partitioner_murmur2(0, text.ctypes.data, length, np.int32(count), 0, 0)
 
 
 class _Tagged:
-    """Of keys in Protocol Buffers, whose records the verification decodes in Python.
+    """Of keys in Protocol Buffers.
 
     :param chosen: the names of fields.
     """
 
     def __init__(self, chosen: Sequence[str]) -> None:
-        self._numbers = [number(name) for name in chosen]
+        self._numbers = np.array([number(name) for name in chosen], dtype=np.int64)
 
     def __call__(self, block: RecordBlock, count: int) -> npt.NDArray[np.int64]:
-        out, found = records.partitions(block, count), [*self._pieces(block)]
-        if found:
-            texts = np.frombuffer(bytearray(b"".join(text for _, text in found)), dtype=np.uint8)
-            ends = np.cumsum([len(text) for _, text in found], dtype=np.int64)
-            _by_texts(texts, ends, np.array([i for i, _ in found], dtype=np.int64), count, out)
+        out, places = records.partitions(block, count), np.zeros((len(self._numbers), 2), dtype=np.int64)
+        _by_tags(block.messages, self._numbers, places, _room(block), count, out)
         return out
-
-    def _pieces(self, block: RecordBlock) -> Iterator[tuple[int, bytes]]:
-        """The records whose keys have all fields, each with these fields' bytes."""
-        for i in range(len(block)):
-            try:
-                fields = dict(protobuf.pieces((block.key(i) or b"")[_FRAME:]))
-                yield i, b"".join(fields[each] for each in self._numbers)
-            except (ValueError, KeyError):
-                continue
 
 
 def warm_up() -> None:
@@ -227,5 +233,4 @@ def _choose_nothing() -> None:
     nothing = RecordBlock(np.zeros(0, dtype=rd.MESSAGE), np.zeros(0, dtype=np.int64))
     _Members(["a"], 0, True)(nothing, 1)
     _Fields(["a"], lambda _: None)(nothing, 1)
-    byte, place = np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    _by_texts(byte, place, place, 1, place)
+    _Tagged(["a"])(nothing, 1)

@@ -19,7 +19,7 @@ def decode(message: ProtobufMessage, data: bytes) -> dict[str, Any]:
     :raises ValueError: the bytes are none of this message.
     """
     found = {each.name: _ABSENT.get(each.label, []) for each in message.fields.values()}
-    for number, written, value, _ in _values(data):
+    for number, written, value in _values(data):
         if (of := message.fields.get(number)) is None:
             raise ValueError(f"it has a field {number}, which its schema does not have")
         if of.label == "repeated":
@@ -29,15 +29,15 @@ def decode(message: ProtobufMessage, data: bytes) -> dict[str, Any]:
     return found
 
 
-def _values(data: bytes) -> Iterator[tuple[int, int, Any, int]]:
-    """Number of the field, how it is written, value or bytes, and where it ends."""
+def _values(data: bytes) -> Iterator[tuple[int, int, Any]]:
+    """Number of the field, how it is written, and value or bytes."""
     at = 0
     while at < len(data):
         head, at = _number(data, at)
         written, size = head & 7, 0
         if written == VARINT:
             value, at = _number(data, at)
-            yield head >> 3, written, value, at
+            yield head >> 3, written, value
             continue
         if written == LENGTH:
             size, at = _number(data, at)
@@ -47,19 +47,8 @@ def _values(data: bytes) -> Iterator[tuple[int, int, Any, int]]:
             raise ValueError(f"a field is written in a way that there is not ({written})")
         if at + size > len(data):
             raise ValueError("it ends inside of a value")
+        yield head >> 3, written, data[at : at + size]
         at += size
-        yield head >> 3, written, data[at - size : at], at
-
-
-def pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The number of each field of a message, and the field's bytes as they are in it.
-
-    :raises ValueError: they are no message.
-    """
-    begin = 0
-    for number, _, _, end in _values(data):
-        yield number, data[begin:end]
-        begin = end
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

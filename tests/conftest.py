@@ -10,15 +10,13 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support.shared import Servers
-
 # the helpers' own asserts say what they compared, too
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = ["tests.support.fixtures", "tests.support.clusters.fixtures"]
 
 #: seconds of tests from which on the summary says which files take longest
 _LONG = 300
-_SERVERS = pytest.StashKey[Servers]()
+_SERVERS = pytest.StashKey[Any]()
 
 # a first call compiles for seconds, and a shared machine is slow now and then: neither is a fault of the code
 hypothesis.settings.register_profile(
@@ -43,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Each process of pytest-xdist knows where to ask for the servers that all have together."""
+    from tests.support.shared import Servers  # when its asserts can be rewritten
+
     config = node.config
     if _SERVERS not in config.stash:
         config.stash[_SERVERS] = Servers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from airflow_bottledwater.encoding import names, types
+from airflow_bottledwater.encoding import names, types, wire
 from airflow_bottledwater.errors import SchemaRefused
 from airflow_bottledwater.model.relation import Column, SourceTable
 
@@ -120,13 +120,25 @@ _CONNECT = {
     "local-timestamp-micros": "io.debezium.time.MicroTimestamp",
     "uuid": "io.debezium.data.Uuid",
 }
+#: the names that Debezium has for texts of the same form, by opcode
+NAMED_TEXTS = {
+    wire.OP_TIMESTAMPTZ: "io.debezium.time.ZonedTimestamp",
+    wire.OP_TIMETZ: "io.debezium.time.ZonedTime",
+    wire.OP_INTERVAL: "io.debezium.time.Interval",
+    wire.OP_UUID: "io.debezium.data.Uuid",
+}
 
 
 def _kind(column: Column, record: names.Record) -> Any:
     """The schema of a column's values; with the names that Kafka Connect takes for its own where there is an
     envelope."""
-    found = types.mapping(column.type).avro(column.type)
-    return _for_connect(found) if record.envelope else found
+    mapping = types.mapping(column.type)
+    found = mapping.avro(column.type)
+    if not record.envelope:
+        return found
+    if mapping.opcode == wire.OP_ISO and (name := NAMED_TEXTS.get(mapping.argument(column.type))):
+        return {"type": found, "connect.version": 1, "connect.name": name}
+    return _for_connect(found)
 
 
 def _for_connect(schema: Any) -> Any:

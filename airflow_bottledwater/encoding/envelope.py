@@ -53,13 +53,6 @@ _CONNECT = {
     **dict.fromkeys((wire.OP_FLOAT8, wire.OP_DOUBLE), "double"),
     wire.OP_BYTEA: "bytes",
 }
-#: the names that Debezium has for texts of the same form
-_NAMED_BY_OPCODE = {
-    wire.OP_TIMESTAMPTZ: "io.debezium.time.ZonedTimestamp",
-    wire.OP_TIMETZ: "io.debezium.time.ZonedTime",
-    wire.OP_INTERVAL: "io.debezium.time.Interval",
-    wire.OP_UUID: "io.debezium.data.Uuid",
-}
 _NAMED_BY_TYPE = {114: "io.debezium.data.Json", 3802: "io.debezium.data.Json", 142: "io.debezium.data.Xml"}
 
 
@@ -278,7 +271,7 @@ def _connect(column: ColumnType) -> dict[str, Any]:
         return {"type": "array", "items": {"type": "float", "optional": False}}
     if opcode == wire.OP_NUMERIC_TEXT and mapping.argument(column):
         return {"type": "double"}
-    name = _NAMED_BY_OPCODE.get(opcode)
+    name = avro.NAMED_TEXTS.get(opcode)
     if opcode in (wire.OP_TEXT, wire.OP_JSONB) and column.form != HASHED:
         name = _NAMED_BY_TYPE.get(column.base_oid)
     kind = _CONNECT.get(opcode, "string")

@@ -139,11 +139,15 @@ class TableMapping:
         :param schema: the table's; ``name`` likewise.
         """
         options = self.options(schema, name)
-        forms = options.temporal if "temporal" in self.format.offers else {}
+        several = "temporal" in self.format.offers
+        forms = options.temporal if several else {}
+        as_debezium = several and self.envelope is not None
         return tuple(
             replace(
                 column,
-                type=column.type.with_temporal(rule_of(forms, column.name) or self.forms.temporal),
+                type=column.type.with_temporal(
+                    rule_of(forms, column.name) or self.forms.temporal, as_debezium=as_debezium
+                ),
                 renamed=options.rename.get(column.name, ""),
             )
             for column in self.masked(schema, name, columns)

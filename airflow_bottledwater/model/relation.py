@@ -8,6 +8,10 @@ from typing import Any
 
 #: date, time, timestamp, timestamp with time zone, interval, time with time zone (src/include/catalog/pg_type.dat)
 TEMPORAL = frozenset({1082, 1083, 1114, 1184, 1186, 1266})
+#: of these, ``timestamptz``, ``interval`` and ``timetz``, which Debezium's connector publishes as texts
+#: (https://debezium.io/documentation/reference/3.7/connectors/postgresql.html#postgresql-basic-types; intervals with
+#: ``interval.handling.mode=string``)
+TEXTS_OF_DEBEZIUM = frozenset({1184, 1186, 1266})
 #: the form of a column whose values are published as hashes, which are texts
 HASHED = "hash"
 
@@ -63,16 +67,22 @@ class ColumnType:
         inside = [*([self.element] if self.element else []), *(attribute.type for attribute in self.attributes)]
         return self.base_oid in TEMPORAL or any(each.temporal for each in inside)
 
-    def with_temporal(self, form: str) -> ColumnType:
+    def with_temporal(self, form: str, *, as_debezium: bool = False) -> ColumnType:
         """The type with a form of dates and times, also of those inside of it; see
-        :class:`~airflow_bottledwater.model.forms.TypeOptions`."""
+        :class:`~airflow_bottledwater.model.forms.TypeOptions`.
+
+        :param as_debezium: whether those are texts by default that Debezium's connector publishes as texts.
+        """
         if not self.temporal:
             return self
+        default = "text" if as_debezium and self.base_oid in TEXTS_OF_DEBEZIUM else ""
         return replace(
             self,
-            form=self.form if self.base_oid not in TEMPORAL else "" if form == "logical" else form,
-            element=self.element and self.element.with_temporal(form),
-            attributes=tuple(replace(each, type=each.type.with_temporal(form)) for each in self.attributes),
+            form=self.form if self.base_oid not in TEMPORAL else default if form == "logical" else form,
+            element=self.element and self.element.with_temporal(form, as_debezium=as_debezium),
+            attributes=tuple(
+                replace(each, type=each.type.with_temporal(form, as_debezium=as_debezium)) for each in self.attributes
+            ),
         )
 
 

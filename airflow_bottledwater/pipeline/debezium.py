@@ -108,7 +108,8 @@ _SAID = {
     "message.prefix.include.list": "Logical messages are published if kafka.messages names topics for their prefixes.",
     "message.prefix.exclude.list": "Logical messages are published if kafka.messages names topics for their prefixes.",
     "hstore.handling.mode": "hstore is a map in Avro, and an object in JSON.",
-    "interval.handling.mode": "An interval is a record of months, days and microseconds in Avro, and ISO 8601 in JSON.",
+    "interval.handling.mode": "An interval is ISO 8601 text (handling mode string); without an envelope, in Avro, a "
+    "record of months, days and microseconds.",
     "money.fraction.digits": "money has as many decimal places as the server's lc_monetary gives it.",
     "notification.enabled.channels": "What a pipeline does is in its status, its metrics and its page in Airflow.",
     "incremental.snapshot.chunk.size": "A live snapshot chooses the size of its chunks itself.",
@@ -362,13 +363,6 @@ class _Import:
                 self._say("value.converter.schemas.enable", "Only envelopes have their schema in each record.")
             elif with_schema:
                 self._put("kafka.envelope_schema", True)
-        if "format" not in self.made["kafka"] and not flat:
-            self._say(
-                "",
-                "In Avro, a timestamp with time zone and an interval have other forms than Debezium's: its JDBC sink "
-                "may write another time, and refuses the interval. Let temporal of source.table_options make them "
-                "texts (docs/debezium.md).",
-            )
         if any("basic.auth" in name or "ssl" in name for name in self.given if name.startswith("value.converter.")):
             self._say(
                 "value.converter.schema.registry", "Credentials belong into Airflow's connection, and are not here."

@@ -701,7 +701,7 @@ MUTANTS = (
     Mutant(
         "dates inside of other types have the chosen form, too",
         "ColumnType.with_temporal",
-        swap("each.type.with_temporal(form)", "each.type"),
+        swap("each.type.with_temporal(form, as_debezium=as_debezium)", "each.type"),
         f"{_MAPPING}::test_columns_have_the_forms_of_dates_that_their_options_choose",
     ),
     Mutant(
@@ -4460,10 +4460,10 @@ MUTANTS = (
         "tests/unit/plugin/test_app.py::test_who_may_not_trigger_the_dag_sees_why_and_no_conf",
     ),
     Mutant(
-        "of Avro in an envelope it is said which types sinks take for others",
-        "_Import._format",
-        never('"format" not in self.made["kafka"] and not flat'),
-        "tests/unit/pipeline/test_debezium.py::test_what_sinks_take_for_another_time_is_said_of_avro_in_an_envelope",
+        "in an envelope, Avro has those times as texts that Debezium has as texts",
+        "TableMapping.published",
+        swap("self.envelope is not None", "self.envelope is None"),
+        "tests/unit/encoding/test_mapping.py::test_times_with_a_zone_are_texts_in_debeziums_envelope",
     ),
     Mutant(
         "what is to be done is said on the page by the buttons that do it",

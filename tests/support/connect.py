@@ -64,15 +64,12 @@ class ConnectWorker(ServerProcess):
         except OSError:
             return False
 
-    def check(self, *others: str) -> None:
-        """Fail if a connector or one of its tasks has failed, but for others."""
-        for name in self.connectors.keys() - {*others}:
-            assert not (failure := self.failure(name)), f"{name}: {failure}"
-
-    def failure(self, name: str) -> str:
-        """Why a connector or one of its tasks has failed; empty if none has."""
-        status = self._asked(f"/connectors/{name}/status")
-        return "".join(each["trace"] for each in (status["connector"], *status["tasks"]) if each["state"] == "FAILED")
+    def check(self) -> None:
+        """Fail if a connector or one of its tasks has failed."""
+        for name in self.connectors:
+            status = self._asked(f"/connectors/{name}/status")
+            for each in (status["connector"], *status["tasks"]):
+                assert each["state"] != "FAILED", f"{name}: {each['trace']}"
 
     def _asked(self, path: str) -> Any:
         with ports.open_url(f"http://{ports.HOST}:{self.port}{path}") as answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -208,14 +209,15 @@ def test_json_has_its_schema_in_front_if_asked() -> None:
 
 
 def test_the_names_in_avro_are_those_of_debezium() -> None:
-    made = json.loads(envelope_schema(_TABLE, _RECORD))
+    columns = tuple(replace(each, type=each.type.with_temporal("logical", as_debezium=True)) for each in _COLUMNS)
+    made = json.loads(envelope_schema(replace(_TABLE, columns=columns), _RECORD))
     assert (made["namespace"], made["name"]) == (_TOPIC, "Envelope")
     assert made["fields"][0]["type"][1]["name"] == "Value"
     assert made["fields"][2]["type"]["namespace"] == "io.debezium.connector.postgresql"
     key = json.loads(avro.key_schema(_TABLE, _RECORD))
     assert (key["namespace"], key["name"]) == (_TOPIC, "Key")
     at = made["fields"][0]["type"][1]["fields"][2]["type"][1]
-    assert at["connect.name"] == "io.debezium.time.MicroTimestamp"
+    assert at == {"type": "string", "connect.version": 1, "connect.name": "io.debezium.time.ZonedTimestamp"}
 
 
 @pytest.mark.parametrize("format", ["avro", "json"])

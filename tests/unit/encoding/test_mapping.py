@@ -132,6 +132,15 @@ def test_a_column_that_is_hashed_is_a_text_and_names_its_key() -> None:
     assert mapping(rules).published("sales", "others", [Column("id", INT)])[0].mask == ""
 
 
+@pytest.mark.parametrize(("envelope", "zoned"), [("none", ""), ("debezium", "text")])
+def test_times_with_a_zone_are_texts_in_debeziums_envelope(envelope: str, zoned: str) -> None:
+    names = {"at": 1184, "span": 1186, "clock": 1266, "local": 1114, "day": 1082, "number": 1184}
+    columns = [Column(name, ColumnType(oid, -1, oid, -1, "b", name)) for name, oid in names.items()]
+    found = mapping({"sales.orders": {"temporal": {"number": "plain"}}}, envelope=envelope)
+    forms = {column.name: column.type.form for column in found.published("sales", "orders", columns)}
+    assert forms == {**dict.fromkeys(("at", "span", "clock"), zoned), "local": "", "day": "", "number": "plain"}
+
+
 def test_a_topic_is_a_name_or_a_template_behind_the_prefix() -> None:
     rules = {"sales.*": {"topic": "{schema}-{table}"}, "sales.orders": {"topic": "o"}}
     found = mapping(rules, topic_prefix="shop")

@@ -88,14 +88,6 @@ def test_a_converter_with_a_registry_becomes_a_format_with_one(converter: str, f
     assert made.kafka.registry == "shop_cdc_registry"
 
 
-def test_what_sinks_take_for_another_time_is_said_of_avro_in_an_envelope() -> None:
-    flat = {"transforms": "flat", "transforms.flat.type": "io.debezium.transforms.ExtractNewRecordState"}
-    protobuf = {"value.converter": "io.confluent.connect.protobuf.ProtobufConverter"}
-    said_of = [any("timestamp with time zone" in what for _, what in imported(SHOP | more).differences)
-               for more in ({}, flat, protobuf)]  # fmt: skip
-    assert said_of == [True, False, False]
-
-
 _ROUTED = {
     "topic.prefix": "shop",
     "transforms": "route",

@@ -47,7 +47,7 @@ def partitioner(
     if not chosen:
         return records.partitions
     if format.as_json or schemas is None:
-        return _Members(chosen, _ID if format.uses_registry else 0, bool(envelope and envelope.with_schema))
+        return _ByMembers(chosen, _ID if format.uses_registry else 0, bool(envelope and envelope.with_schema))
     mangled = [names.mangle(each) for each in chosen]
     return _Tagged(mangled) if format.as_protobuf else _Fields(mangled, schemas)
 
@@ -93,7 +93,7 @@ def _by_members(messages, heads, ends, frame, with_schema, room, count, out):
             out[i] = rd.msg_partitioner_murmur2(0, text.ctypes.data, length + 1, np.int32(count), 0, 0)
 
 
-class _Members:
+class _ByMembers:
     """Of keys in JSON.
 
     :param frame: bytes in front of each key.
@@ -193,6 +193,7 @@ def _by_tags(messages, numbers, places, room, count, out):
     for i in range(messages.size):
         size, at, found = np.int64(messages[i].key_len), np.int64(_FRAME), 0
         memcpy(data.ctypes.data, np.int64(messages[i].key), size)
+        places[:, 0] = -1
         while 0 <= at < size:
             begin = at
             tag, at = varint(data, at, size)
@@ -200,8 +201,8 @@ def _by_tags(messages, numbers, places, room, count, out):
                 _, at, _ = _written(data, at, size, np.int64(tag))
             for n in range(numbers.size if at >= 0 else 0):
                 if np.int64(tag) >> 3 == numbers[n]:
+                    found += 1 if places[n, 0] < 0 else 0  # one of a damaged key may come several times
                     places[n, 0], places[n, 1] = begin, at
-                    found += 1
         if at == size and found == numbers.size:
             length = np.int64(0)
             for n in range(numbers.size):
@@ -231,6 +232,6 @@ def warm_up() -> None:
 
 def _choose_nothing() -> None:
     nothing = RecordBlock(np.zeros(0, dtype=rd.MESSAGE), np.zeros(0, dtype=np.int64))
-    _Members(["a"], 0, True)(nothing, 1)
+    _ByMembers(["a"], 0, True)(nothing, 1)
     _Fields(["a"], lambda _: None)(nothing, 1)
     _Tagged(["a"])(nothing, 1)

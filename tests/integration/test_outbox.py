@@ -239,6 +239,7 @@ def test_a_row_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow) ->
     assert "belongs to pipeline" in _problems(flow)
     mine = flow.topic("outbox.order")
     assert owners(control_topic.read(flow.pipeline.kafka), mine) == [flow.name]
+    assert flow.name not in owners(control_topic.read(flow.pipeline.kafka), flow.topic("outbox.theirs"))
     drop(flow.pipeline, when="always")
     assert not owners(control_topic.read(flow.pipeline.kafka), mine)
     drop(other.pipeline, when="always")

@@ -256,10 +256,10 @@ def test_a_job_that_is_killed_at_random_moments(
 
 
 def test_a_stream_survives_the_death_of_its_servers(
-    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, own_kafka: KafkaBroker, draw: Draw, seed: int
+    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, draw: Draw, seed: int
 ) -> None:
     dice = random.Random(seed)
-    flow = make_flow(tables=TABLES, broker=own_kafka)
+    flow = make_flow(tables=TABLES)
     make_tables(flow, TABLES, 1000)
     draw(flow, seed, TABLES)
     flow.create()
@@ -276,9 +276,9 @@ def test_a_stream_survives_the_death_of_its_servers(
         postgres.start()
 
     def kill_the_broker() -> None:
-        own_kafka.kill()
+        kafka.kill()
         time.sleep(dice.uniform(0.0, 2.0))
-        own_kafka.start()
+        kafka.start()
 
     faults = [end_the_walsender, crash_postgres, kill_the_broker, end_the_walsender]
     dice.shuffle(faults)
@@ -312,9 +312,9 @@ def _more(reader: LiveReader) -> None:
     "fault", ["holder", *(pytest.param(f, marks=pytest.mark.long) for f in ("postgres", "broker"))]
 )
 def test_a_snapshot_that_lost_its_servers_is_resumed(
-    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, own_kafka: KafkaBroker, fault: str, seed: int
+    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, fault: str, seed: int
 ) -> None:
-    flow = make_flow(tables=TABLES, broker=own_kafka)
+    flow = make_flow(tables=TABLES)
     make_tables(flow, TABLES, ROWS)
     flow.create()
     with _writers(flow, seed):
@@ -330,8 +330,8 @@ def test_a_snapshot_that_lost_its_servers_is_resumed(
             postgres.stop("immediate")
             postgres.start()
         else:
-            own_kafka.kill()
-            own_kafka.start()
+            kafka.kill()
+            kafka.start()
         job.resume()
         code = job.wait(120)
         if fault == "broker":

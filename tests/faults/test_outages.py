@@ -185,9 +185,9 @@ def test_a_transaction_that_hangs_in_another_pipeline_delays_nobody(
 
 @pytest.mark.long
 def test_a_registry_that_is_away_while_the_columns_change_is_waited_out(
-    make_flow: MakeFlow, own_kafka: KafkaBroker, own_registry: SchemaRegistry, seed: int
+    make_flow: MakeFlow, kafka: KafkaBroker, own_registry: SchemaRegistry, seed: int
 ) -> None:
-    flow = make_flow(own_registry, tables=TABLES, broker=own_kafka)
+    flow = make_flow(own_registry, tables=TABLES)
     make_tables(flow, TABLES, 300)
     draw_options(seed, flow, TABLES)
     flow.create()
@@ -195,11 +195,11 @@ def test_a_registry_that_is_away_while_the_columns_change_is_waited_out(
     with flow.streaming() as errors:
         flow.published(update("a", 0, 50), update("b", 0, 50))
         own_registry.kill()
-        own_kafka.kill()
+        kafka.kill()
         flow.execute(*(f"ALTER TABLE {table} ADD COLUMN extra text DEFAULT 'new'" for table in TABLES))
         flow.execute(*(update(table, 20, 100) for table in TABLES))
         time.sleep(2)
-        own_kafka.start()
+        kafka.start()
         own_registry.start()
         flow.published(update("a", 0, 20), update("b", 0, 20))
     assert not errors
@@ -212,21 +212,21 @@ def test_a_registry_that_is_away_while_the_columns_change_is_waited_out(
 
 # ---------------------------------------------------------------------- the source
 def test_postgres_shuts_down_in_seconds_while_the_broker_is_away(
-    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, own_kafka: KafkaBroker, draw: Draw, seed: int
+    make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, draw: Draw, seed: int
 ) -> None:
-    flow = _ready(make_flow(tables=TABLES, broker=own_kafka, transaction_timeout=60.0), draw, seed)
+    flow = _ready(make_flow(tables=TABLES, transaction_timeout=60.0), draw, seed)
     flow.snapshot()
     with _writers(flow, seed):
         job = jobs.start(flow, "stream")
         _goes_on(flow, job)
-        own_kafka.pause()
+        kafka.pause()
         try:
             time.sleep(2)
             started = time.monotonic()
             postgres.stop("fast")
             took = time.monotonic() - started
         finally:
-            own_kafka.resume()
+            kafka.resume()
             postgres.start()
         assert took < 10, f"a fast shutdown took {took:.1f} s"
         _goes_on(flow, job)

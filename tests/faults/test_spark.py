@@ -192,12 +192,12 @@ def _epochs(flow: Flow) -> set[int]:
 
 
 def test_a_stream_whose_broker_dies_goes_on(
-    make_flow: MakeFlow, submitted: Submitted, draw: Draw, own_kafka: KafkaBroker
+    make_flow: MakeFlow, submitted: Submitted, draw: Draw, kafka: KafkaBroker
 ) -> None:
-    with _streaming(make_flow, submitted, draw, broker=own_kafka) as (_, reader, job):
-        own_kafka.kill()
+    with _streaming(make_flow, submitted, draw) as (_, reader, job):
+        kafka.kill()
         time.sleep(5.0)
-        own_kafka.start()
+        kafka.start()
         _more(reader, job)
         job.stop()
 

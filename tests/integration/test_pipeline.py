@@ -365,18 +365,18 @@ def test_an_idle_table_in_a_busy_database_does_not_retain_wal(make_flow: MakeFlo
     assert not errors
 
 
-def test_a_broker_that_is_away_for_a_while_is_waited_out(make_flow: MakeFlow, own_kafka: KafkaBroker) -> None:
-    flow = make_flow(broker=own_kafka, skip_snapshot=True, outage_timeout=120.0)
+def test_a_broker_that_is_away_for_a_while_is_waited_out(make_flow: MakeFlow, kafka: KafkaBroker) -> None:
+    flow = make_flow(skip_snapshot=True, outage_timeout=120.0)
     _fill(flow, "a", rows=1)
     flow.create()
     with flow.streaming() as errors:
         flow.streams()
         flow.execute("UPDATE a SET n = 1")
-        own_kafka.kill()
+        kafka.kill()
         flow.execute("UPDATE a SET n = 2")
         time.sleep(3)
         flow.execute("UPDATE a SET n = 3")
-        own_kafka.start()
+        kafka.start()
         until(lambda: status.report(flow.pipeline).counters["published"] >= 3, "all changes", failed=errors)
     assert not errors
     messages = flow.read("a")

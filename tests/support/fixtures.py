@@ -69,21 +69,14 @@ def database(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def shared_servers(request: pytest.FixtureRequest) -> str | None:
-    """Where the servers are asked for that all processes of this run share, see :mod:`tests.support.shared`."""
+    """Where the registry is asked for that all processes of this run share, see :mod:`tests.support.shared`."""
     return getattr(request.config, "workerinput", {}).get("servers")
 
 
 @pytest.fixture(scope="session")
-def kafka(shared_servers: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """A Kafka broker; nobody may stop it, since other processes use it, too."""
-    with shared.running(KafkaBroker, shared_servers, tmp_path_factory.mktemp("kafka")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """A Kafka broker that may be stopped, killed and paused."""
-    with KafkaBroker(tmp_path_factory.mktemp("own-kafka")) as server:
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A Kafka broker."""
+    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as server:
         yield server
 
 

@@ -148,18 +148,21 @@ class Readable:
     as far as it can be told.
 
     :param texts: of which values there may be hashes of keys, versions and large values, by the hashes.
+    :param enveloped: whether rows are in Debezium's envelope.
     """
 
     format: str
     rule: Table
     columns: Sequence[str]
     texts: Mapping[str, str] = field(default_factory=dict)
+    enveloped: bool = False
 
     @classmethod
     def of(cls, flow: Flow, table: str, texts: Mapping[str, str]) -> Readable:
         """That of a table in a pipeline."""
         rule = options_of(flow, table)
-        return cls(flow.pipeline.format, rule, [c for c in ("id", "version", *COLUMNS) if _publishes(rule, c)], texts)
+        columns = [c for c in ("id", "version", *COLUMNS) if _publishes(rule, c)]
+        return cls(flow.pipeline.format, rule, columns, texts, flow.pipeline.envelope == "debezium")
 
     def name(self, column: str) -> str:
         """The name of a column's field."""
@@ -186,7 +189,7 @@ class Readable:
             return masked.get(mask, lambda: hashed(text))()
         if column == "at":
             forms = [form for name, form in self.rule.temporal.items() if name in ("at", "a*")]
-            as_text = self.format != "avro" or "text" in forms
+            as_text = self.format != "avro" or "text" in forms or (self.enveloped and "plain" not in forms)
             return json_native(_TIMESTAMPTZ, text) if as_text else native(_TIMESTAMPTZ, text)
         return int(text) if column in ("id", "version", "n") else text
 

@@ -1,28 +1,28 @@
 """Servers that all processes of a run of pytest have together.
 
 Where pytest-xdist runs the tests, its controller starts a server when the first process asks for one, and stops it when
-the run has ended; a process that tests alone has servers of its own. PostgreSQL is not among them: to create a slot, it
-waits for all transactions of all databases, also those that a test holds open.
+the run has ended; a process that tests alone has servers of its own. Only the schema registry is shared. PostgreSQL
+waits for all transactions of all databases before it creates a slot, also for those that a test holds open; and each
+client of a Kafka reads what the jobs of all tests have written into the topic that pipelines share.
 """
 
 from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 from xmlrpc.client import ServerProxy
 from xmlrpc.server import SimpleXMLRPCServer
 
-from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.process import ServerProcess
 from airflow_bottledwater.local.registry import SchemaRegistry
 
 _Kind = TypeVar("_Kind", bound=ServerProcess)
-#: what can be shared, with the arguments of its class; one broker for five processes has the records of all of them
-_SHARED: dict[type[ServerProcess], Mapping[str, Any]] = {KafkaBroker: {"java_heap": "1g"}, SchemaRegistry: {}}
+#: what can be shared
+_SHARED: tuple[type[ServerProcess], ...] = (SchemaRegistry,)
 
 
 class Servers:
@@ -43,7 +43,7 @@ class Servers:
         """Called by one process after the other."""
         if name not in self._started:
             kind = next(kind for kind in _SHARED if kind.name == name)
-            self._started[name] = kind(Path(self._folder.name) / name, **_SHARED[kind]).start()
+            self._started[name] = kind(Path(self._folder.name) / name).start()
         return str(self._started[name].folder)
 
     def stop(self) -> None:

@@ -255,6 +255,9 @@ def test_a_renamed_table_keeps_its_columns_and_a_renamed_column_needs_new_keys(m
     flow.stream()
     flow.execute("ALTER TABLE orders RENAME TO sales", "UPDATE sales SET note = 'after' WHERE id < 100")
     flow.stream()
+    asked = flow.ask("sales")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
     assert check_partitions(flow, "orders", flow.read("orders")) > 250
     flow.execute("ALTER TABLE sales RENAME TO orders", "ALTER TABLE orders RENAME customer TO kunde")
     flow.execute("UPDATE orders SET note = 'kunde' WHERE id < 50")

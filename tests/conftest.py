@@ -16,7 +16,7 @@ pytest_plugins = ["tests.support.fixtures", "tests.support.clusters.fixtures"]
 
 #: seconds of tests from which on the summary says which files take longest
 _LONG = 300
-_SERVERS = pytest.StashKey[Any]()
+_REGISTRY = pytest.StashKey[Any]()
 
 # a first call compiles for seconds, and a shared machine is slow now and then: neither is a fault of the code
 hypothesis.settings.register_profile(
@@ -40,14 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Each process of pytest-xdist knows where to ask for the servers that all have together."""
-    from tests.support.shared import Servers  # when its asserts can be rewritten
+    """Each process of pytest-xdist knows where to ask for the registry that all have together."""
+    from tests.support.shared_registry import SharedRegistry  # when the helpers' asserts can be rewritten
 
     config = node.config
-    if _SERVERS not in config.stash:
-        config.stash[_SERVERS] = Servers()
-        config.add_cleanup(config.stash[_SERVERS].stop)
-    node.workerinput["servers"] = config.stash[_SERVERS].url
+    if _REGISTRY not in config.stash:
+        config.stash[_REGISTRY] = SharedRegistry()
+        config.add_cleanup(config.stash[_REGISTRY].stop)
+    node.workerinput["registry"] = config.stash[_REGISTRY].url
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -27,6 +27,7 @@ from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.verify import driver
 from tests.support.pipeline import logged
 from tests.support.topics import Flow, MakeFlow, limit_topic
+from tests.support.verifying import verify_beside_a_stream
 from tests.support.waiting import until
 
 SECRET = "Ma9ker"
@@ -53,10 +54,7 @@ def flow_settings() -> dict[str, Any]:
 def verified(flow: Flow) -> Verification:
     """Verify beside a stream, which must find no difference; of tables without a key it may be that it can find
     none."""
-    with flow.streaming() as errors:
-        flow.streams()
-        found = driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
-    assert not errors, errors
+    found = verify_beside_a_stream(flow)
     assert {each.table: each.verdict for each in found.tables if each.verdict != "equal"}.keys() <= {"public.visits"}
     assert not found.different, found
     return found

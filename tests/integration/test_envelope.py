@@ -16,9 +16,8 @@ from airflow_bottledwater.errors import SettingError, StateError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import preflight, redrive
-from airflow_bottledwater.state.verification import Verification
-from airflow_bottledwater.verify import driver
 from tests.support.topics import Flow, MakeFlow, limit_topic
+from tests.support.verifying import verify_beside_a_stream
 from tests.support.waiting import until
 
 SECRET = "Ma9ker"
@@ -93,15 +92,6 @@ def table_of(found: list[tuple[Any, Event | None]]) -> dict[Any, dict[str, Any]]
     return rows
 
 
-def verified(flow: Flow) -> Verification:
-    """Verify beside a stream."""
-    with flow.streaming() as errors:
-        flow.streams()
-        found = driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
-    assert not errors, errors
-    return found
-
-
 FORMS = ["json", pytest.param("schema", marks=pytest.mark.long), "avro"]
 
 
@@ -163,7 +153,7 @@ def test_a_pipeline_publishes_events_throughout(make_flow: MakeFlow, request: py
     orders = events(flow, "orders")
     assert table_of(orders).keys() == {json.dumps({"id": i}) for i in (1, 20, 4, 5, 6, 9)}
     assert {event["source"]["snapshot"] for _, event in orders if event} == {"true", "false", "incremental"}
-    found = verified(flow)
+    found = verify_beside_a_stream(flow)
     assert {each.table: each.verdict for each in found.tables if each.table != "public.visits"} == {
         "public.people": "equal", "public.orders": "equal"
     }, found  # fmt: skip
@@ -192,7 +182,7 @@ def test_a_difference_in_the_new_row_is_found_and_swept(
     surplus = keys[5].replace(b"6", b"7") if form != "avro" else keys[5][:-1] + bytes([14])
     producer.produce(topic, records[keys[5]], surplus, 0)
     assert not producer.flush(60)
-    found = verified(flow)
+    found = verify_beside_a_stream(flow)
     assert found.tables[0].counts == {"different": 1, "surplus": 1}
     with flow.streaming() as errors:
         flow.streams()
@@ -202,7 +192,7 @@ def test_a_difference_in_the_new_row_is_found_and_swept(
     gone = [event for key, event in events(flow, "orders") if key == {"id": 7}]
     assert [event and event["op"] for event in gone] == ["r", "d", None]
     assert gone[1] and {name: value for name, value in gone[1]["before"].items() if value is not None} == {"id": 7}
-    assert not verified(flow).different
+    assert not verify_beside_a_stream(flow).different
 
 
 def test_what_does_not_go_with_an_envelope_is_refused(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
@@ -245,4 +235,4 @@ def test_an_old_row_is_in_a_header_if_asked(make_flow: MakeFlow) -> None:
     two = {**one, "number": 2}
     assert [value for value, _ in found] == [one, two, None, {**two, "id": 5}, None]
     assert before == [None, one, two, None, {**two, "id": 5}]
-    assert not verified(flow).different
+    assert not verify_beside_a_stream(flow).different

@@ -19,9 +19,9 @@ from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision import redrive
 from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.state.verification import Verification
-from airflow_bottledwater.verify import driver
 from tests.integration.test_choose import SECRET, everything
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_topic
+from tests.support.verifying import verify_beside_a_stream
 from tests.support.waiting import until
 
 _LARGE = "(SELECT string_agg(md5(i::text || clock_timestamp()), '') FROM generate_series(1, 300) i)"
@@ -68,10 +68,7 @@ def flow_settings() -> dict[str, Any]:
 
 def _verified(flow: Flow) -> Verification:
     """Verify beside a stream: all topics are equal to their tables."""
-    with flow.streaming() as errors:
-        flow.streams()
-        found = driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
-    assert not errors, errors
+    found = verify_beside_a_stream(flow)
     assert {each.verdict for each in found.tables} == {"equal"}, found
     return found
 

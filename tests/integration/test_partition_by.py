@@ -12,12 +12,11 @@ from airflow_bottledwater.jobs import status
 from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.state.verification import Verification
-from airflow_bottledwater.verify import driver
 from tests.support.forms import decoders
 from tests.support.options import HASH_KEY
 from tests.support.partitions import check_partitions, key_bytes, murmur2
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, limit_topic, read_all
+from tests.support.verifying import verify_beside_a_stream
 from tests.support.waiting import until
 
 PARTITIONS = 7
@@ -78,14 +77,6 @@ _CHANGES = (
 )
 
 
-def _verified(flow: Flow) -> Verification:
-    with flow.streaming() as errors:
-        flow.streams()
-        found = driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
-    assert not errors, errors
-    return found
-
-
 def _read(flow: Flow, table: str) -> list[Message]:
     topic = flow.topic(table)
     return read_all(flow.kafka, [topic], decoders=decoders(flow.pipeline))[topic]
@@ -112,7 +103,7 @@ def test_the_columns_choose_the_partition_of_every_record(
     flow.execute("DELETE FROM orders WHERE id = 9", "UPDATE plain SET note = 'during' WHERE id > 150")
     flow.stream()
     assert [flow.reported(each).state for each in asked] == ["finished"] * 3
-    found = _verified(flow)
+    found = verify_beside_a_stream(flow)
     assert {each.verdict for each in found.tables} == {"equal"}, found
     for table in _OPTIONS:
         messages = _read(flow, table)
@@ -154,7 +145,7 @@ def test_a_sweep_removes_a_key_where_it_is_and_the_verification_knows_where_keys
     flow.damage("orders", key, {**key, "note": "surplus"}, partition=right)
     (of_key,) = [m.value for m in flow.read("orders") if m.key == {"id": 5, "customer": 5}]
     flow.damage("orders", {"id": 5, "customer": 5}, of_key, partition=(_place(flow, 5) + 1) % PARTITIONS)
-    (found,) = _verified(flow).tables
+    (found,) = verify_beside_a_stream(flow).tables
     assert {each.kind for each in found.differences} == {"surplus", "wrong partition"}, found
     asked = flow.ask("orders", sweep=True)
     flow.stream()
@@ -171,7 +162,7 @@ def test_a_new_snapshot_into_the_same_topics_sweeps_what_is_gone(make_flow: Make
     flow.execute("DELETE FROM orders WHERE id <= 50", "UPDATE orders SET note = 'new' WHERE id > 150")
     flow.create()
     flow.snapshot()
-    found = _verified(flow)
+    found = verify_beside_a_stream(flow)
     assert {each.verdict for each in found.tables} == {"equal"}, found
     assert check_partitions(flow, "orders", flow.read("orders")) > 300
 
@@ -197,7 +188,7 @@ def test_dead_letters_are_published_again_into_their_partition(
     messages = _read(flow, "orders")
     assert sum(bool(m.value) and len(m.value["note"] or "") == 30000 for m in messages) == 2
     check_partitions(flow, "orders", messages)
-    found = _verified(flow)
+    found = verify_beside_a_stream(flow)
     assert {each.verdict for each in found.tables} == {"equal"}, found
 
 
@@ -264,7 +255,7 @@ def test_a_renamed_table_keeps_its_columns_and_a_renamed_column_needs_new_keys(m
     accept(flow.pipeline, ["orders"])
     flow.change(table_options={"orders": {"partition_by": "kunde"}})
     flow.stream()
-    found = _verified(flow)
+    found = verify_beside_a_stream(flow)
     assert {each.verdict for each in found.tables} == {"equal"}, found
     rows = [m for m in flow.read("orders") if "kunde" in m.key]
     assert check_partitions(flow, "orders", rows) >= 200
@@ -286,6 +277,6 @@ def test_a_key_that_loses_a_column_sets_the_table_aside(make_flow: MakeFlow) -> 
         until(lambda: "chosen by column 'customer'" in told(), "it is told", failed=errors)
         flow.execute("ALTER TABLE orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (customer, id)")
         until(lambda: not told(), "nothing is wrong any more", failed=errors)
-    found = _verified(flow)
+    found = verify_beside_a_stream(flow)
     assert {each.verdict for each in found.tables} == {"equal"}, found
     check_partitions(flow, "orders", flow.read("orders"))

@@ -16,7 +16,7 @@ from airflow_bottledwater.errors import LocalServerError
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.local.registry import SchemaRegistry
-from tests.support import shared
+from tests.support import shared_registry
 from tests.support.forms import FORMS, Draw, draw_form
 from tests.support.pipeline import PASSWORD, Source, logged
 from tests.support.topics import Flow, MakeFlow
@@ -68,12 +68,6 @@ def database(postgres: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def shared_servers(request: pytest.FixtureRequest) -> str | None:
-    """Where the registry is asked for that all processes of this run share, see :mod:`tests.support.shared`."""
-    return getattr(request.config, "workerinput", {}).get("servers")
-
-
-@pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """A Kafka broker."""
     with KafkaBroker(tmp_path_factory.mktemp("kafka")) as server:
@@ -81,10 +75,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 @pytest.fixture(scope="session")
-def registry(shared_servers: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistry]:
+def registry(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistry]:
     """A schema registry; nobody may stop it, since other processes use it, too."""
-    with shared.running(SchemaRegistry, shared_servers, tmp_path_factory.mktemp("registry")) as server:
-        yield server
+    if url := getattr(request.config, "workerinput", {}).get("registry"):
+        yield shared_registry.started(url)
+    else:
+        with SchemaRegistry(tmp_path_factory.mktemp("registry")) as server:
+            yield server
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,10 @@ Upto = dict[tuple[int, int], int]
 
 
 def only_key(table: SourceTable) -> SourceTable:
-    """The table with the columns of its key alone."""
-    return replace(table, columns=tuple(column for column in table.columns if column.name in table.key))
+    """The table with the columns of its key alone, for hashes of keys: nobody looks at partitions."""
+    return replace(
+        table, columns=tuple(column for column in table.columns if column.name in table.key), partition_by=()
+    )
 
 
 def bound(connection: Connection, table: SourceTable, after: tuple[str, ...], rows: int) -> tuple[str, ...] | None:
@@ -113,8 +115,7 @@ def key_hashes(block: MessageBlock, version: Version, mapping: TableMapping) -> 
     :param block: rows of :func:`keys_query`, with the hashes of what is published as such.
     :raises Refused: a key cannot be encoded.
     """
-    table = replace(only_key(version.table), partition_by=())  # nobody looks at the partitions
-    around = mapping.around(version.topic, table, "")
+    around = mapping.around(version.topic, table := only_key(version.table), "")
     target = Target(0, 1, version.key_schema, version.value_schema, around)
     programs = compile_programs([(table, target)], mapping.format, copied=True)
     hashes = []

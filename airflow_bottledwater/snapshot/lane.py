@@ -79,9 +79,8 @@ class _Lane:
     def __init__(self, pipeline: Settings, task: LaneTask, stopped: Callable[[], bool]) -> None:
         self._pipeline, self._task, self._stopped = pipeline, task, stopped
         memory.keep()
-        warm_up(
-            pipeline.table_options.values()
-        )  # compiling takes time, and must not happen while a transaction is open
+        # compiling takes time, and must not happen while a transaction is open
+        warm_up(pipeline.table_options.values())
         self._session = PublishSession(
             pipeline,
             task.job,

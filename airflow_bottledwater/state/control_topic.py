@@ -142,6 +142,12 @@ class ControlTopic:
             return found
 
     @classmethod
+    def used(cls, kafka: Mapping[str, str]) -> bool:
+        """Whether this process has a client for these properties."""
+        with cls._lock:
+            return _key(kafka) in cls._of
+
+    @classmethod
     def _forked(cls) -> None:
         """Make no use of the clients of the process that has forked this one: their threads are not here."""
         cls._of, cls._lock = {}, threading.RLock()
@@ -393,8 +399,12 @@ def read(kafka: Mapping[str, str]) -> RawRecords:
     :param kafka: properties of the client.
     :raises Outage: Kafka does not answer.
     """
-    with ControlTopic.of(kafka) as topic:
-        return topic.all(now=True)
+    from airflow_bottledwater.state.store import CONTROL_TOPIC, read_records
+
+    if ControlTopic.used(kafka):
+        with ControlTopic.of(kafka) as topic:
+            return topic.all(now=True)
+    return read_records(kafka, CONTROL_TOPIC, committed=False)
 
 
 def write(kafka: Mapping[str, str], records: Mapping[str, dict[str, Any] | None]) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from airflow_bottledwater.encoding.names import mangle
 from airflow_bottledwater.errors import LOST_STATE, Outage, StateError
@@ -28,12 +28,17 @@ CONTROL_TOPIC = "_bottledwater"
 
 def new_topic(name: str, replication: int) -> NewTopic:
     """A state topic to create: compacted, with small segments, so that it is compacted soon and stays quick to read.
+    Those of the shared topic are the smallest that Kafka allows (segment.bytes,
+    https://kafka.apache.org/documentation/#topicconfigs): it consists of heartbeats, and whoever asks for one status
+    reads all of them.
 
     The configurations are tried in order, since some managed Kafkas allow none of these settings, or other values.
     """
     compact = {"cleanup.policy": "compact", **({"min.insync.replicas": "2"} if replication >= 3 else {})}
+    soon = {**compact, "min.cleanable.dirty.ratio": "0.1"}
     configs = (
-        *small_segments({**compact, "min.cleanable.dirty.ratio": "0.1"}),
+        *([{**soon, "segment.bytes": "1048576"}] if name == CONTROL_TOPIC else []),
+        *small_segments(soon),
         *small_segments(compact)[1:],
         compact,
         {"cleanup.policy": "compact"},
@@ -90,17 +95,9 @@ def _decode(key: bytes | None, value: bytes | None) -> tuple[str, dict[str, Any]
 _LISTENING, _READING = "100", "20"
 
 
-def _consumer(config: Mapping[str, str], isolation: str, wait: str) -> Consumer:
-    return made(
-        Consumer,
-        reader_config(
-            config,
-            enable_partition_eof="true",
-            isolation_level=isolation,
-            auto_offset_reset="earliest",
-            fetch_wait_max_ms=wait,
-        ),
-    )
+#: of one who goes on listening to the shared topic: behind an answer with records, for so many milliseconds none are
+#: fetched. Otherwise each record would be an answer of its own, to each of hundreds of jobs
+_SHARED = {"queued_min_messages": "1", "fetch_queue_backoff_ms": "100"}
 
 
 class Reader:
@@ -110,15 +107,21 @@ class Reader:
     topic they are an error.
 
     :param committed: whether only committed records are read.
-    :param listens: whether it is asked again and again; False: it is read to its end once.
+    :param listens: whether it is asked again and again; False: it is read to its end once, for the last record of each
+        key.
     """
 
     def __init__(self, config: Mapping[str, str], topic: str, *, committed: bool = True, listens: bool = True) -> None:
-        self._config, self._topic = config, topic
+        self._config, self._topic, self._listens = config, topic, listens
         self._warned = False
-        self._consumer = _consumer(
-            config, "read_committed" if committed else "read_uncommitted", _LISTENING if listens else _READING
-        )
+        more = {
+            "enable_partition_eof": "true",
+            "isolation_level": "read_committed" if committed else "read_uncommitted",
+            "auto_offset_reset": "earliest",
+            "fetch_wait_max_ms": _LISTENING if listens else _READING,
+            **(_SHARED if listens and topic == CONTROL_TOPIC else {}),
+        }
+        self._consumer = made(Consumer, reader_config(config, **more))
         self._consumer.assign([TopicPartition(topic, 0, 0)])
         self._at = 0
         self.values: RawRecords = {}
@@ -130,6 +133,7 @@ class Reader:
         :raises StateError: a record in a slot's own topic is malformed.
         """
         changes = []
+        arrived: dict[object, Message] = {}
         with errors(self._config):
             # consume() alone would wait for 1000 records or its time-out
             first = self._consumer.poll(timeout)
@@ -142,16 +146,22 @@ class Reader:
                         raise KafkaException(error)
                     continue
                 self._at = max(self._at, message.offset() + 1)
-                try:
-                    key, value = _decode(message.key(), message.value())
-                except ValueError as wrong:
-                    self._malformed(message.offset(), wrong)
-                    continue
-                if value is None:
-                    self.values.pop(key, None)
-                else:
-                    self.values[key] = value
-                changes.append((key, value))
+                # read once, most records are heartbeats before others, which need not be decoded; who listens has to
+                # hear each: behind one that ends a job, there may be another heartbeat of it
+                named = message.offset() if self._listens else message.key()
+                arrived.pop(named, None)
+                arrived[named] = message
+        for message in arrived.values():
+            try:
+                key, value = _decode(message.key(), message.value())
+            except ValueError as wrong:
+                self._malformed(message.offset(), wrong)
+                continue
+            if value is None:
+                self.values.pop(key, None)
+            else:
+                self.values[key] = value
+            changes.append((key, value))
         return changes
 
     def _malformed(self, offset: int, error: ValueError) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,19 +124,66 @@ def _why(error: KafkaError) -> str:
     return f"{error.name()}: {error.str().rstrip('.')}. {_REFUSALS_TO_CREATE[error.code()]}"
 
 
+class _Client:
+    """An admin client, and why a broker rejects it."""
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        self.refusals: list[str] = []
+        # the callback must not refer to this object: a client in a reference cycle keeps its threads and sockets until
+        # it is collected
+        noted = functools.partial(note_refusal, self.refusals)
+        self.admin = made(AdminClient, {**client_config(config), "error_cb": noted})
+
+
+#: the clients that were used last, by their properties, the last one at the end, and how many of them are kept: who
+#: asks, asks little, and to connect takes longer
+_kept: dict[str, _Client] = {}
+_KEEP = 4
+_keeping = threading.Lock()
+#: those of the process that has forked this one: their threads are not here, so that they must never be closed
+_inherited: list[_Client] = []
+
+
+def _client(config: Mapping[str, str]) -> _Client:
+    """The client for these properties that all in this process have together."""
+    key = json.dumps(dict(config), sort_keys=True)
+    with _keeping:
+        found = _kept.pop(key, None)
+    found = found or _Client(config)
+    with _keeping:
+        _kept[key] = found
+        unused = [_kept.pop(each) for each in [*_kept][:-_KEEP]]
+    del unused  # closed without the lock, which may take a moment
+    return found
+
+
+def _leave(client: _Client) -> None:
+    """Let those who come later have another client: after an error, one may know a leader that is none any more, or use
+    a certificate that was replaced."""
+    with _keeping:
+        for key in [key for key, kept in _kept.items() if kept is client]:
+            del _kept[key]
+
+
+def _forked() -> None:
+    global _kept, _keeping
+    _inherited.extend(_kept.values())
+    _kept, _keeping = {}, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Topics:
-    """An admin client, for the few requests that are needed."""
+    """The few requests to an admin client that are needed."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self._config = dict(config)
-        self._refusals: list[str] = []
-        self._admin = self._make()
+        self._client = _client(self._config)
 
-    def _make(self) -> AdminClient:
-        # the callback must not refer to this object: a client in a reference cycle keeps its threads and sockets until
-        # it is collected
-        noted = functools.partial(note_refusal, self._refusals)
-        return made(AdminClient, {**client_config(self._config), "error_cb": noted})
+    @property
+    def _admin(self) -> AdminClient:
+        return self._client.admin
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -145,11 +195,15 @@ class Topics:
         try:
             with errors(self._config):
                 yield
+        except Refused:
+            _leave(self._client)
+            raise
         except Outage:
+            _leave(self._client)
             self._admin.poll(0)
-            if self._refusals:
+            if self._client.refusals:
                 # it is taken out, since the client is kept, and the next outage may be a real one
-                refusal = self._refusals.pop()
+                refusal = self._client.refusals.pop()
                 raise CredentialsRefused(
                     f"Kafka at {self._config.get('bootstrap.servers', '?')} refuses the connection: {refusal}.",
                     "Check user, password, sasl.mechanism and ssl.ca.location.",
@@ -380,7 +434,8 @@ class Topics:
             if code in (KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH):
                 # the partition has another leader epoch since its broker was restarted, and this client would use the
                 # old one for ever
-                self._admin = self._make()
+                _leave(self._client)
+                self._client = _client(self._config)
             # a broker that has just started, or is behind the others, does not know the topic yet, or its leader
             # (_NOENT)
             if code not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):

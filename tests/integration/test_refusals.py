@@ -397,6 +397,7 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[s
             return found
 
     monkeypatch.setattr(kafka_topics, "AdminClient", Forgetful)
+    monkeypatch.setattr(kafka_topics, "_kept", {})
     return asked
 
 

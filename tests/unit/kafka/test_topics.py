@@ -45,6 +45,7 @@ class Managed:
 def _admin(monkeypatch: pytest.MonkeyPatch, code: int, smallest: int) -> tuple[Topics, Managed]:
     managed = Managed(code, smallest)
     monkeypatch.setattr(topics, "AdminClient", lambda config: managed)
+    monkeypatch.setattr(topics, "_kept", {})
     return Topics({"bootstrap.servers": "nowhere"}), managed
 
 
@@ -108,6 +109,7 @@ class Fenced(Looking):
 
 def test_a_broker_that_was_fenced_for_a_moment_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "AdminClient", lambda config: Fenced())
+    monkeypatch.setattr(topics, "_kept", {})
     assert Topics({"bootstrap.servers": "nowhere"}).describe(["orders"]) == {}
 
 
@@ -126,6 +128,7 @@ class Leaderless(Looking):
 
 def test_a_topic_whose_leader_is_not_known_for_a_moment_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "AdminClient", lambda config: Leaderless())
+    monkeypatch.setattr(topics, "_kept", {})
     assert Topics({"bootstrap.servers": "nowhere"}).ends("orders", 2) == [7, 7]
 
 

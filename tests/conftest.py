@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import hypothesis
@@ -35,18 +35,34 @@ def pytest_configure(config: pytest.Config) -> None:
     # under nohup it is ignored, and so it would be by all commands that tests start and end by it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.option.hypothesis_seed is None:
-        config.option.hypothesis_seed = str(random.randrange(1 << 24))
+        given = getattr(config, "workerinput", {})  # in a process of pytest-xdist, by its controller
+        config.option.hypothesis_seed = given.get("seed") or str(random.randrange(1 << 24))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test that is marked ``some``, as many cases as that says are drawn by the seed; the others are long."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("some") and not item.get_closest_marker("long"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for test, found in cases.items():
+        (count,) = found[0].get_closest_marker("some").args  # type: ignore[union-attr]
+        dice = random.Random(f"{config.option.hypothesis_seed} {test}")
+        for item in dice.sample(found, max(0, len(found) - count)):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Each process of pytest-xdist knows where to ask for the registry that all have together."""
+    """Each process of pytest-xdist knows the seed, and where to ask for the registry that all have together."""
     from tests.support.shared_registry import SharedRegistry  # when the helpers' asserts can be rewritten
 
     config = node.config
     if _REGISTRY not in config.stash:
         config.stash[_REGISTRY] = SharedRegistry()
         config.add_cleanup(config.stash[_REGISTRY].stop)
+    node.workerinput["seed"] = config.option.hypothesis_seed
     node.workerinput["registry"] = config.stash[_REGISTRY].url
 
 

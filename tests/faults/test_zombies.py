@@ -67,6 +67,7 @@ def _nobody_came_back(flow: Flow) -> None:
     assert epochs == sorted(epochs)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "point", [*_in_full("received", "mid-batch", "before-position"), "before-commit", "before-acknowledge", "in-claim"]
 )
@@ -92,6 +93,7 @@ def test_a_stream_that_was_replaced_wakes_and_ends(
     audit(flow, TABLES).check()
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "point",
     ["in-range", *_in_full("before-progress", "before-commit", "between-ranges", "before-init"), "before-complete"],

@@ -230,6 +230,7 @@ def test_a_new_partition_is_told_of_and_taken_in_with_all_its_rows(make_flow: Ma
     assert flow.compare("p2").differences == []
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("other", ["ALTER TABLE b RENAME TO c", "DROP TABLE b"])
 def test_a_gap_is_noticed_although_a_name_in_the_settings_matches_nothing(make_flow: MakeFlow, other: str) -> None:
     flow = make_flow(tables=("a", "b"))

@@ -100,6 +100,7 @@ def make(make_flow: MakeFlow, request: pytest.FixtureRequest, form: str, **setti
     return make_flow(registry, envelope_schema=form == "schema", **settings)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_pipeline_publishes_events_throughout(make_flow: MakeFlow, request: pytest.FixtureRequest, form: str) -> None:
     flow = make(make_flow, request, form, topic_config={"max.message.bytes": "60000"})

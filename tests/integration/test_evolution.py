@@ -114,6 +114,7 @@ def pairs() -> list[Any]:
     return found
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("change", "level"), pairs())
 def test_a_change_of_columns_or_types_is_published_or_a_record_error(
     make_flow: MakeFlow, registry: SchemaRegistry, change: str, level: str
@@ -142,6 +143,7 @@ def test_a_change_of_columns_or_types_is_published_or_a_record_error(
     assert says(flow, 2, expected)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("change", ["label", "attribute", "nullable"])
 def test_a_type_that_changes_while_the_stream_runs_is_read_anew(
     make_flow: MakeFlow, registry: SchemaRegistry, change: str
@@ -323,6 +325,7 @@ def test_a_key_of_texts_that_become_longer_or_in_another_order_stays_the_same(
     assert found.verdict == "equal"
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("key", "statement"), [("char(3)", "char(5)"), ("varchar(3)", "char(5)"), ("numeric(5,1)", "numeric(6,2)")]
 )

@@ -82,6 +82,7 @@ def _publication(flow: Flow, what: str) -> None:
     flow.execute(f"{what.partition(' ')[0]} PUBLICATION {flow.pipeline.publication_name} {what.partition(' ')[2]}")
 
 
+@pytest.mark.some(6)
 @dataclass(frozen=True)
 class Change:
     """What is not as it was.

@@ -311,6 +311,7 @@ def test_a_commit_before_the_slot_that_nobody_sees_yet_is_waited_for(
     assert changes(messages) == [("u", 11)]
 
 
+@pytest.mark.some(2)
 @HOW
 @pytest.mark.parametrize("listed", [True, False], ids=["in the snapshot's list", "above its end"])
 def test_a_commit_that_stalls_at_the_boundary_is_streamed(make_flow: MakeFlow, prepared: bool, listed: bool) -> None:

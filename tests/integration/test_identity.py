@@ -119,6 +119,7 @@ def test_a_rename_while_the_locks_are_taken_is_noticed(make_flow: MakeFlow, monk
     assert {m.value["t"] for m in flow.read("a")} == {"a"}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("change", [SWAP, AGAIN], ids=["swapped", "made-again"])
 def test_a_topic_is_not_given_to_the_table_that_took_the_name_of_its_own(
     make_flow: MakeFlow, change: tuple[str, ...]

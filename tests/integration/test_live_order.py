@@ -153,6 +153,7 @@ class _Ended:
         return getattr(self._connection, name)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_session_that_is_ended_between_its_steps_reads_again(
     streamed: Flow, monkeypatch: pytest.MonkeyPatch, step: str
@@ -232,6 +233,7 @@ def test_a_sweep_waits_until_the_rows_are_published(streamed: Flow, monkeypatch:
     assert [m.value for m in streamed.read("items") if m.key["id"] == 5][1:] == [None]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("ddl", "expected"),
     [

@@ -272,6 +272,7 @@ def test_it_is_paused_resumed_and_cancelled(flow: Flow, monkeypatch: pytest.Monk
     assert sorted(m.value["id"] for m in _again(flow, first)) == list(range(1, ROWS + 1))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("tables", "where", "says"),
     [
@@ -309,6 +310,7 @@ def test_a_change_that_the_rows_show_leaves_none_of_them_out(flow: Flow, monkeyp
     assert flow.reported(request_id).superseded == 0
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("seen", ["by its next batch", "by its rows"])
 def test_changes_that_were_published_elsewhere_make_the_rows_be_read_again(flow: Flow, seen: str) -> None:
     """Another process of the same job publishes a batch: this one has noted nothing of it, and sees that by P."""
@@ -521,6 +523,7 @@ def test_a_server_that_ends_while_the_condition_is_tried_is_an_outage(
     assert len(tried) == 3 and tried[2] - tried[0] > 2.0
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("what", ["rows", "removed keys"])
 def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, what: str
@@ -601,6 +604,7 @@ def test_a_password_that_is_rotated_fails_no_live_snapshot(
     assert flow.compare("items").equal
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("what", ["the report", "the removal of its request"])
 def test_an_end_that_kafka_does_not_take_at_first_is_told_later(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, what: str

@@ -18,6 +18,7 @@ PARTITIONED = (
 )
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("table", [PLAIN, PARTITIONED], ids=["plain", "partitioned"])
 def test_what_is_damaged_is_found_and_mended_while_the_stream_runs(make_flow: MakeFlow, table: tuple[str, ...]) -> None:
     flow = make_flow(tables="items", verify_timeout=30.0)

@@ -193,6 +193,7 @@ def test_whether_messages_are_sent_does_not_change_inside_a_transaction(
     assert _contents(flow, "mails") == ([*range(1, 4001)] if before else ["after"])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("transactional", [True, False])
 def test_a_message_that_is_too_large_is_a_record_error(make_flow: MakeFlow, transactional: bool) -> None:
     flow = make_flow(outage_timeout=10.0, on_error="exit" if transactional else "isolate")

@@ -268,6 +268,7 @@ def test_what_nobody_asks_for_is_read_with_a_sweep(make_flow: MakeFlow) -> None:
     assert flow.compare("t").equal
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("tables", "message"),
     [("log", "are not followed, or have no key: public.log"), ("mine", "are not followed"), ("nowhere", "nowhere")],

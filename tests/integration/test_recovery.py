@@ -181,6 +181,7 @@ def test_a_password_that_is_rotated_while_a_snapshot_runs_is_a_transient_error(
 
 
 # ---------------------------------------------------------------------- dead letters
+@pytest.mark.some(1)
 @pytest.mark.parametrize("portion", [1, 32 << 20])
 def test_dead_letters_are_published_when_their_cause_is_mended_unless_overtaken(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, portion: int

@@ -307,6 +307,7 @@ def test_letters_are_not_driven_into_a_topic_with_other_partitions(make_flow: Ma
     assert not flow.read("a")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("on_error", ["exit", "log"])
 def test_a_topic_that_is_deleted_while_the_stream_runs_ends_it_and_is_not_made_again(
     make_flow: MakeFlow, creating: KafkaBroker, on_error: str

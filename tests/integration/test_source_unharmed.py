@@ -156,6 +156,7 @@ def broken(flow: Flow, before: dict[str, str]) -> dict[str, str]:
     return {statement: state for statement, state in possible(flow).items() if state and not before[statement]}
 
 
+@pytest.mark.some(1)
 def test_every_change_that_worked_still_works_when_tables_are_published_added_and_dropped(
     zoo: Flow, request: pytest.FixtureRequest
 ) -> None:

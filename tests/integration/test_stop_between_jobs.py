@@ -145,6 +145,7 @@ class _Work(jobs._JobRuns):
             raise JobDied("It died.", kind="Outage")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("how", ["failed", "killed"])
 def test_a_stop_in_the_pause_before_a_restart_ends_the_command(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, how: str

@@ -177,6 +177,7 @@ def test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one(make_fl
     assert errors == [] and flow.compare("t").equal and flow.compare("u").equal
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("format", ["json", "avro"])
 def test_another_key_is_taken_up_by_itself(make_flow: MakeFlow, registry: SchemaRegistry, format: str) -> None:
     flow = make_flow(registry if format == "avro" else None, tables="*")

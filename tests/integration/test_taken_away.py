@@ -387,6 +387,7 @@ def said(world: World) -> BottledWaterError | None:
     return None
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "when"),
     [

@@ -106,6 +106,7 @@ def test_a_value_of_another_type_than_the_changes_is_a_record_error(make_flow: M
     assert [m.value["v"] for m in flow.read("w")] == [2] * 5
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "altered",
     [
@@ -142,6 +143,7 @@ def test_a_value_of_a_column_that_only_has_the_name_of_the_changes_is_a_record_e
     assert sorted(large(m) for m in flow.read("w") if m.value["v"] == 3) == [f"m{k}" for k in range(1, 6)]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "altered",
     [

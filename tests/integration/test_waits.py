@@ -144,6 +144,7 @@ def silent(request: pytest.FixtureRequest, flow: Flow, proxy: Proxy, monkeypatch
     return work, fell
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("silent", SILENT, indirect=True)
 def test_a_stop_is_answered_in_time_although_postgresql_is_silent(flow: Flow, silent: Any) -> None:
     work, fell = silent
@@ -161,6 +162,7 @@ def test_a_stop_is_answered_in_time_although_postgresql_is_silent(flow: Flow, si
         assert time.monotonic() - started < 15
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("silent", _OUTAGES, indirect=True)
 def test_a_silent_postgresql_is_an_outage_in_time(flow: Flow, silent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((connections, "SILENCE"), (replication, "_SILENCE")):

@@ -59,6 +59,7 @@ CASES = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("case", "way"),
     [

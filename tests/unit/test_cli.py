@@ -338,6 +338,7 @@ def _until(found: Callable[[], object], timeout: float = 60) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("signum", "to", "code"),
     [

@@ -183,6 +183,7 @@ def _start(tmp_path: Path, failing: str, *options: str, backoff: float = 0.05) -
     )
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("failing", "options", "code", "started", "said"),
     [

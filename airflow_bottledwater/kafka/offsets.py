@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -168,3 +168,20 @@ class RangeReader(_Reader):
                     yield message
                 if offset + (message.error() is None) >= end[partition]:
                     waited_for.discard(partition)
+
+    def last(self, topic: str, ends: Sequence[int], count: int) -> Iterator[Message]:
+        """The last committed records of each partition, in order per partition; those behind an open transaction are
+        left out.
+
+        :param ends: per partition, its end.
+        :param count: offsets of a partition that are looked at; some of them may be no records.
+        :raises Outage: Kafka does not answer.
+        """
+        waited_for = {partition for partition, end in enumerate(ends) if end}
+        self._consumer.assign([TopicPartition(topic, each, max(0, ends[each] - count)) for each in waited_for])
+        while waited_for:
+            for message in self._next(_AT_ONCE, f"topic {topic!r}"):
+                if message.error() is None:
+                    yield message
+                else:
+                    waited_for.discard(message.partition() or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import confluent_kafka.admin
+import confluent_kafka.cimpl
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, ResourceType, TopicDescription
 
@@ -112,6 +114,14 @@ _REFUSALS_TO_CREATE = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: GRANT,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: GRANT,
 }
+
+
+def partition_of(key: bytes, count: int) -> int:
+    """The partition of a key among so many, as the default partitioner of Kafka's Java clients chooses it
+    (rd_kafka_msg_partitioner_murmur2 of rdkafka.h)."""
+    chosen = ctypes.CDLL(confluent_kafka.cimpl.__file__).rd_kafka_msg_partitioner_murmur2
+    chosen.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int32, *[ctypes.c_void_p] * 2]
+    return int(chosen(None, key, len(key), count, None, None))
 
 
 def _asked(topic: NewTopic, config: Mapping[str, str]) -> confluent_kafka.admin.NewTopic:

@@ -19,6 +19,7 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision.findings import Findings
+from airflow_bottledwater.provision.partition_checks import misplaced
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import check_cluster, owners, topic_of, topic_problems
@@ -84,6 +85,8 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
         )
     problems += _policies(pipeline, data, present)
     problems += _partitions(mapping, data, present)
+    unknown = {name: table for name, table in data.items() if table.oid not in found.state.tables}
+    problems += misplaced(pipeline, unknown, present)
     problems += _letters_expire(pipeline, present)
     limit = present[state_topic].max_bytes if state_topic in present else DEFAULT_MAX_BYTES
     problems += _definitions(found.tables, state_topic, limit)
@@ -135,6 +138,7 @@ def check_topics(pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, So
     problems += _missing(pipeline, topics, topics.brokers(), missing)
     problems += _policies(pipeline, by_topic, present)
     problems += _partitions(TableMapping.of(pipeline), by_topic, present)
+    problems += misplaced(pipeline, by_topic, present)
     return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, list(by_topic)))
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from confluent_kafka import Consumer, TopicPartition
 
 from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, SlotInUse, StateError
-from airflow_bottledwater.kafka.clients import errors, made, reader_config
+from airflow_bottledwater.kafka.offsets import RangeReader
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import SourceTable
@@ -28,8 +26,6 @@ log = logging.getLogger(__name__)
 
 #: records of a partition, before its end, among which the last one is looked for: some of them may be no rows
 _LAST = 5
-#: seconds for which a record is waited for
-_WAIT = 5.0
 
 
 def take_over(pipeline: Settings) -> SlotRecord:
@@ -105,8 +101,11 @@ def _check_topics(pipeline: Settings, tables: list[SourceTable]) -> None:
     if pipeline.record_format.uses_registry:
         return
     for name, topic in present.items():
-        for key, value in _last(pipeline.kafka, name, topic.partitions):
-            if why := unlike(by_topic[name], mapping.envelope, key, value):
+        with RangeReader(pipeline.kafka) as reader:
+            found = reader.last(name, topics.ends(name, topic.partitions), _LAST)
+            last = {message.partition(): message for message in found}
+        for message in last.values():
+            if why := unlike(by_topic[name], mapping.envelope, message.key(), message.value()):
                 raise Refused(
                     f"Topic {name!r} has records that the pipeline would not write: {why}.",
                     "Give the pipeline topics of its own (another topic_prefix): consumers then read the old topics "
@@ -142,21 +141,3 @@ def unlike(table: SourceTable, envelope: Envelope | None, key: bytes | None, val
     if not all(row is None or (isinstance(row, dict) and row.keys() <= fields) for row in rows):
         return "their values have other fields than the table's columns"
     return ""
-
-
-def _last(kafka: Mapping[str, str], topic: str, partitions: int) -> list[tuple[bytes | None, bytes | None]]:
-    """The key and value of the last record of each partition that has one."""
-    found = []
-    consumer = made(Consumer, {**reader_config(kafka), "enable.partition.eof": "true"})
-    try:
-        with errors(kafka):
-            for partition in range(partitions):
-                low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_WAIT)
-                consumer.assign([TopicPartition(topic, partition, max(low, high - _LAST))])
-                last = None
-                while low < high and (message := consumer.poll(_WAIT)) is not None and message.error() is None:
-                    last = message.key(), message.value()
-                found += [last] if last is not None else []
-    finally:
-        consumer.close()
-    return found

@@ -104,14 +104,14 @@ def other_partitions(table: SourceTable, chosen: Sequence[str]) -> tuple[str, st
     :param chosen: the columns that would choose the partitions now.
     """
     return (
-        f"The partitions of the records of {table.qualified} are chosen by {_choosers(table.partition_by)}, and "
-        f"table_options say {_choosers(chosen)} now: keys would be in other partitions. Nothing was changed.",
+        f"The partitions of the records of {table.qualified} are chosen by {choosers(table.partition_by)}, and "
+        f"table_options say {choosers(chosen)} now: keys would be in other partitions. Nothing was changed.",
         "Set partition_by back. For other columns, make another pipeline for the table, with a slot and a topic_prefix "
         "of its own; or drop the slot and start again with a snapshot, under another topic_prefix.",
     )
 
 
-def _choosers(columns: Sequence[str]) -> str:
+def choosers(columns: Sequence[str]) -> str:
     """Columns that choose partitions, in words."""
     return f"({', '.join(columns)})" if columns else "the whole key"
 

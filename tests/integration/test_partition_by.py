@@ -167,6 +167,35 @@ def test_a_new_snapshot_into_the_same_topics_sweeps_what_is_gone(make_flow: Make
     assert check_partitions(flow, "orders", flow.read("orders")) > 300
 
 
+@pytest.mark.parametrize(
+    "form", ["json", *(pytest.param(each, marks=pytest.mark.long) for each in _FORMS if each != "json")]
+)
+def test_topics_whose_keys_are_in_other_partitions_are_refused(
+    make_flow: MakeFlow, request: pytest.FixtureRequest, form: str
+) -> None:
+    """The slot was dropped, and whoever starts again names other columns than before."""
+    settings, registered = _FORMS[form]
+    flow = make_flow(request.getfixturevalue("registry") if registered else None, **settings)
+    by_whole_key = {name: {k: v for k, v in each.items() if k != "partition_by"} for name, each in _OPTIONS.items()}
+    others = {table: {**options, "partition_by": options.get("key", ["id"])[:1]} for table, options in _OPTIONS.items()}
+    for made, refused in ((_OPTIONS, (by_whole_key, others)), (by_whole_key, (_OPTIONS, others))):
+        flow.change(table_options=made, topic_prefix=f"{flow.pipeline.topic_prefix}.new")
+        flow.create()
+        flow.snapshot()
+        flow.execute("DELETE FROM orders WHERE id % 3 = 1")
+        flow.stream()
+        drop(flow.pipeline, when="always")
+        for options in refused:
+            flow.change(table_options=options)
+            with pytest.raises(PreflightError, match="their keys would be in two") as found:
+                flow.create()
+            said = str(found.value)
+            assert [table for table in _OPTIONS if f"records of public.{table} would be" not in said] == [], said
+        flow.change(table_options=made)
+        flow.create()
+        drop(flow.pipeline, when="always")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("registered", [False, True])
 def test_dead_letters_are_published_again_into_their_partition(

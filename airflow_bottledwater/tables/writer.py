@@ -187,7 +187,9 @@ def _publish(
     names = publication.names(pipeline.publication_name)
     unfit: dict[int, Unfit] = {}
     tables: dict[int, SourceTable] = {}
-    if pipeline.create_publication and not seen.coverage.publications.keys() >= set(names):
+    missing = pipeline.create_publication and not seen.coverage.publications.keys() >= set(names)
+    # without its slot, which is dropped first, the pipeline was dropped as a whole while this look was under way
+    if missing and slot.state(connection, pipeline.slot) is not None:
         # what was dropped is made again; which tables are in it comes next
         timeout = pipeline.create_slot_timeout
         publication.create(

@@ -9,6 +9,12 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_bottledwater.jobs import status
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.state.claim import read_own
+from airflow_bottledwater.state.problems import Problems
+from airflow_bottledwater.tables.watch import TableWatch
 from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
@@ -77,6 +83,20 @@ def test_a_publication_that_is_dropped_while_the_stream_runs_is_made_again(make_
         flow.execute("DELETE FROM a WHERE id = 4")
         until(lambda: flow.compare("a").equal and not problems(flow), "it goes on", failed=errors)
     assert errors == []
+
+
+def test_the_publications_of_a_pipeline_that_was_dropped_are_not_made_again(make_flow: MakeFlow) -> None:
+    """By a job that looks at the tables in this moment."""
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with connect(flow.pipeline.postgres) as connection:
+        cluster = identify(connection)
+    watch = TableWatch(flow.pipeline, cluster, read_own(flow.pipeline, cluster), Problems(), patient=False)
+    drop(flow.pipeline, when="always")
+    watch.look_now()
+    assert flow.execute("SELECT pubname FROM pg_publication") == []
+    flow.create()
 
 
 def test_a_publication_that_sends_less_is_told_until_it_sends_all(make_flow: MakeFlow) -> None:

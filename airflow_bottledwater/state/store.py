@@ -157,9 +157,8 @@ class Reader:
             except ValueError as wrong:
                 self._malformed(message.offset(), wrong)
                 continue
-            if value is None:
-                self.values.pop(key, None)
-            else:
+            self.values.pop(key, None)  # they are in the order of their offsets, by which a topic has its owner
+            if value is not None:
                 self.values[key] = value
             changes.append((key, value))
         return changes

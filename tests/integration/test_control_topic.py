@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from typing import Any
@@ -93,6 +94,23 @@ def test_a_subscriber_gets_what_it_wants_once_and_in_order(pipeline: Settings) -
         value, changed = topic.get(key)
         assert value is None and changed > topic.answering > 0
         topic.write({f"{key}/other": None})
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_the_records_are_in_the_order_in_which_they_were_written_last(pipeline: Settings, listening: bool) -> None:
+    """The first owner of a topic has it."""
+    first, second = (f"verified/{pipeline.slot}/{n}" for n in "12")
+    with contextlib.ExitStack() as stack:
+        if listening:
+            stack.enter_context(ControlTopic.of(pipeline.kafka)).all()
+        # more than a reader takes at once
+        others = [f"verified/{pipeline.slot}/other/{n}" for n in range(2000)]
+        control_topic.write(pipeline.kafka, {key: {"rows": 0} for key in (first, second, *others)})
+        control_topic.write(pipeline.kafka, {first: {"rows": 1}})
+        found = control_topic.read(pipeline.kafka)
+        assert [key for key in found if key in (first, second)] == [second, first]
+        assert ControlTopic.used(pipeline.kafka) == listening
+        control_topic.write(pipeline.kafka, dict.fromkeys((first, second, *others)))
 
 
 def test_what_the_broker_does_not_take_is_an_outage(pipeline: Settings) -> None:

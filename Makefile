@@ -91,13 +91,13 @@ test-integration: warm
 test-system: warm ## the DAG in a real Airflow: full run, mark failed, clear, restarted triggerer, teardown
 	@$(PYTEST) tests/system -q --ignore=tests/system/clusters
 
-test-clusters: setup ## YARN, Spark standalone and Celery workers on other hosts, and what is asked of Kubernetes; needs root
+test-clusters: warm ## YARN, Spark standalone and Celery workers on other hosts, and what is asked of Kubernetes; needs root
 	@$(PYTEST) tests/system/clusters -q
 
 test-long: warm ## the verification, partitioned tables, new keys, and live snapshots under writers
 	@$(PYTEST) tests/integration -q -m long -n 2 --dist loadfile
 
-test-faults: setup ## death, zombies and outages at every point FAULTS=10 times, SEEDS=300 hand-overs, from SEED=1; CLASS=zombies
+test-faults: warm ## death, zombies and outages at every point FAULTS=10 times, SEEDS=300 hand-overs, from SEED=1; CLASS=zombies
 	@BOTTLEDWATER_FAULTS=$(or $(FAULTS),10) BOTTLEDWATER_SEEDS=$(or $(SEEDS),300) BOTTLEDWATER_SEED=$(or $(SEED),1) \
 	  $(PYTEST) tests/faults tests/integration/test_handover_random.py tests/integration/test_live_random.py tests/integration/test_new_key.py tests/system/clusters/test_pipeline_on_standalone.py -q -n 2 \
 	  --dist loadgroup $(if $(CLASS),-k $(CLASS))
@@ -111,7 +111,7 @@ test: setup
 	@$(PYTEST) $(or $(T),tests --ignore=tests/system/clusters) -q $(if $(K),-k "$(K)")
 endif
 
-test-security: setup ## TLS, SCRAM, ACLs and grants, nothing more than documented; no secret shown
+test-security: warm ## TLS, SCRAM, ACLs and grants, nothing more than documented; no secret shown
 	@$(PYTEST) tests/integration/test_security.py -q
 
 test-mutants: setup ## each rule taken out once, to see that a test notices (MUTANT=word)

@@ -83,23 +83,15 @@ def _check_publications(connection: Connection, pipeline: Settings, tables: Sequ
 
 def _check_topics(pipeline: Settings, tables: list[SourceTable]) -> None:
     """Compare the last record of each topic that exists with what the pipeline writes; where there is a registry,
-    it has compared the schemas.
+    it has compared the schemas. Preflight has compared the partitions.
 
     :raises Refused: a topic has other records.
     """
+    if pipeline.record_format.uses_registry:
+        return
     mapping, topics = TableMapping.of(pipeline), Topics(pipeline.kafka)
     by_topic = {name: table for name, table in mapping.by_topic(tables).items() if not table.outbox}
     present = topics.describe(list(by_topic))
-    for name, topic in present.items():
-        if by_topic[name].partition_by and any(topics.ends(name, topic.partitions)):
-            raise Refused(
-                f"Topic {name!r} has records of another program, and the partitions of {by_topic[name].qualified} are "
-                f"chosen by {', '.join(by_topic[name].partition_by)} (partition_by of table_options), otherwise than "
-                "that program does: one key would be in two partitions.",
-                "Take partition_by out, or give the pipeline topics of its own (another topic_prefix).",
-            )
-    if pipeline.record_format.uses_registry:
-        return
     for name, topic in present.items():
         with RangeReader(pipeline.kafka) as reader:
             found = reader.last(name, topics.ends(name, topic.partitions), _LAST)

@@ -210,7 +210,7 @@ def test_records_in_other_partitions_than_the_options_choose_are_refused(make_fl
     producer = Producer(flow.pipeline.kafka)
     producer.produce(flow.topic("a"), json.dumps({"id": 1, "b": "x"}), json.dumps({"id": 1}), 1)
     assert not producer.flush(60)
-    with pytest.raises(Refused, match=r"are chosen by id \(partition_by .* one key would be in two partitions"):
+    with pytest.raises(PreflightError, match=r"chosen by \(id\) \(partition_by .* their keys would be in two"):
         take_over(flow.pipeline)
     flow.change(topic_prefix=f"{flow.pipeline.topic_prefix}-new")
     take_over(flow.pipeline)

@@ -675,10 +675,28 @@ MUTANTS = (
         f"{_PARTITION_BY}::test_a_key_that_loses_a_column_sets_the_table_aside",
     ),
     Mutant(
+        "a topic whose keys are in other partitions is refused",
+        "kafka_checks.check_kafka",
+        drop("problems += misplaced(...)"),
+        f"{_PARTITION_BY}::test_topics_whose_keys_are_in_other_partitions_are_refused[json]",
+    ),
+    Mutant(
         "a slot is not taken over into topics that another program has divided",
-        "take_over._check_topics",
-        never("by_topic[name].partition_by and any(...)"),
+        "kafka_checks.check_kafka",
+        drop("problems += misplaced(...)"),
         "tests/integration/test_take_over.py::test_records_in_other_partitions_than_the_options_choose_are_refused",
+    ),
+    Mutant(
+        "the publications of a pipeline that was dropped are not made again",
+        "writer._publish",
+        swap("missing and slot.state(...) is not None", "missing"),
+        f"{_COVERAGE}::test_the_publications_of_a_pipeline_that_was_dropped_are_not_made_again",
+    ),
+    Mutant(
+        "records that are read once are in the order in which they were written last",
+        "Reader.poll",
+        drop("self.values.pop(key, None)"),
+        "tests/integration/test_control_topic.py::test_the_records_are_in_the_order_in_which_they_were_written_last",
     ),
     Mutant(
         "rows are looked up by the index of their key",

@@ -15,6 +15,7 @@ from airflow_bottledwater.provision.drop import drop
 from tests.support.forms import decoders
 from tests.support.options import HASH_KEY
 from tests.support.partitions import check_partitions, key_bytes, murmur2
+from tests.support.tables import problems
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, limit_topic, read_all
 from tests.support.verifying import verify_beside_a_stream
 from tests.support.waiting import until
@@ -194,6 +195,24 @@ def test_topics_whose_keys_are_in_other_partitions_are_refused(
         flow.change(table_options=made)
         flow.create()
         drop(flow.pipeline, when="always")
+
+
+def test_a_later_table_is_not_followed_into_a_topic_whose_keys_are_in_other_partitions(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("late",), new_tables="add", table_options={"late": {"partition_by": "a"}})
+    flow.execute("DROP TABLE plain", "CREATE TABLE late (a int, b int, PRIMARY KEY (a, b))")
+    flow.create()
+    flow.snapshot()
+    flow.execute("INSERT INTO late SELECT g, g FROM generate_series(1, 50) g")
+    flow.stream()
+    drop(flow.pipeline, when="always")
+    flow.execute("DROP TABLE late")
+    flow.change(tables=("*",), table_options={})
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute("CREATE TABLE late (a int, b int, PRIMARY KEY (a, b))")
+        until(lambda: "their keys would be in two" in str(problems(flow)), "it is told", failed=errors)
 
 
 @pytest.mark.long

@@ -681,6 +681,12 @@ MUTANTS = (
         f"{_PARTITION_BY}::test_topics_whose_keys_are_in_other_partitions_are_refused[json]",
     ),
     Mutant(
+        "a later table is not followed into a topic whose keys are in other partitions",
+        "kafka_checks.check_topics",
+        drop("problems += misplaced(...)"),
+        f"{_PARTITION_BY}::test_a_later_table_is_not_followed_into_a_topic_whose_keys_are_in_other_partitions",
+    ),
+    Mutant(
         "a slot is not taken over into topics that another program has divided",
         "kafka_checks.check_kafka",
         drop("problems += misplaced(...)"),

@@ -41,9 +41,9 @@ def new_topic(name: str, replication: int) -> NewTopic:
         *small_segments(soon),
         *small_segments(compact)[1:],
         compact,
-        {"cleanup.policy": "compact"},
+        *([{"cleanup.policy": "compact"}] if replication >= 3 else []),
     )
-    return NewTopic(name, 1, replication, configs[: None if replication >= 3 else 4])
+    return NewTopic(name, 1, replication, configs)
 
 
 def unfit(topic: Topic) -> str:

@@ -65,6 +65,13 @@ def test_a_state_topic_is_made_with_what_the_broker_allows(
     assert "min.insync.replicas" not in store.new_topic("_bottledwater", 1).configs[0]
 
 
+@pytest.mark.parametrize("replication", [1, 3])
+@pytest.mark.parametrize("name", ["_bottledwater", "_bottledwater.d.s"])
+def test_the_last_attempt_at_a_state_topic_sets_what_must_be_alone(name: str, replication: int) -> None:
+    configs = store.new_topic(name, replication).configs
+    assert configs[-1] == {"cleanup.policy": "compact"} and configs.count(configs[-1]) == 1
+
+
 def test_what_the_broker_does_not_allow_is_said_before_and_when_the_topic_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

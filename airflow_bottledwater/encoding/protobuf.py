@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from airflow_bottledwater.encoding import names, types, wire
 from airflow_bottledwater.errors import SchemaRefused
@@ -85,6 +86,61 @@ def varint(value: int) -> bytes:
         found.append(value & 127 | 128)
         value >>= 7
     return bytes([*found, value])
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of :func:`varint`, and where it ends.
+
+    :raises ValueError: the bytes end inside of it, or it has more than 64 bits.
+    """
+    found = shift = 0
+    while at < len(data) and shift < 70:
+        found |= (data[at] & 127) << shift
+        at += 1
+        if data[at - 1] < 128:
+            return found & (1 << 64) - 1, at
+        shift += 7
+    raise ValueError("it ends inside of a number")
+
+
+class WrittenField(NamedTuple):
+    """A field as it is written.
+
+    :param written: how: one of :data:`VARINT`, :data:`FIXED64`, :data:`LENGTH` and :data:`FIXED32`.
+    :param value: a number, or bytes.
+    :param raw: all of its bytes, with its tag.
+    """
+
+    number: int
+    written: int
+    value: Any
+    raw: bytes
+
+
+def written_fields(data: bytes) -> Iterator[WrittenField]:
+    """The fields of a message.
+
+    :raises ValueError: the bytes are no message.
+    """
+    at = 0
+    while at < len(data):
+        begin = at
+        head, at = read_varint(data, at)
+        written, size = head & 7, 0
+        if written == VARINT:
+            value, at = read_varint(data, at)
+            yield WrittenField(head >> 3, written, value, data[begin:at])
+            continue
+        if written == LENGTH:
+            size, at = read_varint(data, at)
+        elif written in (FIXED32, FIXED64):
+            size = 4 if written == FIXED32 else 8
+        else:
+            raise ValueError(f"a field is written in a way that there is not ({written})")
+        if at + size > len(data):
+            raise ValueError("it ends inside of a value")
+        yield WrittenField(head >> 3, written, data[at : at + size], data[begin : at + size])
+        at += size
 
 
 def _kind(opcode: int) -> str:

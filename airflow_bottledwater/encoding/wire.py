@@ -112,3 +112,6 @@ HEADER_XID = 2
 
 #: first byte of a Confluent-framed message, before the 4-byte schema id
 MAGIC = 0
+#: bytes of that frame, and with Protocol Buffers, one more for the place of the message in its file
+#: (https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format)
+SCHEMA_FRAME, PROTOBUF_FRAME = 5, 6

@@ -16,6 +16,7 @@ from airflow_bottledwater.compiled import callee, compiled, memcpy
 from airflow_bottledwater.encoding import names, types
 from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.encoding.protobuf import number
+from airflow_bottledwater.encoding.wire import PROTOBUF_FRAME, SCHEMA_FRAME
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.topic_reader import RecordBlock
 from airflow_bottledwater.model.relation import SourceTable
@@ -28,10 +29,6 @@ from airflow_bottledwater.verify.values import Schemas
 #: for each record of a block, the partition that it belongs to, of so many. A key that is none of the table's is taken
 #: whole: it is unreadable wherever it is
 Partitioner = Callable[[RecordBlock, int], npt.NDArray[np.int64]]
-
-#: bytes in front of a key: a zero byte and the id of its schema (Confluent's wire format), and with Protocol Buffers,
-#: one more for the place of the message in its file
-_ID, _FRAME = 5, 6
 
 
 def partitioner(
@@ -47,7 +44,7 @@ def partitioner(
     if not chosen:
         return records.partitions
     if format.as_json or schemas is None:
-        return _ByMembers(chosen, _ID if format.uses_registry else 0, bool(envelope and envelope.with_schema))
+        return _ByMembers(chosen, SCHEMA_FRAME if format.uses_registry else 0, bool(envelope and envelope.with_schema))
     mangled = [names.mangle(each) for each in chosen]
     return _Tagged(mangled) if format.as_protobuf else _Fields(mangled, schemas)
 
@@ -128,7 +125,7 @@ def _by_fields(messages, which, plan, places, room, count, out):
             continue
         size = np.int64(messages[i].key_len)
         memcpy(data.ctypes.data, np.int64(messages[i].key), size)
-        at = np.int64(_ID)
+        at = np.int64(SCHEMA_FRAME)
         for n in range(schemas[which[i], 0], schemas[which[i], 0] + schemas[which[i], 1]):
             begin = at
             at = skipped(nodes, children, fields[n, 0], data, at, size)
@@ -172,7 +169,7 @@ class _Fields:
 
     def __call__(self, block: RecordBlock, count: int) -> npt.NDArray[np.int64]:
         out, which = records.partitions(block, count), np.zeros(len(block), dtype=np.int64)
-        schema_ids(block.messages, True, np.zeros(_ID, dtype=np.uint8), which)
+        schema_ids(block.messages, True, np.zeros(SCHEMA_FRAME, dtype=np.uint8), which)
         found, places = np.unique(which, return_inverse=True)
         which = np.array([self._number(id) for id in found.tolist()], dtype=np.int64)[places]
         schemas, fields = (np.array(each or [(0, 0)], dtype=np.int64) for each in (self._found, self._fields))
@@ -191,7 +188,7 @@ def _by_tags(messages, numbers, places, room, count, out):
     """
     data, text = room[0], room[1]
     for i in range(messages.size):
-        size, at, found = np.int64(messages[i].key_len), np.int64(_FRAME), 0
+        size, at, found = np.int64(messages[i].key_len), np.int64(PROTOBUF_FRAME), 0
         memcpy(data.ctypes.data, np.int64(messages[i].key), size)
         places[:, 0] = -1
         while 0 <= at < size:

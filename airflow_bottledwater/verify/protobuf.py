@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Any
 
-from airflow_bottledwater.encoding.protobuf import FIXED32, FIXED64, LENGTH, VARINT, ProtobufField, ProtobufMessage
+from airflow_bottledwater.encoding.protobuf import (
+    FIXED32,
+    LENGTH,
+    ProtobufField,
+    ProtobufMessage,
+    read_varint,
+    written_fields,
+)
 
 #: what an optional or repeated field is without a value
 _ABSENT: dict[str, Any] = {"": False, "optional": None}
@@ -19,7 +25,7 @@ def decode(message: ProtobufMessage, data: bytes) -> dict[str, Any]:
     :raises ValueError: the bytes are none of this message.
     """
     found = {each.name: _ABSENT.get(each.label, []) for each in message.fields.values()}
-    for number, written, value in _values(data):
+    for number, written, value, _ in written_fields(data):
         if (of := message.fields.get(number)) is None:
             raise ValueError(f"it has a field {number}, which its schema does not have")
         if of.label == "repeated":
@@ -27,39 +33,6 @@ def decode(message: ProtobufMessage, data: bytes) -> dict[str, Any]:
         else:
             found[of.name] = _one(message, of, written, value)
     return found
-
-
-def _values(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Number of the field, how it is written, and value or bytes."""
-    at = 0
-    while at < len(data):
-        head, at = _number(data, at)
-        written, size = head & 7, 0
-        if written == VARINT:
-            value, at = _number(data, at)
-            yield head >> 3, written, value
-            continue
-        if written == LENGTH:
-            size, at = _number(data, at)
-        elif written in (FIXED32, FIXED64):
-            size = 4 if written == FIXED32 else 8
-        else:
-            raise ValueError(f"a field is written in a way that there is not ({written})")
-        if at + size > len(data):
-            raise ValueError("it ends inside of a value")
-        yield head >> 3, written, data[at : at + size]
-        at += size
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    found = shift = 0
-    while at < len(data) and shift < 70:
-        found |= (data[at] & 127) << shift
-        at += 1
-        if data[at - 1] < 128:
-            return found & (1 << 64) - 1, at
-        shift += 7
-    raise ValueError("it ends inside of a number")
 
 
 def _repeated(message: ProtobufMessage, of: ProtobufField, written: int, value: Any) -> list[Any]:
@@ -70,7 +43,7 @@ def _repeated(message: ProtobufMessage, of: ProtobufField, written: int, value: 
         return list(struct.unpack(f"<{len(value) // 4}f", value))
     found, at = [], 0
     while at < len(value):
-        one, at = _number(value, at)
+        one, at = read_varint(value, at)
         found.append(one)
     return found
 

@@ -116,12 +116,17 @@ _REFUSALS_TO_CREATE = {
 }
 
 
+@functools.cache
+def _partitioner() -> Callable[..., int]:
+    """rd_kafka_msg_partitioner_murmur2 of rdkafka.h."""
+    found = ctypes.CDLL(confluent_kafka.cimpl.__file__).rd_kafka_msg_partitioner_murmur2
+    found.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int32, *[ctypes.c_void_p] * 2]
+    return found
+
+
 def partition_of(key: bytes, count: int) -> int:
-    """The partition of a key among so many, as the default partitioner of Kafka's Java clients chooses it
-    (rd_kafka_msg_partitioner_murmur2 of rdkafka.h)."""
-    chosen = ctypes.CDLL(confluent_kafka.cimpl.__file__).rd_kafka_msg_partitioner_murmur2
-    chosen.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int32, *[ctypes.c_void_p] * 2]
-    return int(chosen(None, key, len(key), count, None, None))
+    """The partition of a key among so many, as the default partitioner of Kafka's Java clients chooses it."""
+    return int(_partitioner()(None, key, len(key), count, None, None))
 
 
 def _asked(topic: NewTopic, config: Mapping[str, str]) -> confluent_kafka.admin.NewTopic:

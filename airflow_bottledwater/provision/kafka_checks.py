@@ -25,6 +25,7 @@ from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.identity import check_cluster, owners, topic_of, topic_problems
 from airflow_bottledwater.state.outboxes import in_the_way
 from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import encode
 
 #: seconds for an answer of Kafka
@@ -85,8 +86,7 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
         )
     problems += _policies(pipeline, data, present)
     problems += _partitions(mapping, data, present)
-    unknown = {name: table for name, table in data.items() if table.oid not in found.state.tables}
-    problems += misplaced(pipeline, unknown, present)
+    problems += misplaced(pipeline, found.state, data, present)
     problems += _letters_expire(pipeline, present)
     limit = present[state_topic].max_bytes if state_topic in present else DEFAULT_MAX_BYTES
     problems += _definitions(found.tables, state_topic, limit)
@@ -112,9 +112,12 @@ def check_properties(kafka: Mapping[str, str]) -> None:
         raise unknown_property(str(error)) from None
 
 
-def check_topics(pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, SourceTable]) -> list[str]:
+def check_topics(
+    pipeline: Settings, cluster: Cluster, known: PipelineState, by_topic: Mapping[str, SourceTable]
+) -> list[str]:
     """The problems with the topics of tables that are to be followed by a pipeline that runs.
 
+    :param known: the pipeline's state, as its stream has it.
     :param by_topic: the tables by their topics' names.
     :raises Refused: Kafka refuses a request.
     :raises Outage: Kafka does not answer.
@@ -125,8 +128,8 @@ def check_topics(pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, So
     state_topic = store.state_topic_name(cluster.database, pipeline.slot)
     problems = _names(by_topic, (*own, state_topic, store.CONTROL_TOPIC), state_topic)
     if mapping.message_routes or any(rule.outbox for rule in mapping.rules.values()):
-        known = [pinned.table for pinned in read_state(pipeline, state_topic, topics).tables.values()]
-        problems += in_the_way(mapping, (table for table in known if table.outbox), list(by_topic))
+        followed = (pinned.table for pinned in known.tables.values())
+        problems += in_the_way(mapping, (table for table in followed if table.outbox), list(by_topic))
     if too_long := [name for name in by_topic if len(name) > names.MAX_TOPIC_LENGTH]:
         return [f"Topic {too_long[0]!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Rename the table."]
     problems += _collisions(list(by_topic), topics.names())
@@ -137,8 +140,8 @@ def check_topics(pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, So
     missing = {name: table for name, table in by_topic.items() if name not in present}
     problems += _missing(pipeline, topics, topics.brokers(), missing)
     problems += _policies(pipeline, by_topic, present)
-    problems += _partitions(TableMapping.of(pipeline), by_topic, present)
-    problems += misplaced(pipeline, by_topic, present)
+    problems += _partitions(mapping, by_topic, present)
+    problems += misplaced(pipeline, known, by_topic, present)
     return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, list(by_topic)))
 
 

@@ -83,26 +83,38 @@ def _check_publications(connection: Connection, pipeline: Settings, tables: Sequ
 
 def _check_topics(pipeline: Settings, tables: list[SourceTable]) -> None:
     """Compare the last record of each topic that exists with what the pipeline writes; where there is a registry,
-    it has compared the schemas. Preflight has compared the partitions.
+    it has compared the schemas.
 
     :raises Refused: a topic has other records.
     """
-    if pipeline.record_format.uses_registry:
-        return
     mapping, topics = TableMapping.of(pipeline), Topics(pipeline.kafka)
     by_topic = {name: table for name, table in mapping.by_topic(tables).items() if not table.outbox}
     present = topics.describe(list(by_topic))
-    for name, topic in present.items():
-        with RangeReader(pipeline.kafka) as reader:
-            found = reader.last(name, topics.ends(name, topic.partitions), _LAST)
-            last = {message.partition(): message for message in found}
-        for message in last.values():
-            if why := unlike(by_topic[name], mapping.envelope, message.key(), message.value()):
-                raise Refused(
-                    f"Topic {name!r} has records that the pipeline would not write: {why}.",
-                    "Give the pipeline topics of its own (another topic_prefix): consumers then read the old topics "
-                    "to their end, and the new ones from their beginning.",
-                )
+    if not present:
+        return
+    ends = topics.all_ends({name: topic.partitions for name, topic in present.items()})
+    for name in present:
+        table = by_topic[name]
+        # preflight looks at some records only, and at none where topics are shared
+        if table.partition_by and any(ends[name]):
+            raise Refused(
+                f"Topic {name!r} has records of another program, and the partitions of {table.qualified} are chosen by "
+                f"{', '.join(table.partition_by)} (partition_by of table_options), otherwise than that program does: "
+                "one key would be in two partitions.",
+                "Take partition_by out, or give the pipeline topics of its own (another topic_prefix).",
+            )
+    if pipeline.record_format.uses_registry:
+        return
+    with RangeReader(pipeline.kafka) as reader:
+        for name in present:
+            last = {message.partition(): message for message in reader.last(name, ends[name], _LAST)}
+            for message in last.values():
+                if why := unlike(by_topic[name], mapping.envelope, message.key(), message.value()):
+                    raise Refused(
+                        f"Topic {name!r} has records that the pipeline would not write: {why}.",
+                        "Give the pipeline topics of its own (another topic_prefix): consumers then read the old "
+                        "topics to their end, and the new ones from their beginning.",
+                    )
 
 
 def unlike(table: SourceTable, envelope: Envelope | None, key: bytes | None, value: bytes | None) -> str:

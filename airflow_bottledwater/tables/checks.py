@@ -51,7 +51,7 @@ def unfit(
             )
         else:
             topics[step.topic] = step
-    for check in (_kafka(pipeline, cluster), _registry(pipeline)):
+    for check in (_kafka(pipeline, cluster, known), _registry(pipeline)):
         by_topic = {topic: tables[step.oid] for topic, step in topics.items() if step.oid not in found}
         found |= {topics[topic].oid: _unfit(problems) for topic, problems in _blame(check, by_topic).items()}
     return found
@@ -109,8 +109,8 @@ def _in_source(
     return problems + check_publications(connection, pipeline, found)
 
 
-def _kafka(pipeline: Settings, cluster: Cluster) -> Check:
-    return lambda by_topic: kafka_checks.check_topics(pipeline, cluster, by_topic)
+def _kafka(pipeline: Settings, cluster: Cluster, known: PipelineState) -> Check:
+    return lambda by_topic: kafka_checks.check_topics(pipeline, cluster, known, by_topic)
 
 
 def _registry(pipeline: Settings) -> Check:

@@ -38,6 +38,10 @@ _FORMS: dict[str, tuple[dict[str, Any], bool]] = {
     "debezium-avro": ({"envelope": "debezium", "format": "avro"}, True),
 }
 
+_in_each_form = pytest.mark.parametrize(
+    "form", ["json", *(pytest.param(each, marks=pytest.mark.long) for each in _FORMS if each != "json")]
+)
+
 
 @pytest.fixture
 def flow_statements() -> tuple[str, ...]:
@@ -87,9 +91,7 @@ def _place(flow: Flow, customer: int) -> int:
     return murmur2(key_bytes(flow.pipeline.format, {"customer": customer}, ["customer"])) % PARTITIONS
 
 
-@pytest.mark.parametrize(
-    "form", ["json", *(pytest.param(each, marks=pytest.mark.long) for each in _FORMS if each != "json")]
-)
+@_in_each_form
 def test_the_columns_choose_the_partition_of_every_record(
     make_flow: MakeFlow, request: pytest.FixtureRequest, form: str
 ) -> None:
@@ -168,9 +170,7 @@ def test_a_new_snapshot_into_the_same_topics_sweeps_what_is_gone(make_flow: Make
     assert check_partitions(flow, "orders", flow.read("orders")) > 300
 
 
-@pytest.mark.parametrize(
-    "form", ["json", *(pytest.param(each, marks=pytest.mark.long) for each in _FORMS if each != "json")]
-)
+@_in_each_form
 def test_topics_whose_keys_are_in_other_partitions_are_refused(
     make_flow: MakeFlow, request: pytest.FixtureRequest, form: str
 ) -> None:
@@ -306,6 +306,22 @@ def test_a_renamed_table_keeps_its_columns_and_a_renamed_column_needs_new_keys(m
     found = verify_beside_a_stream(flow)
     assert {each.verdict for each in found.tables} == {"equal"}, found
     rows = [m for m in flow.read("orders") if "kunde" in m.key]
+    assert check_partitions(flow, "orders", rows) >= 200
+
+
+def test_new_keys_that_are_accepted_may_be_in_other_partitions(make_flow: MakeFlow) -> None:
+    """Although the keys of before have the column by which the new ones are divided."""
+    flow = make_flow(tables=("orders",), table_options={"orders": _OPTIONS["orders"]})
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    flow.execute("ALTER TABLE orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id, customer, code)")
+    accept(flow.pipeline, ["orders"])
+    flow.change(table_options={"orders": {"partition_by": "id"}})
+    flow.stream()
+    found = verify_beside_a_stream(flow)
+    assert {each.verdict for each in found.tables} == {"equal"}, found
+    rows = [message for message in flow.read("orders") if "code" in message.key]
     assert check_partitions(flow, "orders", rows) >= 200
 
 

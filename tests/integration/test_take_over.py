@@ -212,5 +212,8 @@ def test_records_in_other_partitions_than_the_options_choose_are_refused(make_fl
     assert not producer.flush(60)
     with pytest.raises(PreflightError, match=r"chosen by \(id\) \(partition_by .* their keys would be in two"):
         take_over(flow.pipeline)
+    flow.change(share_topics=True)  # where preflight does not look at partitions
+    with pytest.raises(Refused, match=r"are chosen by id \(partition_by .* one key would be in two partitions"):
+        take_over(flow.pipeline)
     flow.change(topic_prefix=f"{flow.pipeline.topic_prefix}-new")
     take_over(flow.pipeline)

@@ -687,9 +687,15 @@ MUTANTS = (
         f"{_PARTITION_BY}::test_a_later_table_is_not_followed_into_a_topic_whose_keys_are_in_other_partitions",
     ),
     Mutant(
+        "new keys that are accepted may be in other partitions",
+        "partition_checks.misplaced",
+        swap("table.key and table.oid not in known.tables", "table.key"),
+        f"{_PARTITION_BY}::test_new_keys_that_are_accepted_may_be_in_other_partitions",
+    ),
+    Mutant(
         "a slot is not taken over into topics that another program has divided",
-        "kafka_checks.check_kafka",
-        drop("problems += misplaced(...)"),
+        "take_over._check_topics",
+        never("table.partition_by and any(...)"),
         "tests/integration/test_take_over.py::test_records_in_other_partitions_than_the_options_choose_are_refused",
     ),
     Mutant(

@@ -1,7 +1,8 @@
 """The shared topic ``_bottledwater``, in which all pipelines of a Kafka have their statuses, heartbeats and requests.
 
 A process has one client for each Kafka, whoever uses it: jobs, the command, tasks, sensors and triggers. It reads the
-topic once, with one consumer, and tells its subscribers of the records that they want.
+topic once, with one consumer, and tells its subscribers of the records that they want. :func:`read` makes none where
+there is none: who asks once has nothing to listen to.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Where pytest-xdist runs the tests, its controller starts it when the first process asks for it, and stops it when the
 run has ended; a process that tests alone has one of its own. Other servers are not shared. PostgreSQL waits for all
-transactions of all databases before it creates a slot, also for those that a test holds open; and each client of a
-Kafka reads what the jobs of all tests have written into the topic that pipelines share.
+transactions of all databases before it creates a slot, also for those that a test holds open; and one broker for all
+takes as much processor time as one for each, since that goes into connections and requests.
 """
 
 from __future__ import annotations

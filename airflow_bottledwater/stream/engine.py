@@ -125,13 +125,15 @@ class StreamReport:
 def follow(
     pipeline: Settings, start: Start, *, bounded: bool = False, stopped: threading.Event | None = None
 ) -> dict[str, int]:
-    """Stream with a slot that is claimed already; returns the counters. It begins at P and with the tables as the state
-    has them now, which may be further than at the claim, if an earlier attempt has worked since.
+    """Stream with a slot that is claimed already; returns the counters, or none if it was asked to stop while it
+    waited. It begins at P and with the tables as the state has them now, which may be further than at the claim, if an
+    earlier attempt has worked since.
 
     :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead
         of running until stopped.
     """
     stopped = stopped or threading.Event()
+    counted: dict[str, int] = {}
     with (
         reported(pipeline, start, stopped) as controller,
         stoppable(stopped),
@@ -140,7 +142,8 @@ def follow(
         telling(pipeline, "stream", meter.rows) as tell,
         contextlib.closing(_Follower(pipeline, start, controller, bounded, stopped, meter, guard, tell)) as follower,
     ):
-        return follower.run()
+        counted = follower.run()
+    return counted
 
 
 class _Follower:

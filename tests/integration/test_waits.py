@@ -75,8 +75,8 @@ def locked(flow: Flow, table: str, mode: str = "ACCESS EXCLUSIVE") -> Iterator[A
 
 
 def following(flow: Flow, stopped: threading.Event) -> None:
-    """Stream until stopped."""
-    running.run_stream(flow.pipeline, stopped=stopped)
+    """Stream until stopped; it counts, too, if that is during a wait."""
+    assert isinstance(running.run_stream(flow.pipeline, stopped=stopped), dict)
 
 
 def snapshotting(flow: Flow, stopped: threading.Event) -> None:

@@ -16,7 +16,7 @@ from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.types import mapping
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.postgres import catalog, row_filter
-from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.connect import Connection, quoted
 
 #: what is read of a table: so many of its blocks, spread over it, and at most so many rows of them
 _BLOCKS, _ROWS = 200, 10_000
@@ -85,8 +85,8 @@ def _problem(table: SourceTable, column: Column, depths: set[int], *, shifted: b
         (depth,) = depths
         name = f"{kind.name.removesuffix('[]')}{'[]' * min(depth, _MOST_DIMENSIONS)}"
         remedy = (
-            f"Declare what it holds, which rewrites nothing: ALTER TABLE {table.qualified} ALTER {column.name} "
-            f"TYPE {name}; or {as_text}."
+            f"Declare what it holds, which rewrites nothing: ALTER TABLE {quoted(table.schema, table.name)} ALTER "
+            f"{quoted(column.name)} TYPE {name}; or {as_text}."
         )
     return (
         f"Column {column.name!r} of {table.qualified} is declared with {declared} "

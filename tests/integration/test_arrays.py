@@ -52,7 +52,16 @@ def test_a_depth_that_was_lost_is_found_before_anything_is_created_and_both_ways
 
 def test_each_column_is_looked_at_with_its_modifier(make_flow: MakeFlow) -> None:
     (said,) = problems(make_flow(tables="a"))
-    assert "ALTER TABLE public.a ALTER d TYPE character varying(7)[][]" in said
+    assert 'ALTER TABLE "public"."a" ALTER "d" TYPE character varying(7)[][];' in said
+
+
+def test_the_statement_that_declares_it_quotes_names(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="Order lines")
+    flow.execute('CREATE TABLE "Order lines" AS SELECT id, m AS "user" FROM a')
+    flow.execute('ALTER TABLE "Order lines" ADD PRIMARY KEY (id)')
+    (said,) = problems(flow)
+    flow.execute(said.split("rewrites nothing: ")[1].split(";")[0])
+    preflight.run(flow.pipeline)
 
 
 def test_under_log_it_is_a_warning_and_what_is_published_already_is_not_looked_at(

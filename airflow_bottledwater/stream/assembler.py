@@ -421,7 +421,8 @@ class TransactionAssembler:
             self._keep(data, relation, place, state["xid"], state["time"])
             return None
         self._keep(data, relation, place, 0, self._sent())
-        self._state["whole_count"], self._state["whole_bytes"] = state["count"] + 1, state["bytes"] + size
+        # by the bytes that are kept: the content may be another one than was received
+        self._state["whole_count"], self._state["whole_bytes"] = self._state["count"], self._state["bytes"]
         self._state["whole_lsn"] = max(state["whole_lsn"], message.lsn)
         return None
 

@@ -19,7 +19,7 @@ from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Column
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.postgres import ddl, pgoutput
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from tests.support import wire as w
@@ -58,7 +58,8 @@ class Logical:
     """A logical message; one of no transaction has its place in the WAL, from ``begin`` to ``end``."""
 
     message: bytes
-    wanted: bool
+    #: as what it is published; None if it is not
+    published: bytes | None
     begin: int = 0
     end: int = 0
 
@@ -135,8 +136,8 @@ def expected(history: History, start: Position, boundaries: dict[int, Boundary])
         if isinstance(transaction, Keepalive):
             continue
         if isinstance(transaction, Logical):
-            if transaction.wanted and transaction.begin >= start.lsn:
-                changes.append((ord("M"), transaction.message, (0, 0), transaction.end - 1, 1, 0, SENT))
+            if transaction.published is not None and transaction.begin >= start.lsn:
+                changes.append((ord("M"), transaction.published, (0, 0), transaction.end - 1, 1, 0, SENT))
             continue
         ordinal = 0
         millis = (transaction.micros + 946_684_800_000_000) // 1000
@@ -148,8 +149,8 @@ def expected(history: History, start: Position, boundaries: dict[int, Boundary])
                 continue
             xid = transaction.xid & 0xFFFFFFFF
             if isinstance(item, Logical):
-                if item.wanted:
-                    changes.append((ord("M"), item.message, (0, 0), transaction.final, ordinal, xid, millis))
+                if item.published is not None:
+                    changes.append((ord("M"), item.published, (0, 0), transaction.final, ordinal, xid, millis))
                 continue
             oids = [item.oid] if isinstance(item, Row) else list(item.oids)
             left = [
@@ -193,7 +194,16 @@ def content(batch: Batch) -> list[Change]:
 
 
 #: as what messages are published, by their prefixes
-MESSAGES = {"mail": Version(w.table(oid=0), "mails"), "mail 2": Version(w.table(oid=0), "mails")}
+MESSAGES = {
+    "mail": Version(w.table(oid=0), "mails"),
+    "mail 2": Version(w.table(oid=0), "mails"),
+    ddl.PREFIX: Version(w.table(oid=0), "statements"),
+}
+
+
+def statement(content: bytes, _: Callable[[int], Version | None]) -> bytes:
+    """What is published of a DDL statement: shorter, as long, or longer."""
+    return bytes(len(content) * 17 % 41)
 
 
 @dataclass
@@ -228,7 +238,7 @@ def run(
         start, boundaries, resolver(made.resolved, foreign), batch_bytes=limit, largest_transaction=most,
         unknown=lambda message: made.left_out.append(message.oid), 
     )  # fmt: skip
-    assembler.take_messages(MESSAGES.get)
+    assembler.take_messages(MESSAGES.get, statement)
     blocks = itertools.count(1)
     while True:
         messages = list(served(history, assembler.position.lsn))
@@ -257,10 +267,13 @@ def run(
 @st.composite
 def logicals(draw: st.DrawFn, begin: int) -> Logical:
     """:param begin: where it begins in the WAL; 0 for one of a transaction."""
-    prefix = draw(st.sampled_from(["mail", "mail 2", "other", ""]))
+    prefix = draw(st.sampled_from([*MESSAGES, "other", ""]))
     end = begin and begin + draw(st.integers(24, 50))
-    message = w.logical(prefix, bytes(draw(st.integers(0, 40))), end, transactional=not begin)
-    return Logical(message, prefix in MESSAGES, begin, end)
+    content = bytes(draw(st.integers(0, 40)))
+    message = w.logical(prefix, content, end, transactional=not begin)
+    shown = statement(content, {}.get) if prefix == ddl.PREFIX else content
+    published = w.logical(prefix, shown, end, transactional=not begin) if prefix in MESSAGES else None
+    return Logical(message, published, begin, end)
 
 
 @st.composite

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.clients import GRANT
-from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.state.records import StateRecord
@@ -22,6 +22,11 @@ from airflow_bottledwater.state.records import StateRecord
 _MSG_SIZE_TOO_LARGE, _TOPIC_AUTHORIZATION_FAILED, _INVALID_TIMESTAMP = 10, 29, 32
 #: UNKNOWN_TOPIC_OR_PARTITION and librdkafka's own _UNKNOWN_TOPIC, INVALID_TOPIC_EXCEPTION
 _OF_A_TOPIC = (3, -188, 17)
+#: records that are sent one by one in one transaction at first: each is a request of its own, of which five are under
+#: way, and all have to be confirmed within half of the transaction's time-out
+_TOGETHER = 1000
+#: other records of a topic, the smallest first, of which none is accepted if the topic is the cause
+_TRIED = 5
 
 
 def rule_out(
@@ -62,20 +67,32 @@ def find_refused(session: PublishSession, records: Records) -> dict[int, str]:
     :raises NewProducerNeeded: the attempt failed, so that it is not known whether there are any.
     :raises Refused: a topic accepts no record at all, so that no row has a fault.
     """
-    left: npt.NDArray[np.int64] = np.arange(len(records))
 
     def refusal(numbers: npt.NDArray[np.int64]) -> RecordRefused | None:
         return session.refusal([Records(records.table[numbers], records.data, records.headers, records.label)])
 
     found: dict[int, str] = {}
-    while len(left) and (error := refusal(left)) is not None:
+    accepted, size = 0, _TOGETHER
+    while accepted < len(records):
+        piece = np.setdiff1d(np.arange(accepted, min(accepted + size, len(records))), list(found))
+        try:
+            error = refusal(piece) if len(piece) else None
+        except TooSlow as slow:
+            if len(piece) < 2 or not slow.confirmed:
+                raise
+            size = len(piece) // 2
+            continue
+        if error is None:
+            accepted += size
+            continue
         _check_time(error)  # when records are sent together, the broker reports another code for this
-        culprit = int(left[error.record])
-        left = np.delete(left, error.record)
+        culprit = int(piece[error.record])
         if error.code != _MSG_SIZE_TOO_LARGE:
             topic = records.table[culprit]["topic"]
-            others = left[records.table[left]["topic"] == topic]
-            if len(others) and refusal(others[np.argsort(records.sizes()[others], kind="stable")[:1]]) is not None:
+            others = np.setdiff1d(np.flatnonzero(records.table["topic"] == topic), [*found, culprit])
+            others = others[np.argsort(records.sizes()[others], kind="stable")]
+            tried = np.unique(np.linspace(0, len(others) - 1, min(len(others), _TRIED)).astype(np.int64))
+            if len(others) and all(refusal(others[[each]]) is not None for each in tried):
                 raise Refused(
                     f"{error.what} Topic {session.topics[int(topic)]!r} refuses every record, so no row has a fault.",
                     "Mend the topic's settings, or what checks its records in the broker; then start again.",

@@ -317,7 +317,9 @@ class PublishSession:
             found.set_exception(error)
 
     def _compare(self, described: dict[str, Topic]) -> bool:
-        for name in self.topics:
+        if described.get(self._state_topic) is None:
+            raise store.gone(self._state_topic)
+        for name in self.topics[:-1]:
             check_topic(name, described.get(name), self._pins.get(name))
         self._state_id = self._state_id or described[self._state_topic].id
         if described[self._state_topic].id != self._state_id:

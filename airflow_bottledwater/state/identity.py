@@ -233,7 +233,8 @@ def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
             f"Topic {name!r} does not exist any more.",
             "Deleting topics of a running pipeline loses data. Drop the slot and start again with a snapshot."
             if pin
-            else "Make it again, with one partition and cleanup.policy=delete, and start again; what it held is lost.",
+            else "Make it again with the partitions and the cleanup.policy that it had (a topic of events or of dead "
+            "letters: one partition, delete), and start again; what it held is lost.",
         )
     if pin is None:
         return

@@ -204,6 +204,11 @@ class Reader:
         self._consumer.close()
 
 
+def gone(topic: str) -> StateError:
+    """The error of a state topic that does not exist any more."""
+    return StateError(f"State topic {topic!r} does not exist any more.", LOST_STATE)
+
+
 def read_records(
     config: Mapping[str, str],
     topic: str,
@@ -225,7 +230,7 @@ def read_records(
     topics = admin or Topics(config)
     if topic not in topics.describe([topic], confirm=True):
         if must_exist:
-            raise StateError(f"State topic {topic!r} does not exist any more.", LOST_STATE)
+            raise gone(topic)
         return {}
     end = topics.ends(topic, 1)[0]
     reader = Reader(config, topic, committed=committed, listens=False)

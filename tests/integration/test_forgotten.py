@@ -105,7 +105,12 @@ CHANGES = (
     Change("the topic has more partitions", _more_partitions, "has 3 partitions, it had 1"),
     Change("the topic forgets", lambda f: alter_topic(f, "a", **_FORGETS), "cleanup.policy=delete"),
     Change("the topic takes little", lambda f: limit_topic(f, f.topic("a"), 100), r"max\.message\.bytes is 100"),
-    Change("the state is gone", lambda f: _delete(f, _state(f)), f"{_GONE}|does not know slot"),
+    Change(
+        "the state is gone",
+        lambda f: _delete(f, _state(f)),
+        "does not know slot",
+        running=rf"State topic '[^']+' {_GONE}\.[^']+#state-topics-and-lost-state",
+    ),
     Change("the state is empty", lambda f: _make_again(f, _state(f)), "does not know slot|its records"),
     Change("the topic of events is gone", lambda f: _delete(f, _service(f, "events")), _GONE),
     Change("the topic of dead letters is gone", lambda f: _delete(f, _service(f, "dead_letters")), _GONE),

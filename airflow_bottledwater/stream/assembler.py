@@ -321,7 +321,8 @@ class TransactionAssembler:
             return
         foreign = message.oid not in self._current and message.oid not in self._refused
         if known == message and (message.identity != "f" or foreign):
-            return  # it is repeated in every session, and after ANALYZE
+            self._separate(message.oid)  # it is repeated in every session, and after ANALYZE
+            return
         current, refused = self._current.get(message.oid), self._refused.get(message.oid)
         try:
             version = self._resolve(message, None if current is None else self._versions[current])
@@ -339,10 +340,32 @@ class TransactionAssembler:
             return
         if known == message and current is not None and refused is None and version is self._versions[current]:
             # the replica identity is FULL, whose message does not show a changed primary key, and the key is the same
+            self._separate(message.oid)
             return
         self._current[message.oid] = len(self._versions)
         self._versions.append(version)
         self._index(message.oid)
+
+    def _separate(self, oid: int) -> None:
+        """Give a table's version, whose Relation message has come again, a number that no waiting change has.
+
+        Between the changes before and behind this message, all rows may have been written anew (ALTER TABLE with USING,
+        or a column that was dropped and made again), and PostgreSQL sends nothing of that: a value of before is not
+        that of an update behind it which has left the value unchanged. Values are only passed on among changes of one
+        number (kernels.unchanged).
+        """
+        current = self._current.get(oid, -1)
+        taken: npt.NDArray[np.bool_] = np.zeros(len(self._versions), dtype=np.bool_)
+        taken[self._changes["relation"][: self._state.count]] = True
+        if current < 0 or oid in self._refused or not taken[current]:
+            return
+        # numbers are used again: ANALYZE repeats the message for as long as the stream runs
+        version = self._versions[current]
+        free = (number for number in np.flatnonzero(~taken).tolist() if self._versions[number] is version)
+        self._current[oid] = next(free, len(self._versions))
+        if self._current[oid] == len(self._versions):
+            self._versions.append(version)
+        self._tables["version"][self._tables["oid"] == oid] = self._current[oid]
 
     def _take_truncate(self, data: bytes) -> Batch | None:
         """Add a TRUNCATE; returns what is whole before it instead, if that can be published and it perhaps cannot."""

@@ -143,6 +143,31 @@ def test_a_value_of_a_column_that_only_has_the_name_of_the_changes_is_a_record_e
     assert sorted(large(m) for m in flow.read("w") if m.value["v"] == 3) == [f"m{k}" for k in range(1, 6)]
 
 
+@pytest.mark.parametrize(
+    "altered",
+    [
+        ["ALTER TABLE w ALTER big TYPE text USING upper(big)"],
+        ["ALTER TABLE w DROP big", "ALTER TABLE w ADD big text DEFAULT upper(incompressible())"],
+    ],
+    ids=["written anew", "made again"],
+)
+def test_a_value_of_before_an_alter_that_writes_all_rows_is_not_taken_from_the_batch(
+    make_flow: MakeFlow, altered: list[str]
+) -> None:
+    flow = make_flow()
+    flow.execute(
+        "CREATE FUNCTION incompressible() RETURNS text LANGUAGE sql VOLATILE AS $$"
+        " SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 300) $$"
+    )
+    flow.create()
+    # PostgreSQL announces the same columns again
+    flow.execute("INSERT INTO w VALUES (6, 0, incompressible())", *altered, "UPDATE w SET v = 1 WHERE id = 6")
+    flow.stream()
+    before, after = flow.read("w")
+    ((now,),) = flow.execute("SELECT big FROM w WHERE id = 6")
+    assert (before.value["big"].islower(), after.value["big"] == now, after.toast) == (True, True, "reread")
+
+
 @pytest.mark.some(2)
 @pytest.mark.parametrize(
     "altered",

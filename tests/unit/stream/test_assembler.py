@@ -457,6 +457,22 @@ def test_a_repeated_relation_message_is_no_new_version(history: History, sizes: 
     assert made.resolved == changed
 
 
+def test_changes_before_and_behind_a_repeated_relation_message_have_numbers_of_their_own() -> None:
+    assembler = TransactionAssembler(Position(0, 0), {}, resolver([]), batch_bytes=1 << 30, largest_transaction=1 << 30)
+    row, again = w.xlog(w.insert(1, b"id", b"a")), w.xlog(relation(1, 0))
+    for final in range(10, 40, 10):
+        parts = [w.xlog(w.begin(final, 1)), again, again, row, row, again, row, again, again, row]
+        assembler.add(w.block([*parts, w.xlog(w.commit(final, final + 1))]))
+        assert assembler.cut() is None
+        batch = assembler.flush(empty=False)
+        assert batch is not None
+        first, same, second, third = batch.changes["relation"].tolist()
+        assert first == same and len({first, second, third}) == 3
+        # the numbers are used again, since the message is repeated for as long as the stream runs
+        assert len(assembler._versions) == 3
+        assert len(set(map(id, batch.versions))) == 1
+
+
 @given(histories())
 def test_a_truncate_brings_the_versions_of_all_its_tables(history: History) -> None:
     for batch in run(history, Position(0, 0), {}, limit=60, most=60, sizes=[5]).batches:

@@ -455,7 +455,8 @@ def inherited(
 ) -> dict[int, dict[str, bool]]:
     """The tables that inherit from ordinary tables (``INHERITS``; the chunks of a TimescaleDB hypertable are among
     them), by the oid of the parent: the name of each, and whether its rows are meant not to be in any topic, or are in
-    its own. A query of the parent has their rows, its topic does not. Partitions are not among them.
+    its own. A query of the parent has their rows, its topic does not. Partitions are not among them, nor are temporary
+    tables: only the session that has made one finds its rows in the parent.
 
     :param oids: the followed tables.
     :param tables: patterns, and ``schemas`` likewise: what they leave out is left out on purpose.
@@ -463,7 +464,7 @@ def inherited(
     rows = connection.execute(
         "SELECT i.inhparent, c.oid, n.nspname, c.relname FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent "
         "JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE p.relkind = 'r' AND p.oid = ANY (%s::oid[]) ORDER BY 1, 3, 4",
+        "WHERE p.relkind = 'r' AND p.oid = ANY (%s::oid[]) AND c.relpersistence <> 't' ORDER BY 1, 3, 4",
         (list(oids),),
     ).fetchall()
     found: dict[int, dict[str, bool]] = {}

@@ -26,7 +26,7 @@ from airflow_bottledwater.tables.types import altered
 _SUM = "SELECT sum((xmin::text::bigint * 1000003 + {}::bigint) % 2147483647)::text FROM {}"
 _MARKS = (
     _SUM.format("oid", "pg_class WHERE relkind IN ('r', 'p') AND relpersistence <> 't'"),
-    _SUM.format("inhrelid", "pg_inherits"),
+    _SUM.format("inhrelid", "pg_inherits WHERE inhrelid NOT IN (SELECT oid FROM pg_class WHERE relpersistence = 't')"),
     _SUM.format("oid", "pg_namespace WHERE nspname NOT LIKE 'pg\\_%'"),
     _SUM.format("oid", "pg_publication"),
     _SUM.format("oid", "pg_publication_rel"),

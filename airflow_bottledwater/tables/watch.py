@@ -17,7 +17,8 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres.connect import Connection, session
+from airflow_bottledwater.postgres.connect import Connection, own, session
+from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
@@ -35,6 +36,21 @@ INTERVAL, QUESTION = 10.0, 1.0
 LASTS = 3.0
 #: seconds after which a live snapshot that has failed, and without which a topic lacks rows, is tried again
 AGAIN = 30.0
+#: the kind of the problem that the catalog cannot be looked at, which is also the part that tells it
+_UNCHECKED = "tables-unchecked"
+#: seconds without a look that has succeeded after which that is a problem
+UNCHECKED = 60.0
+#: the seconds that a statement of a look may take
+STATEMENT = 5.0
+#: what can be done where no session can be opened, and where a statement takes longer
+_NO_SESSION = (
+    "See that the pipeline's role may open a new session: CONNECT on the database, CONNECTION LIMIT of role and "
+    "database, and the server's max_connections."
+)
+_TOO_SLOW = (
+    "Find out what keeps it from reading the catalog: a session that has one of the catalog's tables locked (pg_locks), "
+    "a server that is overloaded, or a catalog that has to be vacuumed (VACUUM pg_class, pg_attribute)."
+)
 #: seconds to wait for the state as the stream has it, which gives it between two batches
 _PATIENCE = 2.0
 
@@ -66,6 +82,8 @@ class TableWatch:
         self._generation, self._lock, self._looking = 0, threading.Lock(), threading.Lock()
         #: when the last look began, and the tables about which it has found something to be done
         self._looked = (-math.inf, frozenset[int]())
+        #: when the last look ended that has succeeded
+        self._succeeded = time.monotonic()
         self._error: Exception | None = None
         self._new: list[str] = []
         #: new tables whose rows could not be published
@@ -174,22 +192,42 @@ class TableWatch:
     def _run(self) -> None:
         pause = min(QUESTION, INTERVAL)
         while not self._ended.wait(pause) and self._error is None:
+            opened = False
             try:
                 with session(self._pipeline.postgres, application="bottledwater tables") as connection:
-                    connection.execute("SET statement_timeout = '5s'")
+                    opened = True
+                    connection.execute(f"SET statement_timeout = {int(STATEMENT * 1000)}")
                     self._ask(connection)
             except (BottledWaterError, psycopg.Error) as error:
-                # an outage of the server is reported by the stream's own connection
                 log.debug("The tables could not be looked at: %s", error)
+                self._failed_to_look(error, opened)
             except Exception as error:
                 # nobody would look any more
                 self._error = error
+
+    def _failed_to_look(self, error: BottledWaterError | psycopg.Error, opened: bool) -> None:
+        """Tell that nobody knows what becomes of the tables, if that lasts: the stream's own session goes on also where
+        no other may be opened, or where the catalog cannot be read.
+
+        :param opened: whether a session was.
+        """
+        ago = time.monotonic() - self._succeeded
+        if ago < UNCHECKED or self._ended.is_set():
+            return
+        known = own(error, "Looking at the tables")
+        what = f"The tables cannot be looked at, so that nobody notices new ones, or what is altered: {known.what}"
+        remedy = known.remedy or ("It is tried again." if opened else _NO_SESSION)
+        if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
+            what += f" Each statement of a look may take {STATEMENT:g} s."
+            remedy = _TOO_SLOW
+        server = describe(self._pipeline.postgres)
+        self._problems.tell(_UNCHECKED, [Problem(_UNCHECKED, server, what, remedy, since=time.time() - ago)])
 
     def _ask(self, connection: Connection) -> None:
         """Look if something may have changed, or may be done now."""
         found = mark(connection)
         if found == self._mark and time.monotonic() < self._again:
-            return
+            return  # no success: the last look may have failed
         self._asked.set()
         if self._given.wait(_PATIENCE):
             self._given.clear()
@@ -216,6 +254,8 @@ class TableWatch:
             return
         steps, prepared = self._prepare(connection, known, seen)
         self._tell(known, seen, steps)
+        self._succeeded = time.monotonic()
+        self._problems.tell(_UNCHECKED, [])
         with self._lock:
             if generation == self._generation and not self._ended.is_set():
                 self._give_up()

@@ -9,11 +9,13 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_bottledwater.jobs import status
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.problems import Problems
+from airflow_bottledwater.tables import watch
 from airflow_bottledwater.tables.watch import TableWatch
 from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow
@@ -92,9 +94,9 @@ def test_the_publications_of_a_pipeline_that_was_dropped_are_not_made_again(make
     flow.snapshot()
     with connect(flow.pipeline.postgres) as connection:
         cluster = identify(connection)
-    watch = TableWatch(flow.pipeline, cluster, read_own(flow.pipeline, cluster), Problems(), patient=False)
+    looks = TableWatch(flow.pipeline, cluster, read_own(flow.pipeline, cluster), Problems(), patient=False)
     drop(flow.pipeline, when="always")
-    watch.look_now()
+    looks.look_now()
     assert flow.execute("SELECT pubname FROM pg_publication") == []
     flow.create()
 
@@ -143,6 +145,50 @@ def test_a_right_that_is_revoked_is_told_until_it_is_granted(
             time.sleep(1)
             flow.execute(remedy.partition("run: ")[2])
             until(lambda: not problems(flow) and flow.compare("a").equal, "it goes on", failed=errors)
+        assert errors == []
+    finally:
+        flow.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_a_catalog_that_cannot_be_looked_at_for_long_is_told_until_it_can_be(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream's own session goes on, so that nothing else tells of it."""
+    monkeypatch.setattr(watch, "UNCHECKED", 0.5)
+    monkeypatch.setattr(watch, "STATEMENT", 0.3)
+    flow = make_flow()
+    flow.execute(
+        f"CREATE ROLE {(role := f'reader_{flow.pipeline.slot}')} LOGIN REPLICATION PASSWORD 'x'",
+        f"GRANT CREATE ON DATABASE {conninfo_to_dict(flow.dsn)['dbname']} TO {role}",
+        f"ALTER TABLE a OWNER TO {role}",
+        f"ALTER TABLE b OWNER TO {role}",
+    )
+    flow.change(postgres=make_conninfo(flow.dsn, user=role, password="x"), tables="*")
+
+    def found() -> list[Problem]:
+        job = status.report(flow.pipeline.with_(postgres=flow.dsn)).job
+        return [each for each in job.problems if each.kind == "tables-unchecked"] if job else []
+
+    try:
+        flow.create()
+        flow.snapshot()
+        with flow.streaming() as errors:
+            flow.published("DELETE FROM a WHERE id = 1")
+            assert found() == []
+            flow.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0", "CREATE TABLE c (id int PRIMARY KEY)")
+            flow.execute(f"ALTER TABLE c OWNER TO {role}", "INSERT INTO c VALUES (1)")
+            (problem,) = until(found, "it is told", failed=errors)
+            assert "too many connections" in problem.reason and "CONNECTION LIMIT" in problem.remedy
+            flow.execute("DELETE FROM a WHERE id = 2")
+            until(lambda: flow.compare("a").equal, "the stream goes on", failed=errors)
+            flow.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
+            until(lambda: not problems(flow) and len(flow.read("c")) == 1, "the table is taken in", failed=errors)
+            with connect(flow.dsn) as other, other.transaction():
+                other.execute("LOCK TABLE pg_enum")
+                (problem,) = until(found, "it is told", failed=errors)
+                assert "statement timeout" in problem.reason and "may take 0.3 s" in problem.reason
+                assert "pg_locks" in problem.remedy
+            until(lambda: not problems(flow), "it can be looked at", failed=errors)
         assert errors == []
     finally:
         flow.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP OWNED BY {role}", f"DROP ROLE {role}")

@@ -10,8 +10,16 @@ _NAME = "Bottled Water"
 #: the section of Airflow's configuration, all of it optional (docs/page.md)
 _CONFIG: dict[str, Any] = {
     "bottledwater": {
-        "description": "The page Bottled Water, and links at tasks.",
+        "description": "The page Bottled Water, links at tasks, and which Airflow it is.",
         "options": {
+            "airflow_id": {
+                "description": "The name of this Airflow among those with pipelines in one Kafka, the same for all of "
+                "its components; empty: [api] base_url.",
+                "version_added": None,
+                "type": "string",
+                "example": "production",
+                "default": "",
+            },
             "kafka_conn_ids": {
                 "description": "Further connections to Kafkas, comma-separated: those of a secrets backend.",
                 "version_added": None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks.source import SourceHook
-from airflow_bottledwater.hooks.tasks import Fate, known_fate
+from airflow_bottledwater.hooks.tasks import Fate, owners_fate
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 if TYPE_CHECKING:
@@ -102,13 +102,13 @@ def _slots(postgres_conn_ids: Sequence[str], health: Health) -> dict[str, dict[s
 
 def _task(kafka: dict[str, str], job_id: str, job: JobRecord, wrong: list[str], told: list[str]) -> None:
     """Find out whether a running job has a task: one whose task was ended while no triggerer ran is asked to stop,
-    since nobody else was told; one whose task is gone goes on."""
+    since nobody else was told; one whose task is gone goes on. Of a task of another Airflow, that one tells."""
     from airflow_bottledwater.jobs import requests
 
     owner = job.owner
     assert owner is not None
     task = f"The {job.kind} job {job_id[:8]} on {job.host} is {owner}"
-    fate = known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)
+    fate = owners_fate(owner)
     if fate is Fate.GONE:
         told.append(
             f"{task}, a task of which Airflow has no row any more. It goes on; run the DAG again, so that a task "

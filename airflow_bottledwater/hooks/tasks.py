@@ -13,6 +13,9 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from asgiref.sync import sync_to_async
 
+from airflow_bottledwater.hooks.instance import ours
+from airflow_bottledwater.model.job import Owner
+
 log = logging.getLogger(__name__)
 
 #: seconds for one answer of Airflow: a little less than a trigger has for its end (``[triggerer] on_kill_timeout``)
@@ -40,6 +43,8 @@ class Fate(enum.Enum):
     #: Airflow has no such task any more: its row was removed (``airflow db clean``, a run or DAG that was deleted),
     #: which ends nothing
     GONE = enum.auto()
+    #: it is one of another Airflow, which is the only one that knows
+    FOREIGN = enum.auto()
     #: Airflow has not said it
     UNKNOWN = enum.auto()
 
@@ -85,6 +90,13 @@ def known_fate(dag_id: str, run_id: str, task_id: str, map_index: int) -> Fate:
         # its errors are of many classes
         log.warning("Airflow does not say whether the task %r has ended (%s).", task_id, type(error).__name__)
         return Fate.UNKNOWN
+
+
+def owners_fate(owner: Owner) -> Fate:
+    """What became of the task that has submitted a job, for a task's process."""
+    if not ours(owner):
+        return Fate.FOREIGN
+    return known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)
 
 
 async def ask_early(ti: Any) -> None:

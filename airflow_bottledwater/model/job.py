@@ -17,6 +17,7 @@ class Owner:
     :param host: the host that it was submitted on.
     :param folder: its run directory there; empty if there is none.
     :param master: Spark's master.
+    :param airflow: the id of the Airflow, see :mod:`airflow_bottledwater.hooks.instance`; empty if it has none.
     """
 
     dag_id: str
@@ -26,10 +27,12 @@ class Owner:
     host: str
     folder: str
     master: str
+    airflow: str = ""
 
     def __str__(self) -> str:
         mapped = f"[{self.map_index}]" if self.map_index >= 0 else ""
-        return f"of the task {self.task_id + mapped!r} in the run {self.run_id!r} of the DAG {self.dag_id!r}"
+        where = f" in the Airflow {self.airflow!r}" if self.airflow else ""
+        return f"of the task {self.task_id + mapped!r} in the run {self.run_id!r} of the DAG {self.dag_id!r}{where}"
 
 
 @dataclass(frozen=True, slots=True)

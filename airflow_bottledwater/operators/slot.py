@@ -111,8 +111,7 @@ class DropReplicationSlotOperator(PipelineMixin, BaseOperator):
         ti: Any = context["ti"]
 
         def has_ended(owner: Owner) -> bool:
-            return (owner.dag_id, owner.run_id) == (ti.dag_id, ti.run_id) and (
-                tasks.known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index) is tasks.Fate.ENDED
-            )
+            of_this_run = (owner.dag_id, owner.run_id) == (ti.dag_id, ti.run_id)
+            return of_this_run and tasks.owners_fate(owner) is tasks.Fate.ENDED
 
         orphans.stop_all(pipeline, live.name_of(pipeline), has_ended)

@@ -18,6 +18,7 @@ from airflow.sdk.observability import stats
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
 from airflow_bottledwater.hooks import spark_job, spark_target
+from airflow_bottledwater.hooks.instance import instance
 from airflow_bottledwater.hooks.spark_job import Given
 from airflow_bottledwater.hooks.spark_target import SparkTarget
 from airflow_bottledwater.jobs import identity as identities
@@ -154,7 +155,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             self._identity = identity
             store.set(JOB, identity, retention=NEVER_EXPIRE)
             by = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-            owner = Owner(*by, identity["host"], identity["folder"], place.master)
+            owner = Owner(*by, identity["host"], identity["folder"], place.master, instance())
             name = ""  # the job itself reports it, if the source does not answer now
             with contextlib.suppress(BottledWaterError):
                 name = live.name_of(pipeline)

@@ -11,7 +11,7 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, SlotInUse
 from airflow_bottledwater.hooks.holder import living
-from airflow_bottledwater.hooks.tasks import Fate, known_fate
+from airflow_bottledwater.hooks.tasks import Fate, owners_fate
 from airflow_bottledwater.jobs import restarts as policy
 from airflow_bottledwater.jobs import stop
 from airflow_bottledwater.jobs.identity import Identity
@@ -145,9 +145,10 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         ti: Any = context["ti"]
         self.log.info("The slot is held by the %s.", holder)
         if (owner := holder.owner) is not None and holder.identity is not None:
-            fate = known_fate(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)
-            mine = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-            if fate in (Fate.GONE, Fate.ENDED) or (owner.dag_id, owner.run_id, owner.task_id, owner.map_index) == mine:
+            fate = owners_fate(owner)
+            key = (owner.dag_id, owner.run_id, owner.task_id, owner.map_index)
+            mine = fate is not Fate.FOREIGN and key == (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+            if mine or fate in (Fate.GONE, Fate.ENDED):
                 self.log.info("Nobody waits for it any more: it is stopped, and this task goes on.")
                 stop.stop_and_forget(pipeline, holder.identity, final=False)
                 return

@@ -51,7 +51,10 @@ def offered(
     :param shown: see :func:`airflow_bottledwater.plugin.detail.detail`.
     """
     if shown["task"] is None:
-        return [], "No task of Airflow runs this pipeline: it is controlled with the command bottledwater."
+        return [], (
+            "No task of this Airflow runs this pipeline: use the page of the Airflow that does, or the command "
+            "bottledwater."
+        )
     if described is None:
         return [], "Airflow has no record of this pipeline's task any more: run its DAG again, or use the command."
     conf = {

@@ -69,7 +69,7 @@ def pipeline(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
     """
     allowed, watch, seen = Rights(user), *_seen(kafka)
     shown = detail(watch, _allowed(allowed, kafka, name, seen), seen)
-    described = rights.described(shown["task"])
+    described = rights.described(shown["task"], shown["slot"])
     connections = {}
     if described is not None:
         connections = {
@@ -114,7 +114,7 @@ def history(user: GetUserDep, kafka: str, name: str, period: int = Query(900)) -
 def dead_letters(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
     """The newest dead letters of one pipeline; ``keys`` says whether the user may see of which rows they are."""
     allowed, (watch, seen) = Rights(user), _seen(kafka)
-    owner = seen.statuses[_allowed(allowed, kafka, name, seen)].job.owner
+    owner = overview.owner_of(seen.statuses[_allowed(allowed, kafka, name, seen)])
     keys = allowed.may_see_rows(kafka, None if owner is None else owner.dag_id)
     try:
         prefix = str(settings_of(watch, name, seen).get("topic_prefix", ""))
@@ -137,7 +137,8 @@ def _allowed(allowed: Rights, kafka: str, name: str, seen: KafkaLook) -> str:
         raise HTTPException(503, seen.away)
     if status is None:
         raise HTTPException(404, f"No pipeline {name!r} has ever reported.")
-    if not allowed.may_see(kafka, None if status.job.owner is None else status.job.owner.dag_id):
+    owner = overview.owner_of(status)
+    if not allowed.may_see(kafka, None if owner is None else owner.dag_id):
         raise HTTPException(403, "You may not read the DAG of this pipeline.")
     return name
 

@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airflow_bottledwater.hooks.instance import ours
 from airflow_bottledwater.jobs.pipelines import HealthLimits, wrong
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.points import place
 from airflow_bottledwater.metrics.rates import between, bound, rate
 from airflow_bottledwater.metrics.registry import Metric
 from airflow_bottledwater.metrics.sample import Sample
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.plugin.watch import KafkaLook
 from airflow_bottledwater.state.control_records import StatusRecord, VerifiedRecord, decode, verified_key
 
@@ -42,7 +44,7 @@ def row(kafka: str, name: str, status: StatusRecord, seen: KafkaLook) -> dict[st
     samples = seen.samples.get(name, ())
     last = present(samples, now)
     verified = decode(VerifiedRecord, seen.records.get(verified_key(name)))
-    owner = status.job.owner
+    owner = owner_of(status)
     return {
         "kafka": kafka,
         "name": name,
@@ -65,6 +67,13 @@ def row(kafka: str, name: str, status: StatusRecord, seen: KafkaLook) -> dict[st
             "dag_id": owner.dag_id, "run_id": owner.run_id, "task_id": owner.task_id, "map_index": owner.map_index
         },
     }  # fmt: skip
+
+
+def owner_of(status: StatusRecord) -> Owner | None:
+    """The task of this Airflow that has submitted a pipeline's job; None if none has, as for one of another Airflow,
+    whose DAGs and runs may have the ids of others here."""
+    owner = status.job.owner
+    return owner if owner is not None and ours(owner) else None
 
 
 def _delay(samples: Sequence[Sample]) -> float | None:

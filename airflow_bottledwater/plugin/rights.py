@@ -137,13 +137,18 @@ def conf_of(task: Mapping[str, Any]) -> dict[str, Any]:
     return dict(found or {})
 
 
-def described(task: Mapping[str, Any] | None) -> Description | None:
-    """The pipeline as a task had it when it was rendered; None if Airflow does not know it (any more).
+def described(task: Mapping[str, Any] | None, slot: str) -> Description | None:
+    """The pipeline as a task had it when it was rendered; None if Airflow does not know it (any more), or if it is
+    another one: another Airflow may have a task and a run of the same ids.
 
     :param task: the ``task`` of a row, see :func:`airflow_bottledwater.plugin.overview.row`.
+    :param slot: that of the row.
     """
-    if task is None:
-        return None
+    found = None if task is None else _rendered(task)
+    return found if found is not None and found.name == slot else None
+
+
+def _rendered(task: Mapping[str, Any]) -> Description | None:
     table = RenderedTaskInstanceFields
     with create_session() as session:
         found = session.scalar(
@@ -194,6 +199,6 @@ def failed() -> list[tuple[dict[str, Any], Description]]:
                 }
                 for each in session.scalars(asked)
             ]  # fmt: skip
-        known = [(task, found) for task in tasks if (found := described(task)) is not None]
+        known = [(task, found) for task in tasks if (found := _rendered(task)) is not None]
         _failed = time.monotonic(), known
         return known

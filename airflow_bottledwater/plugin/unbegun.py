@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.plugin import rights
+from airflow_bottledwater.plugin.overview import owner_of
 from airflow_bottledwater.plugin.watch import KafkaLook
 from airflow_bottledwater.state.control_records import StatusRecord
 
@@ -31,10 +32,11 @@ def _is_of(status: StatusRecord, dag_id: str, described: Description) -> bool:
     """Whether it is the status of the pipeline; two sources may have a slot of the same name."""
     if status.slot != described.name:
         return False
-    owner = status.job.owner
+    owner = owner_of(status)
     if owner is None or owner.dag_id == dag_id:
         return True
     other = rights.described(
-        {"dag_id": owner.dag_id, "run_id": owner.run_id, "task_id": owner.task_id, "map_index": owner.map_index}
+        {"dag_id": owner.dag_id, "run_id": owner.run_id, "task_id": owner.task_id, "map_index": owner.map_index},
+        status.slot,
     )
     return other is None or other.source.conn_id == described.source.conn_id

@@ -12,6 +12,7 @@ from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import tasks
+from airflow_bottledwater.hooks.instance import ours
 from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.jobs.alive import longest_silence, silence
 from airflow_bottledwater.model.job import Owner
@@ -247,6 +248,8 @@ class StreamErrorTrigger(PipelineTrigger):
         loop = asyncio.get_running_loop()
 
         def has_ended(owner: Owner) -> bool:
+            if not ours(owner):
+                return False
             asked = tasks.states(owner.dag_id, owner.run_id, owner.task_id, owner.map_index)
             return bool(tasks.OVER & asyncio.run_coroutine_threadsafe(asked, loop).result(_ANSWER))
 

@@ -138,19 +138,19 @@ def test_the_slots_of_the_sources_are_looked_at(watched: Watched) -> None:
     _kill(job)
 
 
-@pytest.mark.parametrize("fate", [Fate.GONE, Fate.ENDED, Fate.GOES_ON, Fate.UNKNOWN])
+@pytest.mark.parametrize("fate", [Fate.GONE, Fate.ENDED, Fate.GOES_ON, Fate.FOREIGN, Fate.UNKNOWN])
 def test_a_job_whose_task_is_gone_goes_on_and_one_whose_task_has_ended_is_asked_to_stop(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, fate: Fate
 ) -> None:
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(health, "known_fate", lambda *task: (asked.append(task), fate)[1])
+    asked: list[Owner] = []
+    monkeypatch.setattr(health, "owners_fate", lambda owner: (asked.append(owner), fate)[1])
     job = watched.job()
     pipeline = watched.flow.pipeline
     record = JobRecord("stream", pipeline.slot, Owner("d", "r", "stream", -1, "h", "", "s"), host="h", at=time.time())
     record.pipeline = watched.flow.name
     control_topic.write(pipeline.kafka, {job_key("j"): encode(record)})
     found = watched.look()
-    assert asked == [("d", "r", "stream", -1)]
+    assert asked == [record.owner]
     assert any("no row any more. It goes on" in line for line in found.told) is (fate is Fate.GONE)
     assert bool(found.wrong) is (fate is Fate.ENDED)
     assert (stop_key("j") in submitted.records(pipeline)) is (fate is Fate.ENDED)

@@ -713,7 +713,9 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
         "f": JobRecord("stream", "bottledwater", ours, pipeline="of another database"),
         # beside the stream or behind it, which is no reason to end it
         "g": JobRecord("verify", "bottledwater", dataclasses.replace(ours, task_id="verify"), pipeline="name"),
+        "h": JobRecord("stream", "bottledwater", dataclasses.replace(ours, airflow="another"), pipeline="name"),
     }
+    monkeypatch.setenv("AIRFLOW__BOTTLEDWATER__AIRFLOW_ID", "this one")
     states = {"stream": {"failed"}, "verify": {"deferred"}}
     monkeypatch.setattr(tasks, "states_now", lambda dag_id, run_id, task_id, map_index: states[task_id])
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")

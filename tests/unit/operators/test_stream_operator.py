@@ -653,6 +653,9 @@ JOB = Job(7, "claim", "stream", "h", 5, 0.0)
         (Fate.UNKNOWN, {"bounded": "True"}, "refuses"),
         (Fate.GOES_ON, {"bounded": True, "take_over": "True"}, "submits"),
         (Fate.GOES_ON, {}, "submits"),
+        # a stream of another Airflow, of which this one knows nothing
+        (Fate.FOREIGN, {"bounded": True}, "refuses"),
+        (Fate.FOREIGN, {}, "submits"),
         # nobody waits for it any more
         (Fate.GONE, {}, "stops"),
         (Fate.GONE, {"bounded": True}, "stops"),
@@ -667,7 +670,7 @@ def test_a_bounded_run_ends_no_stream_that_lives(
 ) -> None:
     owner = Owner("d", "of another day", "stream", -1, "h", "", "s")
     world.holder = Holder(JOB) if fate is None else Holder(JOB, owner, OLD)
-    monkeypatch.setattr(stream_operator, "known_fate", lambda *task: fate)
+    monkeypatch.setattr(stream_operator, "owners_fate", lambda *task: fate)
     if does == "refuses":
         # it is tried again: the stream may end
         with pytest.raises(SlotInUse, match=r"epoch 7.*" + ("of a command" if fate is None else "'of another day'")):
@@ -676,6 +679,20 @@ def test_a_bounded_run_ends_no_stream_that_lives(
         return
     deferred(lambda: operator(**arguments).execute(context(Store())))
     assert world.done == (["stop old", "forget old", "start"] if does == "stops" else ["start"])
+
+
+def test_a_task_of_another_airflow_with_the_same_ids_is_not_this_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced: list[Owner] = []
+    monkeypatch.setattr(submitted, "announce", lambda pipeline, job_id, kind, owner, *_: announced.append(owner))
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://a")
+    deferred(lambda: operator().execute(context(Store())))
+    assert announced[0].airflow == "https://a"
+    world.holder = Holder(JOB, dataclasses.replace(announced[0], airflow="https://b"), OLD)
+    with pytest.raises(SlotInUse, match="in the Airflow 'https://b'"):
+        operator(bounded=True).execute(context(Store()))
+    assert "stop old" not in world.done
 
 
 def test_a_kafka_that_does_not_answer_keeps_no_stream_from_starting(

@@ -141,6 +141,32 @@ def test_a_viewer_sees_the_pipelines_of_dags(client: Client, seen: Callable[...,
     assert len(client("OP").get("/api/pipelines").json()["pipelines"]) == 3
 
 
+def test_a_pipeline_of_another_airflow_is_none_of_a_dag_here(
+    client: Client, seen: Callable[..., None], ran: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have the DAG, the run and the task of its job."""
+    ran("run", "success", "orders", task_id="stream")
+    path, ours = f"/api/pipelines/kafka_default/{NAME}", status()
+    seen(ours)
+    assert client("VIEWER").get(path).json()["connections"]["postgres"] == "shop_postgres"
+    monkeypatch.setenv("AIRFLOW__BOTTLEDWATER__AIRFLOW_ID", "this one")
+    assert ours.job.owner is not None
+    seen(replace(ours, job=replace(ours.job, owner=replace(ours.job.owner, airflow="another"))))
+    assert client("VIEWER").get(path).status_code == 403
+    assert client("VIEWER").get("/api/pipelines").json()["pipelines"] == []
+    found = client("ADMIN").get(path).json()
+    assert found["task"] is None and found["actions"] == [] and "the Airflow that does" in found["no_actions"]
+
+
+def test_a_task_that_has_rendered_another_pipeline_tells_nothing(
+    client: Client, seen: Callable[..., None], ran: Callable[..., None]
+) -> None:
+    ran("run", "success", "stock", task_id="stream")
+    seen(status())
+    found = client("ADMIN").get(f"/api/pipelines/kafka_default/{NAME}").json()
+    assert found["connections"] == {} and found["actions"] == [] and "no record" in found["no_actions"]
+
+
 def test_who_may_not_trigger_the_dag_does_not_see_of_which_rows_dead_letters_are(
     client: Client, seen: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +221,9 @@ def ran(airflow: None) -> Iterator[Callable[..., None]]:
             for table in (RenderedTaskInstanceFields, TaskInstance, DagRun):
                 session.execute(delete(table))
 
-    def add(run_id: str, state: str, slot: str, *, days: float = 0, operator: str = PREFLIGHT) -> None:
+    def add(
+        run_id: str, state: str, slot: str, *, days: float = 0, operator: str = PREFLIGHT, task_id: str = "preflight"
+    ) -> None:
         rights._failed = (0.0, [])
         began = datetime.now(UTC) - timedelta(days=days)
         run = {"dag_id": "orders", "run_id": run_id}
@@ -206,13 +234,13 @@ def ran(airflow: None) -> Iterator[Callable[..., None]]:
             session.execute(insert(DagRun).values(values))
             session.execute(
                 insert(TaskInstance).values(
-                    **run, id=uuid4(), task_id="preflight", map_index=-1, state=state, operator=operator, pool="p",
+                    **run, id=uuid4(), task_id=task_id, map_index=-1, state=state, operator=operator, pool="p",
                     pool_slots=1, end_date=began, executor_config={}, max_tries=0,
                 )
             )  # fmt: skip
             session.execute(
                 insert(RenderedTaskInstanceFields).values(
-                    **run, task_id="preflight", map_index=-1, rendered_fields={"pipeline": pipeline}
+                    **run, task_id=task_id, map_index=-1, rendered_fields={"pipeline": pipeline}
                 )
             )
 
@@ -389,7 +417,7 @@ def pressed(
     ) -> dict[str, Any]:
         found = {"bottledwater_control": False, "bottledwater_verify": False} if dags is None else dags
         described = Description("orders", source=Source("shop_postgres"), kafka=Kafka("shop_kafka"))
-        monkeypatch.setattr(rights, "described", lambda task: described if task else None)
+        monkeypatch.setattr(rights, "described", lambda task, slot: described if task else None)
         monkeypatch.setattr(rights, "dags", lambda ids: {each: found[each] for each in ids if each in found})
         monkeypatch.setattr(rights, "conf_of", lambda task: {"tables": ["orders"]})
         monkeypatch.setattr(rights, "full", lambda dag_id: full and dag_id == "orders")

@@ -301,6 +301,8 @@ def test_a_job_whose_task_has_ended_is_stopped(monkeypatch: pytest.MonkeyPatch, 
     """Marked while no triggerer ran: nobody was told."""
     known = {"a": "failed", "b": "deferred", "c": "success", "d": None, "e": "up_for_retry"}
     jobs = [(Owner("d", "r", task, -1, "h", "", "s"), {**IDENTITY, "id": task}) for task in (*known, "f")]
+    jobs.insert(0, (Owner("d", "r", "a", -1, "h", "", "s", "another Airflow"), {**IDENTITY, "id": "foreign"}))
+    monkeypatch.setenv("AIRFLOW__BOTTLEDWATER__AIRFLOW_ID", "this one")
 
     def states(task_ids: list[str], **_: Any) -> Any:
         if task_ids == ["f"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Refused, StateError
@@ -18,7 +19,8 @@ from airflow_bottledwater.state.records import Gap, gap_key
 def accept(pipeline: Settings, tables: Sequence[str]) -> list[str]:
     """Record that the keys of these tables may become others, because their schema ids are lost for good, or because a
     setting gives them another form. The next job publishes none of the tables' changes under the old keys, records the
-    tables anew, and reads all of their rows with a sweep; returns their names.
+    tables anew, and reads all of their rows with a sweep; a table that is paused or set aside stays so, and that is
+    done when it goes on. Returns their names.
 
     :param tables: patterns, as in the setting ``tables``.
     :raises PreflightError: a pattern matches nothing.
@@ -49,8 +51,9 @@ def accept(pipeline: Settings, tables: Sequence[str]) -> list[str]:
                     f"{', '.join(named.get(oid, f'oid {oid}') for oid in refused[:5])}.",
                     "Name the others; 'bottledwater status' shows them.",
                 )
-            why = "gets keys of other bytes, which were accepted"
-            claim.write({gap_key(oid): Gap(why, accepted=True) for oid in named})
+            new = Gap("gets keys of other bytes, which were accepted")
+            # one that is held stays so, and what a topic lacks already stays the reason
+            claim.write({gap_key(oid): replace(known.gaps.get(oid, new), accepted=True) for oid in named})
             return sorted(named.values())
         finally:
             claim.close()

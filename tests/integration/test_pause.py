@@ -12,6 +12,7 @@ from airflow_bottledwater.jobs.open_requests import OpenRequests
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import live, pausing, redrive
+from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest, StatusRecord
 from airflow_bottledwater.verify import driver as verification
@@ -163,6 +164,28 @@ def test_what_is_done_to_a_paused_table_is_taken_up_when_it_goes_on(make_flow: M
         flow.execute("UPDATE a SET n = 1", "UPDATE b SET text = 'later'")
         _equal(flow, errors, "a", "b")
     assert errors == []
+
+
+def test_a_paused_table_whose_new_keys_are_accepted_stays_paused(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="a", json_numeric="string")
+    flow.execute("CREATE TABLE a (id numeric PRIMARY KEY, text text)", "INSERT INTO a VALUES (1.5, 'first'), (2, NULL)")
+    flow.create()
+    flow.snapshot()
+    _ask(flow, "a", paused=True)
+    flow.stream()
+    flow.change(json_numeric="number")
+    flow.execute("UPDATE a SET text = 'meanwhile'")
+    assert accept(flow.pipeline, ["a"]) == ["public.a"]
+    flow.stream()
+    known = read_state(flow.pipeline, state_topic(flow))
+    assert known.held == known.accepted == known.tables.keys() and len(flow.read("a")) == 2
+    assert problems(flow)["public.a"].reason.startswith("It was paused by alice")
+    _ask(flow, "a", paused=False)
+    flow.stream()
+    assert not problems(flow)
+    assert {m.key["id"]: m.value and m.value["text"] for m in flow.read("a")} == {
+        "1.5": None, "2": None, 1.5: "meanwhile", 2: "meanwhile",
+    }  # fmt: skip
 
 
 @pytest.mark.long

@@ -232,6 +232,22 @@ def mapping(column: ColumnType) -> TypeMapping:
     return _DECIMAL if column.base_oid == NUMERIC and column.base_typmod >= 0 else found
 
 
+#: significant digits that every double holds (DBL_DIG)
+_DIGITS_OF_DOUBLE = 15
+
+
+def rounding_form(column: ColumnType) -> str:
+    """The form of a type, or of one inside of it, in which two values can be the same, or one value can become another
+    one; empty if there is none."""
+    if column.form in ("geojson", "name"):
+        return column.form
+    exact = column.base_typmod >= 0 and numeric_precision(column.base_typmod)[0] <= _DIGITS_OF_DOUBLE
+    if column.form == "double" and not exact:
+        return column.form
+    inside = [*([column.element] if column.element else []), *(attribute.type for attribute in column.attributes)]
+    return next((form for each in inside if (form := rounding_form(each))), "")
+
+
 def _array(element: ColumnType) -> TypeMapping:
     inner = mapping(element)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from psycopg import sql
 
-from airflow_bottledwater.encoding import names
+from airflow_bottledwater.encoding import names, types
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import DOCS, PreflightError, Refused, SlotError, SlotInUse
 from airflow_bottledwater.model.relation import SourceTable
@@ -180,6 +180,26 @@ def check_sessions(connection: Connection, pipeline: Settings, found: Findings) 
     ]
 
 
+#: forms in which values of a key cannot be told apart: how they are published, and what to do instead
+_ROUNDED = {
+    "double": ("as the nearest double (numeric)", "numeric to decimal or string"),
+    "geojson": ("as GeoJSON, which is rounded (json_geometries)", "json_geometries to ewkb"),
+    "name": ("as the name that an object has when it is read (regs)", "regs to number"),
+}
+
+
+def _rounded_keys(table: SourceTable) -> list[str]:
+    """What is said of columns of a table's key that the settings publish in a form which does not tell rows apart."""
+    forms = [(column, types.rounding_form(column.type)) for column in table.columns if column.name in table.key]
+    return [
+        f"Column {column.name!r} is in the key of {table.qualified}, and would be published {_ROUNDED[form][0]}: a row "
+        f"could have another one's key, or not the one of before. Set {_ROUNDED[form][1]}; or give the table another "
+        "key (primary key, or option key of table_options), or leave it out."
+        for column, form in forms
+        if form
+    ]
+
+
 def check_tables(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:
     problems, mapping = list[str](), TableMapping.of(pipeline)
     try:
@@ -202,6 +222,7 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
                 "or set allow_unkeyed (its messages then have no key, deletes are not sent, and updates only with "
                 "REPLICA IDENTITY FULL)."
             )
+        problems += _rounded_keys(table)
         try:
             mapping.subjects(topic_of(table, found.state, mapping), table)
         except Refused as error:

@@ -237,6 +237,33 @@ def test_a_key_that_cannot_be_is_found_before_anything_is_made(make_flow: MakeFl
     flow.create()
 
 
+def test_a_key_that_would_be_rounded_is_refused_whenever_it_comes(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="?", table_options={}, numeric="double", regs="name", allow_unkeyed=True)
+    flow.execute("CREATE TABLE n (id numeric(20, 0) PRIMARY KEY, exact numeric(15, 2) UNIQUE)")
+    flow.execute("CREATE TABLE r (rels regclass[], n int, PRIMARY KEY (n, rels))")
+    with pytest.raises(PreflightError, match=r"'id' is in the key of public\.n, .* Set numeric to decimal") as raised:
+        flow.create()
+    assert "'rels' is in the key of public.r" in str(raised.value) and "Set regs to number" in str(raised.value)
+    flow.execute(
+        "DROP TABLE r",
+        "ALTER TABLE n DROP CONSTRAINT n_pkey, DROP CONSTRAINT n_exact_key, ADD PRIMARY KEY (exact)",
+        "INSERT INTO n VALUES (9007199254740992, 1.5)",
+    )
+    flow.create()
+    flow.snapshot()
+    assert [m.key for m in flow.read("n")] == [{"exact": 1.5}]
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute(
+            "CREATE TABLE l (id numeric PRIMARY KEY)",
+            "ALTER TABLE n DROP CONSTRAINT n_pkey, ADD PRIMARY KEY (id)",
+            "INSERT INTO n VALUES (9007199254740993, 2.5)",
+        )
+        for name in "ln":
+            until(lambda name=name: f"'id' is in the key of public.{name}" in _problems(flow), "", failed=errors)
+    assert [m.key for m in flow.read("n")] == [{"exact": 1.5}]
+
+
 @pytest.mark.long
 def test_a_table_gets_another_key_by_its_options(make_flow: MakeFlow) -> None:
     flow = make_flow(tables=("orders",), table_options={})

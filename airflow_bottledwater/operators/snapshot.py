@@ -52,23 +52,14 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
             found = self._earlier(context, pipeline)
             if not isinstance(found, dict):
                 if self._is_complete(pipeline):
-                    return _COMPLETE
+                    return _COMPLETE if found is None else self._finish(found.outcome)
                 found = self._submit(context, pipeline, place)
-        return self._told(context, self._follow(pipeline, place, found))
+        return self._follow(context, pipeline, place, found)
 
-    def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Handle the trigger's event: the job has ended.
-
-        :raises JobFailed: the job failed for a transient reason, or the event is not known.
-        :raises AirflowFailException: the job failed for good.
-        """
-        return self._told(context, super().execute_complete(context, event))
-
-    def _told(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
-        """The task's result, after the topics' assets have got their events."""
-        self.published = AssetEvents(context, self.outlets, self.pipeline_hook.pipeline()).snapshot()
+    def _tell(self, context: Context, pipeline: Settings) -> None:
+        """Give the topics' assets their events."""
+        self.published = AssetEvents(context, self.outlets, pipeline).snapshot()
         self.keep_lineage()
-        return result
 
     def _finish(self, outcome: Outcome) -> dict[str, Any]:
         """Turn an ended job's outcome into that of the task.

@@ -222,16 +222,26 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         if ended is None:
             self.log.info("The job of an earlier try still runs; it is followed.")
             return known
-        stop.clear_away(pipeline, known, ended)
+        self._clear_away(context, pipeline, known, ended)
         self._identity = None
         store.delete(JOB)
         return ended if self._is_done(ended) else None
+
+    def _clear_away(self, context: Context, pipeline: Settings, identity: Identity, ended: Ended) -> None:
+        """Remove what is left of a job that has ended. First Airflow is told what it has published: if this process
+        dies in between, the next try still finds the job's end."""
+        if self._is_done(ended):
+            self._tell(context, pipeline)
+        stop.clear_away(pipeline, identity, ended)
+
+    def _tell(self, context: Context, pipeline: Settings) -> None:
+        """Tell Airflow what a job has published that has ended well; nothing, unless an operator says more."""
 
     def _is_done(self, ended: Ended) -> bool:
         """Whether nothing is left to do after a job of an earlier try."""
         return ended.outcome.ok and not ended.outcome.stopped
 
-    def _follow(self, pipeline: Settings, place: SparkTarget, identity: Identity) -> dict[str, Any]:
+    def _follow(self, context: Context, pipeline: Settings, place: SparkTarget, identity: Identity) -> dict[str, Any]:
         """Defer until the job ends, or wait for it in this process; returns the task's result."""
         self._identity = identity
         if place.cluster if self.deferrable is None else self.deferrable:
@@ -239,7 +249,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         with failing():
             ended = self._wait(identity)
             assert ended is not None, "there is no time-out"
-            stop.clear_away(pipeline, identity, ended)
+            self._clear_away(context, pipeline, identity, ended)
         return self._finish(self._outcome(ended))
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -251,7 +261,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         event = known_event(event, "ended")
         with failing():
             identity, ended = self._ended(event)
-            stop.clear_away(self.pipeline_hook.pipeline(), identity, ended)
+            self._clear_away(context, self.pipeline_hook.pipeline(), identity, ended)
         return self._finish(self._outcome(ended))
 
     def _outcome(self, ended: Ended) -> Outcome:

@@ -112,7 +112,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             place = self._place()
             found = self._earlier(context, pipeline)
             if isinstance(found, Ended):
-                return found.outcome.result
+                return self._finish(found.outcome)
             store: Any = context["task_state_store"]
             if found is None:
                 self._make_way(context, pipeline)
@@ -241,15 +241,17 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             if outcome.ok or not outcome.transient:
                 self.log.info("The job's log ends with:\n%s", ended.log)
             reached = None if outcome.ok or not outcome.transient else policy.reached(pipeline)
-            stop.clear_away(pipeline, identity, ended)
-        if outcome.ok and true(self.bounded):
-            store: Any = context["task_state_store"]
-            AssetEvents(context, self.outlets, pipeline).stream(store.get(_BEGAN))
-        if outcome.ok:
-            self.keep_lineage()
+            self._clear_away(context, pipeline, identity, ended)
         if outcome.ok or not outcome.transient:
             return self._finish(outcome)
         return self._again(context, outcome, reached)
+
+    def _tell(self, context: Context, pipeline: Settings) -> None:
+        """Give the assets of the topics that a bounded run has changed their events."""
+        if true(self.bounded):
+            store: Any = context["task_state_store"]
+            AssetEvents(context, self.outlets, pipeline).stream(store.get(_BEGAN))
+        self.keep_lineage()
 
     def _again(self, context: Context, outcome: Outcome, reached: int | None) -> float:
         """When the job is to be submitted again (seconds since 1970).

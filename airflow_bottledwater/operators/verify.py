@@ -89,7 +89,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
             if isinstance(found, Ended):
                 return self._finish(found.outcome)
             identity = found or self._submit(context, pipeline, place)
-        return self._follow(pipeline, place, identity)
+        return self._follow(context, pipeline, place, identity)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Handle the trigger's event: the job has ended."""

@@ -27,6 +27,7 @@ from airflow_bottledwater.jobs import orphans, requests, snapshots, stop, watch
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.operators.assets import AssetEvents
 from airflow_bottledwater.operators.base import PipelineMixin, failing, is_first_try
 from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
@@ -552,6 +553,15 @@ def test_a_retry_of_the_snapshot_follows_a_job_that_runs(jobs: SimpleNamespace) 
 def test_a_retry_of_the_snapshot_submits_behind_a_job_that_died(jobs: SimpleNamespace) -> None:
     assert snapshot_of(OLD)[1]["bottledwater_job"] == NEW
     assert jobs.done == ["forget old", "start", "wait new", "forget new"]
+
+
+def test_a_retry_of_the_snapshot_tells_what_a_job_that_has_ended_well_has_published(
+    jobs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AssetEvents, "snapshot", lambda self: jobs.done.append("tell") or {"a": 7})
+    jobs.complete, jobs.earlier = True, jobs.end
+    assert snapshot_of(OLD)[0] == {"rows": 7}
+    assert jobs.done == ["tell", "forget old"]
 
 
 def test_a_snapshot_that_is_complete_starts_no_job(jobs: SimpleNamespace) -> None:

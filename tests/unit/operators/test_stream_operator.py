@@ -25,6 +25,7 @@ from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators import stream as stream_operator
+from airflow_bottledwater.operators.assets import AssetEvents
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.provision import live
@@ -239,6 +240,19 @@ def test_a_retry_of_a_job_that_has_ended_well_ends_well(world: World) -> None:
     result = operator(retries=1).execute(context(Store(bottledwater_job=OLD), try_number=2, max_tries=1))
     assert result == {"position": "0/5", "published": 7}
     assert world.done == ["forget old"]
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_what_a_bounded_run_has_changed_is_told_before_its_job_is_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch, retry: bool
+) -> None:
+    monkeypatch.setattr(AssetEvents, "stream", lambda self, begun: world.done.append(f"tell {begun}"))
+    monkeypatch.setattr(StreamToKafkaOperator, "keep_lineage", lambda self: world.done.append("lineage"))
+    world.end(OLD, ok=True, counts={"position": "0/5"})
+    made, store = operator(bounded=True, retries=1), Store(bottledwater_job=OLD, bottledwater_began="0/1")
+    of = context(store, try_number=2, max_tries=1)
+    assert (made.execute(of) if retry else made.execute_complete(of, ended(world))) == {"position": "0/5"}  # type: ignore[arg-type]
+    assert world.done == ["tell 0/1", "lineage", "forget old"]
 
 
 def test_a_retry_of_a_job_that_was_stopped_submits(world: World) -> None:

@@ -3,11 +3,12 @@ nothing depends on it: what cannot be written is lost."""
 
 from __future__ import annotations
 
+import heapq
 import logging
 import resource
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -205,14 +206,22 @@ class Sampler:
 
 
 def _largest(of: list[Labelled], metric: Metric) -> list[Labelled]:
-    """The values of the tables that have most, and of a counter the sum of the others; all without labels."""
-    if len(of) <= _TABLES:
+    """The values of the tables that have most, by the sums of theirs, and of a counter the sums of the others, one for
+    each of its other labels' values; all without labels."""
+    sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for each in of:
+        sums[each.labels[:1]] += each.value
+    if len(sums) <= _TABLES:
         return of
-    of = sorted(of, key=lambda each: each.value, reverse=True)
+    largest = set(heapq.nlargest(_TABLES, sums, key=sums.__getitem__))
+    shown = [each for each in of if each.labels[:1] in largest]
     if metric.kind == "gauge":
-        return of[:_TABLES]
-    rest = sum(each.value for each in of[_TABLES:])
-    return [*of[:_TABLES], Labelled(rest, (OTHERS, *of[0].labels[1:]))]
+        return shown
+    rest: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for each in of:
+        if each.labels[:1] not in largest:
+            rest[each.labels[1:]] += each.value
+    return [*shown, *(Labelled(value, (OTHERS, *labels)) for labels, value in rest.items())]
 
 
 def new_topic(pipeline: Settings, replication: int) -> NewTopic:

@@ -107,6 +107,26 @@ def test_a_sample_has_what_was_counted_what_the_job_says_and_what_the_source_say
     assert (STATUS.lag, STATUS.delay) == (None, None)
 
 
+def test_the_200_tables_that_have_most_are_shown_and_the_others_added_up_by_operation(world: World) -> None:
+    found, meter = made()
+    for i in range(201):
+        # the sum decides: the table with most inserts has the fewest changes
+        meter.add(registry.ROWS, 9 if i == 200 else 5, f"t{i}", "insert")
+        if i != 200:
+            meter.add(registry.ROWS, 7, f"t{i}", "update")
+        meter.set(registry.CHANGED, 1000 - i, f"t{i}")
+    meter.add(registry.ROWS, 1, "small", "delete")
+    sample = found.take(None)
+    rows = {each.labels: each.value for each in sample.values["rows"]}
+    assert rows == {
+        **{(f"t{i}", operation): value for i in range(200) for operation, value in (("insert", 5), ("update", 7))},
+        ("(others)", "insert"): 9,
+        ("(others)", "delete"): 1,
+    }
+    # of a time there is no sum
+    assert [each.labels for each in sample.values[registry.CHANGED.name]] == [(f"t{i}",) for i in range(200)]
+
+
 def test_a_job_that_ends_soon_writes_a_sample_too(world: World) -> None:
     found, _ = made()
     found._pipeline = found._pipeline.with_(metrics_interval=3600.0)

@@ -1,4 +1,5 @@
-"""``make test-mutants``: patch a copy of the package, run the test that must notice, print rule / mutant / caught by.
+"""``make test-mutants``: patch a copy of the package (there is one for each core), run the test that must notice, print
+rule / mutant / caught by.
 
 ``MUTANT=word`` takes those whose rule or place has the word.
 """
@@ -6,9 +7,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
@@ -19,20 +22,31 @@ from tests.mutants.change import mutated
 from tests.mutants.table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
-#: always the same folder, files with their times: compiled code of unchanged files stays cached
-COPY = ROOT / ".local" / "mutants"
+#: always the same folders, files with their times: compiled code of unchanged files stays cached
+COPIES = [ROOT / ".local" / "mutants" / str(number) for number in range(os.cpu_count() or 1)]
 
 
-def caught(mutant: Mutant) -> bool:
+def copied(folder: Path) -> Path:
+    """A copy of the package and its tests."""
+    shutil.rmtree(folder, ignore_errors=True)
+    ignored = shutil.ignore_patterns("__pycache__")
+    # the tests, too: pytest puts the folder that they are in before all others where packages are looked for
+    for each in ("airflow_bottledwater", "spark_jobs", "dags", "docs", "tests"):
+        shutil.copytree(ROOT / each, folder / each, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def caught(mutant: Mutant, copy: Path) -> bool:
     """Whether the test fails on the patched copy (a test that cannot run does not count)."""
-    place, source = mutated(COPY / "airflow_bottledwater", mutant.place, mutant.change)
+    place, source = mutated(copy / "airflow_bottledwater", mutant.place, mutant.change)
     whole, original = place.read_text(), place.stat()
     place.write_text(source)
     try:
         done = subprocess.run(
             [Path(sys.executable).parent / "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.caught_by],
-            cwd=COPY,
-            env={**os.environ, "PYTHONPATH": str(COPY), "BOTTLEDWATER_EXAMPLES_FACTOR": "4"},
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy), "BOTTLEDWATER_EXAMPLES_FACTOR": "4"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
@@ -48,24 +62,28 @@ def caught(mutant: Mutant) -> bool:
 def main() -> int:
     """Exit code 1 if a mutant lives."""
     word = os.environ.get("MUTANT", "")
-    shutil.rmtree(COPY, ignore_errors=True)
-    ignored = shutil.ignore_patterns("__pycache__")
-    # the tests, too: pytest puts the folder that they are in before all others where packages are looked for
-    for folder in ("airflow_bottledwater", "spark_jobs", "dags", "docs", "tests"):
-        shutil.copytree(ROOT / folder, COPY / folder, ignore=ignored)
-    shutil.copy(ROOT / "pyproject.toml", COPY)
+    chosen = [each for each in MUTANTS if word in each.rule + each.place]
+    free: queue.SimpleQueue[Path] = queue.SimpleQueue()
+
+    def tried(mutant: Mutant) -> bool:
+        copy = free.get()
+        try:
+            return caught(mutant, copy)
+        finally:
+            free.put(copy)
+
+    for folder in COPIES[: len(chosen)]:
+        free.put(copied(folder))
     table = Table("rule", "mutant", "caught by")
     alive = 0
     console = Console()
-    for mutant in MUTANTS:
-        if word not in mutant.rule + mutant.place:
-            continue
-        dead = caught(mutant)
-        alive += not dead
-        test = mutant.caught_by.rpartition("::")[2]
-        console.print(f"{'caught' if dead else 'ALIVE '}  {mutant.rule}", highlight=False)
-        change = f"{mutant.place}: {mutant.change.clause} → {mutant.change.by or 'nothing'}"
-        table.add_row(mutant.rule, escape(change), test if dead else "NOTHING", end_section=True)
+    with ThreadPoolExecutor(len(COPIES)) as pool:
+        for mutant, dead in zip(chosen, pool.map(tried, chosen), strict=True):
+            alive += not dead
+            test = mutant.caught_by.rpartition("::")[2]
+            console.print(f"{'caught' if dead else 'ALIVE '}  {mutant.rule}", highlight=False)
+            change = f"{mutant.place}: {mutant.change.clause} → {mutant.change.by or 'nothing'}"
+            table.add_row(mutant.rule, escape(change), test if dead else "NOTHING", end_section=True)
     console.print(table)
     return min(alive, 1)
 

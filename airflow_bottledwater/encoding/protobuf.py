@@ -194,15 +194,21 @@ def _several(table: SourceTable, columns: list[tuple[str, ColumnType]]) -> Proto
         fields[n] = made
         if inside is not None:
             messages[made.type] = inside
-    # names that differ only by their case and by underscores are one in JSON, which compilers refuse
-    shown = Counter(re.sub("_+", "", each.name).lower() for each in fields.values())
-    alike = [each.name for each in fields.values() if shown[re.sub("_+", "", each.name).lower()] > 1]
-    if taken := alike or sorted({each.name for each in fields.values()} & messages.keys()):
+    if taken := _alike(ProtobufMessage(fields, messages)):
         raise SchemaRefused(
             f"Two names in {table.qualified} become one in Protobuf: {', '.join(taken)}.",
             "Publish one of them under another name (option rename), leave it out, or use another format.",
         )
     return ProtobufMessage(fields, messages)
+
+
+def _alike(message: ProtobufMessage) -> list[str]:
+    """The fields, also inside of values, whose names are one with another name of their message: compilers refuse it.
+    Names that differ only by their case and by underscores are one in JSON."""
+    shown = Counter(re.sub("_+", "", each.name).lower() for each in message.fields.values())
+    alike = [each.name for each in message.fields.values() if shown[re.sub("_+", "", each.name).lower()] > 1]
+    found = alike or sorted({each.name for each in message.fields.values()} & message.messages.keys())
+    return found or next((taken for each in message.messages.values() if (taken := _alike(each))), [])
 
 
 def _field(table: SourceTable, name: str, column: ColumnType) -> tuple[ProtobufField, ProtobufMessage | None]:
@@ -364,11 +370,19 @@ def amended(schema: str, earlier: str) -> str:
     """A schema with the fields that only an earlier one of its subject has: many registries refuse one without them.
 
     :param earlier: the subject's latest version.
+    :raises SchemaRefused: a name is one in Protobuf with one that the earlier schema has.
     """
     ours, before = parse(schema), _parsed(earlier)
     if before is None:
         return schema
     made = replace(ours, message=_with_dropped(ours.message, before.message))
+    if (taken := _alike(made.message)) and not _alike(before.message):
+        raise SchemaRefused(
+            f"Two names in {ours.package}.{ours.name} become one in Protobuf: {', '.join(taken)}. Its schema keeps "
+            "the fields of columns that were dropped or renamed.",
+            "Publish the column under its earlier name, or under one of its own (option rename), leave it out, or use "
+            "another format.",
+        )
     return earlier if made == before else text(made)
 
 

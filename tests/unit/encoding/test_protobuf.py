@@ -104,6 +104,17 @@ def test_names_that_become_one_are_refused(names: tuple[str, str]) -> None:
         schema((names[0], array(plain(INT4))), (names[1], plain(INT4)))
 
 
+def test_a_name_that_becomes_one_with_a_dropped_one_is_refused() -> None:
+    camel, snake = (Column(name, plain(TEXT)) for name in ("userId", "user_id"))
+    for one, other in ((camel, snake), *[[Column("p", replace(composite(), attributes=(c,))) for c in (camel, snake)]]):
+        before, after = (protobuf.value_schema(replace(table(), columns=(c,)), RECORD) for c in (one, other))
+        with pytest.raises(SchemaRefused, match=r"one in Protobuf: user_id, userId\..*earlier name.*rename"):
+            protobuf.amended(after, before)
+    # an earlier version has both already
+    both = before.replace("\n  }", "\n    optional string user_id = 22;\n  }", 1)
+    assert "user_id" in protobuf.amended(before, both) == both
+
+
 def test_the_verification_reads_what_google_writes_and_refuses_what_it_does_not_know() -> None:
     made = table(
         A, B, ("l", array(plain(701), 2)), ("p", composite(plain(16), plain(17))), ("r", interval_of(plain(23)))

@@ -101,8 +101,10 @@ class JobWatch:
                 raise
             # what can be seen here counts while Kafka does not answer
             found = _ended_here(self._folder)
-        if isinstance(self._follower, FileFollower):
-            self._follower.follow()
+        finally:
+            # also while Kafka does not answer: the next watch does not pass it on
+            if isinstance(self._follower, FileFollower):
+                self._follower.follow()
         return found
 
     def _look(self, *, now: bool) -> Ended | None:

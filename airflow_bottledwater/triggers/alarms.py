@@ -140,15 +140,16 @@ class SlotLagAlarmTrigger(_AlarmTrigger):
         super().__init__(pipeline=pipeline, poll_interval=poll_interval)
         self.max_lag, self.max_lag_seconds = max_lag, max_lag_seconds
         self.wal_status, self.min_safe_wal = known_status(wal_status), min_safe_wal
+        # kept while the watch begins anew after an outage
+        self._seen = Seen(max_lag_seconds)
 
     def _looking(self, pipeline: Settings, change: _Change) -> Watch:
-        seen = Seen(self.max_lag_seconds)
         limits: dict[str, Any] = {"wal_status": self.wal_status, "min_safe_wal": self.min_safe_wal}
 
         def judge(row: Row | None) -> Found | None:
             event = evaluate(pipeline.slot, row, self.max_lag, **limits)
             # a lag in seconds is known only after so many seconds
-            late = row is not None and row[1] is not None and seen.exceeded(row[4] + row[1], row[4])
+            late = row is not None and row[1] is not None and self._seen.exceeded(row[4] + row[1], row[4])
             if event is not None and event["status"] == "failed":
                 return {"slot": pipeline.slot, "message": event["message"]}
             if row is None or row[1] is None or (event is not None and not late):

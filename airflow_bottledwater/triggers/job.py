@@ -63,16 +63,19 @@ class JobTrigger(WatchTrigger):
     ) -> None:
         super().__init__(hook=hook, poll_interval=poll_interval, deadline=deadline)
         self.identity, self.start_timeout = identity, start_timeout
+        # only the last part of an existing log: it may be months long, and another triggerer may have passed it on
+        # already; a watch that begins anew has passed it on
+        self._past = 64 << 10
 
     async def _begin(self) -> JobWatch:
+        pipeline = await self.pipeline()
+        past, self._past = self._past, 0
         return JobWatch(
-            await self.pipeline(),
+            pipeline,
             self.identity,
             start_timeout=self.start_timeout,
             write=lambda level, line: log.log(level, "%s", line),
-            # only the last part of an existing log: it may be months long, and another triggerer may have passed it on
-            # already
-            past=64 << 10,
+            past=past,
         )
 
     def _result(self, found: Ended | None) -> dict[str, Any]:

@@ -27,6 +27,9 @@ LONGEST_PAUSE = 10.0
 #: the deferring process for the end of the task
 SETTLED = 5.0
 
+#: seconds of an outage after which a watch begins anew, with the connections as they are then: servers may have moved
+ANEW = 60.0
+
 #: threads for ending what tasks have begun, which must not wait for those that watch
 STOPPING = ThreadPoolExecutor(8, "stop job")
 
@@ -43,9 +46,9 @@ class Watch(Protocol):
 
 
 class AsyncWatch:
-    """A watch that is begun when it is needed, and begun anew after an error that is not an outage: with the
-    connections as they are then, since a password may have been changed. What blocks is called in threads, not
-    in the triggerer's event loop.
+    """A watch that is begun when it is needed, and begun anew after an error that is not an outage, or an outage that
+    lasts: with the connections as they are then, since a password or an address may have been changed. What blocks is
+    called in threads, not in the triggerer's event loop.
 
     :param begin: begins to watch.
     :param what: is watched, for the log.
@@ -55,6 +58,8 @@ class AsyncWatch:
     def __init__(self, begin: Callable[[], Awaitable[Watch]], what: str, ti: Any = None) -> None:
         self._begin, self._what, self._ti = begin, what, ti
         self._watch: Watch | None = None
+        #: since when nothing could be seen (monotonic); 0 if it can
+        self._away = 0.0
 
     async def __aenter__(self) -> AsyncWatch:
         self._asking = asyncio.create_task(tasks.ask_early(self._ti))
@@ -69,6 +74,8 @@ class AsyncWatch:
 
         :raises BottledWaterError: the watch cannot begin, for another reason than an outage.
         """
+        if self._away and time.monotonic() - self._away >= ANEW:
+            await self._close()
         if self._watch is None:
             try:
                 self._watch = await self._begin()
@@ -76,14 +83,18 @@ class AsyncWatch:
                 log.warning("%s cannot be seen: %s", self._what, error)
                 return None
         try:
-            return await _called(self._watch.fetch)
+            found = await _called(self._watch.fetch)
         except BottledWaterError as error:
             log.warning("%s cannot be seen: %s", self._what, error)
+            self._away = self._away or time.monotonic()
             if not isinstance(error, Outage):
                 await self._close()
             return None
+        self._away = 0.0
+        return found
 
     async def _close(self) -> None:
+        self._away = 0.0
         if self._watch is not None:
             watch, self._watch = self._watch, None
             await _called(watch.close)

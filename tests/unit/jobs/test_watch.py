@@ -133,12 +133,15 @@ def test_only_new_lines_of_the_record_are_passed_on(world: World) -> None:
 
 def test_while_kafka_does_not_answer_what_is_seen_here_counts(world: World, tmp_path: Path) -> None:
     here: Any = {**IDENTITY, "host": socket.gethostname(), "folder": str(tmp_path)}
-    watch = watching(identity=here)
+    watch = watching(lines := [], here)
     world.away = True
     supervise.start(tmp_path, ["sleep", "100"], dict(os.environ))
     try:
+        (tmp_path / "job.log").write_text("waits\n")
         with pytest.raises(Outage):
             watch.fetch()
+        # another watch may begin, which does not pass it on
+        assert lines == ["waits"]
     finally:
         supervise.stop(tmp_path, timeout=0.1)
     found = watch.fetch()

@@ -23,6 +23,7 @@ from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.state.control_records import StatusRecord, encode, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.triggers import job, slot_lag, stream_error
+from airflow_bottledwater.triggers import watching as watch_of_triggers
 from airflow_bottledwater.triggers.dead_letters import DeadLettersTrigger
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger
@@ -135,6 +136,18 @@ def test_a_job_that_ended_is_one_event_with_its_outcome(monkeypatch: pytest.Monk
     assert (event.pop("status"), event.pop("identity")) == ("ended", IDENTITY)
     assert Ended.of_event(json.loads(json.dumps(event))) == end
     assert looks.closed == 2
+
+
+@pytest.mark.usefixtures("connections")
+def test_an_outage_that_lasts_begins_the_watch_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka may have another address now, which only the connection knows."""
+    end, asked = Ended(Outcome(ok=True)), list[int]()
+    looks = Looks(monkeypatch, Outage("Kafka is away"), Outage("Kafka is away"), end)
+    monkeypatch.setattr(watch_of_triggers, "ANEW", 0.0)
+    monkeypatch.setattr(job, "JobWatch", lambda pipeline, *_, past, **__: asked.append(past) or looks)
+    assert len(events(watching())) == 1
+    # of its log, what was passed on is not passed on again
+    assert (looks.closed, asked) == (3, [64 << 10, 0, 0])
 
 
 @pytest.mark.usefixtures("connections")

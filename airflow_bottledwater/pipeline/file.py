@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import yaml
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline.description import Description
@@ -16,6 +17,23 @@ D = TypeVar("D", bound=Description)
 SUFFIXES = (".yaml", ".yml")
 #: the JSON schema of the file, for editors
 SCHEMA = Path(__file__).with_name("pipeline.schema.json")
+_PLAIN = ["string", "number", "boolean"]
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a key that a mapping has twice, of which the first would be lost in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """See the class."""
+        seen: set[str] = set()
+        for key in (each for each, _ in node.value if isinstance(each, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {key.value!r} is there twice,{key.start_mark}"
+                )
+            seen.add(key.value)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
 
 
 def load(path: Path | str, kind: type[D]) -> D:
@@ -26,8 +44,8 @@ def load(path: Path | str, kind: type[D]) -> D:
         the key.
     """
     try:
-        raw = msgspec.yaml.decode(Path(path).read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raw = yaml.load(Path(path).read_bytes(), _Loader)  # noqa: S506 - it is a safe one
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise SettingError(str(path), None, "a readable YAML file", problem=f"cannot be read ({why})") from None
     if not isinstance(raw, dict):
@@ -62,6 +80,10 @@ def schema() -> dict[str, Any]:
     for made in found["$defs"].values():
         made["additionalProperties"] = False
         made["description"] = " ".join(made["description"].partition("\n\n")[0].split())  # its first paragraph
+        for values in (each.get("additionalProperties", {}) for each in made["properties"].values()):
+            if values.get("type") == "string" and "maxLength" not in values:
+                # a mask may be null; a property of a client or a topic may be what is no text in YAML
+                values["type"] = ["string", "null"] if "null" in values.get("pattern", "") else _PLAIN
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A pipeline of Bottled Water", **found}
     # with lists for the defaults that are tuples
     return dict(msgspec.json.decode(msgspec.json.encode(whole)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import stat
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import jsonschema
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +23,8 @@ from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.rules import about, said
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
+
+ROOT = Path(__file__).parents[2]
 
 DSN = "host=db dbname=shop user=cdc password=hunter2"
 SECRETS = {
@@ -342,3 +346,43 @@ def test_the_schema_of_the_wheel_is_that_of_the_objects() -> None:
     validator.validate(Description.of({**SECTIONS, "name": "shop"}).as_dict(secrets=True))
     for wrong in ({"sorce": {}}, {"kafka": {"partitions": 0}}, {"kafka": {"format": "xml"}}, {"name": "a\n"}):
         assert list(validator.iter_errors(wrong))
+
+
+def _blocks() -> list[dict[str, Any]]:
+    """The descriptions of pipelines in the documentation."""
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    found = [
+        yaml.safe_load(each) for page in pages for each in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.S)
+    ]
+    described = [{"source": each} if each.keys() == {"table_options"} else each for each in found]
+    return [each for each in described if "scrape_configs" not in each]
+
+
+def test_descriptions_in_the_documentation_fit_the_schema_and_are_taken() -> None:
+    validator = jsonschema.Draft202012Validator(file.schema())
+    blocks = _blocks()
+    assert len(blocks) > 10
+    for block in blocks:
+        validator.validate(block)
+        Description.of({"name": "shop", **block})
+
+
+@pytest.mark.parametrize("value", [7, 0.5, True])
+def test_what_is_no_text_in_yaml_fits_the_schema_where_it_is_taken(value: object) -> None:
+    given = {"name": "shop", "kafka": {"topic_config": {"a.b": value}}}
+    jsonschema.Draft202012Validator(file.schema()).validate(given)
+    assert set(Description.of(given).kafka.topic_config) == {"a.b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("name: shop\nname: other\n", "name"),
+        ("name: shop\nsource:\n  table_options:\n    a: {exclude: [x]}\n    b: {}\n    a: {topic: t}\n", "a"),
+    ],
+)
+def test_a_key_that_a_file_has_twice_is_refused(tmp_path: Path, text: str, key: str) -> None:
+    """The first one would be lost, and with it columns that were to be left out."""
+    (tmp_path / "shop.yaml").write_text(text)
+    with pytest.raises(SettingError, match=rf"shop\.yaml' cannot be read \(the key '{key}' is there twice, .*line"):
+        file.load(tmp_path / "shop.yaml", Description)

@@ -6,15 +6,19 @@ The properties are those of Debezium 3's PostgreSQL connector and of Kafka Conne
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.pipeline.patterns import is_meant
 
 _CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
 #: the transformation that takes the row out of the envelope
@@ -96,12 +100,13 @@ _SAID = {
     "provide.transaction.metadata": "The end of each source transaction is a record, in a form of its own "
     "(docs/message-format.md); its beginning is none.",
     "include.unknown.datatypes": "A type that is not known is published as PostgreSQL's text.",
-    "binary.handling.mode": "bytea is bytes in Avro, and hexadecimal text in JSON.",
+    "binary.handling.mode": "bytea is bytes in Avro and Protobuf, and base64 in JSON.",
     "slot.drop.on.stop": "The slot stays; 'bottledwater drop-slot', or the task drop_slot, drops it.",
     "message.key.columns": "The key of a record is the table's primary key, or that of its replica identity; the "
     "option key of a table names another one, which a unique index must have. If it is there to have rows of one owner "
     "in one partition, the option partition_by does that by columns of the key.",
-    "snapshot.select.statement.overrides": "The snapshot reads whole tables. A live snapshot takes a condition.",
+    "snapshot.select.statement.overrides": "The snapshot reads all rows that the stream would follow: the option where "
+    "of a table takes a condition for both, and a live snapshot one of its own.",
     "snapshot.include.collection.list": "The snapshot reads all tables of the pipeline.",
     "signal.data.collection": "Live snapshots are asked for through Kafka ('bottledwater snapshot'). The table for "
     "signals is not needed: leave it out of the tables.",
@@ -268,6 +273,30 @@ class _Import:
             elif name.startswith("column.propagate.source.type") or name.startswith("datatype.propagate.source.type"):
                 self.seen.add(name)
                 self._say(name, "Fields have no parameters with the source's types.")
+        self._unite()
+
+    def _unite(self) -> None:
+        """Have each pattern say what more general ones say of columns: of all expressions that match a table, the
+        connector obeys each; a table of a pipeline has each option from the most specific pattern alone."""
+        # of two with as many letters, the latter is obeyed (patterns.specificity)
+        ordered = sorted(self.made.get("source", {}).get("table_options", {}).items(), key=lambda e: -e[0].count("*"))
+        if not (rules := dict(ordered)):
+            return
+        self.made["source"]["table_options"] = rules
+        given = {table: {name: copy(columns) for name, columns in of.items()} for table, of in rules.items()}
+        for table, other in itertools.permutations(given, 2):
+            if is_meant(other, *_named(table)):
+                for name, columns in given[other].items():
+                    if isinstance(columns, dict):
+                        rules[table][name] = columns | rules[table].get(name, {})
+                    else:
+                        rules[table][name] = list(dict.fromkeys([*rules[table].get(name, ()), *columns]))
+            elif table < other and _meet(table, other) and not is_meant(table, *_named(other)):
+                self._say(
+                    "column.*",
+                    f"A table that {table!r} and {other!r} both describe has the columns of one of them only: give it "
+                    "table_options of its own, or columns that the connector leaves out or masks are published.",
+                )
 
     def _topics(self, flat: bool) -> None:
         prefix = self._take("topic.prefix") or self._take("database.server.name")
@@ -375,6 +404,8 @@ class _Import:
             if name not in self.given:
                 continue
             value = self._take(name)
+            if (name, value, self.made["kafka"].get("format", "")[:4]) == ("binary.handling.mode", "base64", "json"):
+                continue
             if value.lower() in values:
                 if (put := values[value.lower()]) is not None:
                     self._put(*put)
@@ -444,6 +475,24 @@ class _Import:
                 self._say(name, f"{pattern!r} names no column as schema.table.column.")
                 continue
             yield from ((each, column) for each in tables)
+
+
+def _named(pattern: str) -> tuple[str, str]:
+    """The patterns of schema and table in one of a whole name."""
+    schema, _, table = pattern.rpartition(".")
+    return schema, table
+
+
+@functools.cache
+def _meet(one: str, other: str) -> bool:
+    """Whether there is a text that two patterns with ``*`` match."""
+    if not (one and other):
+        return not (one or other).strip("*")
+    if one[0] == "*":
+        return _meet(one[1:], other) or _meet(one, other[1:])
+    if other[0] == "*":
+        return _meet(other, one)
+    return one[0] == other[0] and _meet(one[1:], other[1:])
 
 
 def _quoted(value: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import json
 import re
 from pathlib import Path
@@ -19,6 +21,7 @@ from airflow_bottledwater.pipeline import debezium
 from airflow_bottledwater.pipeline.debezium import as_patterns, imported
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.patterns import is_meant
+from airflow_bottledwater.pipeline.table import Table
 
 CLASS = {"connector.class": "io.debezium.connector.postgresql.PostgresConnector"}
 #: as in Debezium's tutorial, with what people add
@@ -143,6 +146,9 @@ def test_records_without_envelope_keep_their_topics() -> None:
     assert "envelope" not in found.description["kafka"]
     json = {name: value for name, value in SHOP.items() if not name.startswith("value.")}
     assert "schema in each record" in said(imported(json | flat))["value.converter.schemas.enable"]
+    base64 = {"binary.handling.mode": "base64"}
+    assert "binary.handling.mode" not in said(imported(json | base64))
+    assert "base64 in JSON" in said(imported(SHOP | base64))["binary.handling.mode"]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +209,32 @@ def test_a_pattern_means_what_the_expression_does(parts: list[str], schema: str,
         return  # several dots
     expected = re.fullmatch(expression, f"{schema}.{table}") is not None
     assert any(is_meant(pattern, schema, table) for pattern in patterns) == expected
+
+
+_PART = st.sampled_from(["a", "b", "a.*", ".*b", ".*"])
+_LISTS = st.lists(st.tuples(_PART, _PART, st.sampled_from(["x", "y", "x.*", ".*"])), max_size=4)
+
+
+@given(_LISTS, _LISTS, _LISTS)
+def test_no_column_is_shown_that_the_connector_hides(left_out: Any, masked: Any, cut: Any) -> None:
+    """Unless it is said that two expressions may describe one table."""
+    given = {
+        name: ",".join(r"\.".join(parts) for parts in lists)
+        for name, lists in (
+            ("column.exclude.list", left_out),
+            ("column.mask.with.4.chars", masked),
+            ("column.truncate.to.3.chars", cut),
+        )
+    }
+    found = imported(CLASS | {name: value for name, value in given.items() if value})
+    rules = Description.of(found.description).source.table_options
+    for schema, table, column in itertools.product(["a", "b", "ab"], ["a", "b", "ab"], ["x", "y", "xy"]):
+        of = Table.of_table(rules, schema, table)
+        hides = any(
+            re.fullmatch(r"\.".join(parts), f"{schema}.{table}.{column}") for parts in [*left_out, *masked, *cut]
+        )
+        hidden = any(fnmatch.fnmatchcase(column, each) for each in [*of.exclude, *of.mask])
+        assert hidden == hides or "column.*" in said(found), (schema, table, column)
 
 
 @pytest.mark.parametrize("expression", [r"\w+", "a{2}", "ab?", "[ab]c", "a+", "(a(b|c))*", r"a\d"])

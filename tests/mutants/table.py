@@ -2309,9 +2309,15 @@ MUTANTS = (
     ),
     Mutant(
         "a watch whose credentials are refused looks its connection up again",
-        "triggers.watching.Watching.fetch",
-        drop("await self._close()"),
+        "AsyncWatch.fetch",
+        swap("not isinstance(error, Outage)", "False"),
         "tests/unit/triggers/test_backfill_trigger.py::test_with_other_credentials_it_looks_the_connection_up_again",
+    ),
+    Mutant(
+        "a watch that an outage has kept from seeing for a minute looks its connection up again",
+        "AsyncWatch.fetch",
+        swap("self._away and time.monotonic() - self._away >= ANEW", "False"),
+        "tests/unit/triggers/test_triggers.py::test_an_outage_that_lasts_begins_the_watch_anew",
     ),
     Mutant(
         "a trigger that moves to another triggerer stops nothing",

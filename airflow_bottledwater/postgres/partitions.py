@@ -14,6 +14,13 @@ from typing import NamedTuple
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.connect import Connection, quoted
 
+#: the columns of the index that is the replica identity of a relation ``c``
+_IDENTITY = """ARRAY(
+    SELECT a.attname FROM pg_index x JOIN pg_attribute a ON a.attrelid = x.indrelid
+    WHERE x.indrelid = c.oid AND x.indisvalid AND a.attnum = ANY ((x.indkey::int2[])[0:x.indnkeyatts - 1])
+    AND CASE c.relreplident WHEN 'd' THEN x.indisprimary WHEN 'i' THEN x.indisreplident END ORDER BY a.attnum)"""
+_IDENTITIES = "SELECT c.oid, {} FROM pg_class c WHERE c.oid = ANY (%s::oid[])"
+
 #: everything below partitioned tables, parents first. Nothing here takes a lock: pg_partition_tree would wait for
 #: sessions that have one of the tables locked.
 #:
@@ -35,9 +42,7 @@ WITH RECURSIVE tree AS (
     JOIN pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
 )
 SELECT t.root, t.oid, t.parent, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,
-       ARRAY(SELECT a.attname FROM pg_index x JOIN pg_attribute a ON a.attrelid = x.indrelid
-             WHERE x.indrelid = c.oid AND x.indisvalid AND a.attnum = ANY ((x.indkey::int2[])[0:x.indnkeyatts - 1])
-             AND CASE c.relreplident WHEN 'd' THEN x.indisprimary WHEN 'i' THEN x.indisreplident END),
+       {},
        coalesce(pg_relation_filenode(c.oid), 0), greatest(c.relpages, 0), c.relrowsecurity, c.xmin::text, t.created,
        t.attached
 FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -107,9 +112,14 @@ class Partition:
 def below(connection: Connection, oids: Iterable[int]) -> dict[int, list[Partition]]:
     """What is below these tables, by table, parents first; tables that are not partitioned are left out."""
     found: dict[int, list[Partition]] = {}
-    for row in connection.execute(_BELOW, {"oids": list(oids)}):
+    for row in connection.execute(_BELOW.format(_IDENTITY), {"oids": list(oids)}):  # type: ignore[arg-type]
         found.setdefault(row[0], []).append(Partition(*row))
     return found
+
+
+def identity_columns(connection: Connection, oids: Iterable[int]) -> dict[int, list[str]]:
+    """The columns of the indexes that are the replica identities of tables, by oid; none for one without an index."""
+    return dict(connection.execute(_IDENTITIES.format(_IDENTITY), (list(oids),)).fetchall())  # type: ignore[arg-type]
 
 
 def names(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str]]:

@@ -344,22 +344,24 @@ def uncovered(connection: Connection, published: Published, tables: Sequence[Sou
     of = {table.oid: table for table in tables if published.filters(table.oid)}
     if not of or not (published.updates or published.deletes):
         return {}
+    # not the keys: an outbox has none, and yet an identity
+    own = partitions.identity_columns(connection, of)
     below = partitions.below(connection, [table.oid for table in of.values() if table.partitioned])
     found = {}
     for oid, table in of.items():
         used = published.tables[oid][1] or frozenset()
         parts = [(each.identity, each.identity_columns) for each in below.get(oid, ()) if each.leaf]
-        for identity, columns in parts if table.partitioned else [(table.identity, table.key)]:
+        for identity, columns in parts if table.partitioned else [(table.identity, own.get(oid, []))]:
             if identity != "f" and (lacking := sorted(used - set(columns))):
-                found[oid] = not_covered(table, lacking)
+                found[oid] = not_covered(table, columns, lacking)
     return found
 
 
-def not_covered(table: SourceTable, columns: Sequence[str]) -> str:
+def not_covered(table: SourceTable, identity: Sequence[str], lacking: Sequence[str]) -> str:
     """What is said of a table whose row filter uses columns that its replica identity does not have."""
     return (
-        f"The row filter of {table.qualified} uses column {columns[0]!r}, which is not in its replica identity "
-        f"({', '.join(table.key) or 'none'}): UPDATE and DELETE on the table would fail for the application. Use "
+        f"The row filter of {table.qualified} uses column {lacking[0]!r}, which is not in its replica identity "
+        f"({', '.join(identity) or 'none'}): UPDATE and DELETE on the table would fail for the application. Use "
         f"columns of the key only (where in table_options); or run: ALTER TABLE {quoted(table.schema, table.name)} "
         "REPLICA IDENTITY FULL;"
     )

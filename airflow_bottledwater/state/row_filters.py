@@ -79,7 +79,7 @@ def _problem(
     if found is None or not table.identifiable or table.identity == "f":
         return ""
     lacking = sorted(found.columns - set(table.key))
-    return publication.not_covered(table, lacking) if lacking else ""
+    return publication.not_covered(table, table.key, lacking) if lacking else ""
 
 
 def _parsed(connection: Connection, table: SourceTable, where: str) -> RowFilter | None:

@@ -114,7 +114,7 @@ MUTANTS = (
     Mutant(
         "a filter that the replica identity does not cover is refused",
         "row_filters._problem",
-        swap("publication.not_covered(table, lacking) if lacking else ''", "''"),
+        swap("publication.not_covered(table, table.key, lacking) if lacking else ''", "''"),
         f"{_ROWS}::test_a_filter_that_the_old_rows_do_not_cover_is_refused",
     ),
     Mutant(
@@ -148,9 +148,15 @@ MUTANTS = (
         f"{_ROWS}::test_a_replica_identity_that_covers_the_filter_no_more_does_not_stop_the_application",
     ),
     Mutant(
+        "an outbox has an identity, which may cover its filter",
+        "publication.uncovered",
+        swap("[(table.identity, own.get(oid, []))]", "[(table.identity, table.key)]"),
+        "tests/integration/test_outbox.py::test_options_of_its_key_leave_an_outbox_published",
+    ),
+    Mutant(
         "a partition's identity has to cover the filter, too",
         "publication.uncovered",
-        swap("parts if table.partitioned else [(table.identity, table.key)]", "[(table.identity, table.key)]"),
+        swap("parts if table.partitioned else ...", "[(table.identity, own.get(oid, []))]"),
         f"{_ROWS}::test_a_partition_whose_replica_identity_does_not_cover_the_filter_does_not_stop_the_application",
     ),
     Mutant(

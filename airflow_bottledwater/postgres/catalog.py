@@ -282,7 +282,7 @@ def load(
                 schema,
                 name,
                 identity,
-                () if options.outbox else key,
+                key,
                 mapping.published(schema, name, (each for place, each in enumerate(sent) if place not in left_out)),
                 filenode,
                 comment,
@@ -296,7 +296,7 @@ def load(
                 options.where,
                 bool(options.where),
                 bool(options.outbox),
-                options.partition_by if key and not options.outbox else (),
+                options.partition_by if key else (),
             )
         )
     return loaded
@@ -351,6 +351,9 @@ def _mapped_key(
     :param columns: those that PostgreSQL sends; ``nullable`` are the names of those that may be NULL.
     """
     key, problem = _key(identity, indexes, columns)
+    if mapping.options(*named).outbox:
+        # only PostgreSQL asks for one, whatever of it is published
+        return (), problem
     if asked := mapping.options(*named).key:
         key, problem = asked, _unfit_key(asked, identity, indexes, columns, nullable)
     hidden = mapping.left_out(*named, [column.name for column in columns])

@@ -154,6 +154,12 @@ MUTANTS = (
         "tests/integration/test_outbox.py::test_options_of_its_key_leave_an_outbox_published",
     ),
     Mutant(
+        "what is left out of an outbox takes nothing from its identity",
+        "catalog._mapped_key",
+        never("mapping.options(*named).outbox"),
+        "tests/integration/test_outbox.py::test_options_of_its_key_leave_an_outbox_published",
+    ),
+    Mutant(
         "a partition's identity has to cover the filter, too",
         "publication.uncovered",
         swap("parts if table.partitioned else ...", "[(table.identity, own.get(oid, []))]"),

@@ -108,6 +108,22 @@ class Partition:
         """Whether it has rows of its own."""
         return self.kind != "p"
 
+    @property
+    def logged(self) -> bool:
+        """Whether the changes of its rows are in the WAL, if it has any."""
+        return not self.leaf or (self.kind == "r" and self.persistence == "p")
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether it has another file than it was made with, by TRUNCATE, SET LOGGED, VACUUM FULL, CLUSTER or ALTER
+        TABLE: the first one bears the table's oid."""
+        return self.filenode not in (0, self.oid)
+
+    @property
+    def told(self) -> bool:
+        """Whether it was made empty, and all that became of its rows is in the WAL."""
+        return self.created and self.logged and not self.rewritten
+
 
 def below(connection: Connection, oids: Iterable[int]) -> dict[int, list[Partition]]:
     """What is below these tables, by table, parents first; tables that are not partitioned are left out."""
@@ -183,11 +199,15 @@ def unfit(table: SourceTable, partitions: Sequence[Partition]) -> list[str]:
     """The partitions whose changes are not in the WAL, as sentences."""
     return [
         f"{each.qualified}, a partition of {table.qualified}, is not permanent or a foreign table: its changes are not "
-        "in the WAL. Publish the other partitions under their own names (partitioned_tables = leaves), or take it out "
-        "of the table (ALTER TABLE … DETACH PARTITION)."
+        f"in the WAL. {_logged(each)}Publish the other partitions under their own names (partitioned_tables = leaves), "
+        "or take it out of the table (ALTER TABLE … DETACH PARTITION)."
         for each in partitions
-        if each.leaf and (each.kind != "r" or each.persistence != "p")
+        if not each.logged
     ]
+
+
+def _logged(partition: Partition) -> str:
+    return f"Run: ALTER TABLE {quoted(partition.schema, partition.name)} SET LOGGED; " if partition.kind == "r" else ""
 
 
 def changes(known: Known, table: SourceTable, today: Sequence[Partition]) -> list[tuple[str, str]]:
@@ -209,7 +229,11 @@ def changes(known: Known, table: SourceTable, today: Sequence[Partition]) -> lis
     ]
     new = attached(known, table, today)
     below = {each.oid for each in new}
-    found += [(each.qualified, f"was attached to {table.qualified}") for each in new if each.parent not in below]
+    found += [
+        (each.qualified, "was rewritten before it was known" if each.created else f"was attached to {table.qualified}")
+        for each in new
+        if each.parent not in below
+    ]
     if not _rewritten_as_one(known, today):
         found += [
             (each.qualified, "was truncated, or rewritten by VACUUM FULL, CLUSTER or ALTER TABLE")
@@ -219,14 +243,16 @@ def changes(known: Known, table: SourceTable, today: Sequence[Partition]) -> lis
 
 
 def attached(known: Known, table: SourceTable, today: Sequence[Partition]) -> list[Partition]:
-    """What was put below a table with the rows that it had, and everything below it, parents first.
+    """What was put below a table with the rows that it had, and everything below it, parents first; and what was made
+    there, and rewritten before it was known: an unlogged partition may have got rows until it was logged.
 
     :param known: the partitions that the topic knows.
     """
     found: dict[int, Partition] = {}
     parents = {table.oid, *known}
     for each in today:
-        if each.parent in found or (each.parent in parents and each.oid not in known and not each.created):
+        made = each.created and not (each.logged and each.rewritten)
+        if each.parent in found or (each.parent in parents and each.oid not in known and not made):
             found[each.oid] = each
         elif each.parent in parents:
             parents.add(each.oid)
@@ -234,8 +260,8 @@ def attached(known: Known, table: SourceTable, today: Sequence[Partition]) -> li
 
 
 def followed(known: Known, table: SourceTable, today: Sequence[Partition]) -> dict[int, KnownPartition]:
-    """``known`` with what happened since and the stream was told of: new partitions that were made empty, and a new
-    file for each partition when the whole table was truncated."""
+    """``known`` with what happened since and the stream was told of: new partitions that were made empty and whose
+    changes are in the WAL, and a new file for each partition when the whole table was truncated."""
     more, parents = dict(known), {table.oid, *known}
     if _rewritten_as_one(known, today):
         more |= {
@@ -243,7 +269,7 @@ def followed(known: Known, table: SourceTable, today: Sequence[Partition]) -> di
             for each in _rewritten(known, today)
         }
     for each in today:
-        if each.oid not in known and each.created and each.parent in parents:
+        if each.oid not in known and each.told and each.parent in parents:
             more |= remembered([each])
             parents.add(each.oid)
     return more

@@ -9,7 +9,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Partitions, partitions_key
+from airflow_bottledwater.state.records import Gap, Partitions, partitions_key
 
 
 def below(connection: Connection, known: PipelineState) -> dict[int, str]:
@@ -46,7 +46,7 @@ def attached(connection: Connection, pipeline: Settings, known: PipelineState) -
         return {}
     found = {}
     for table, partitioned, today in _partitioned(connection, known):
-        new = [each for each in partitions.attached(partitioned, table, today) if not partitions.unfit(table, [each])]
+        new = [each for each in partitions.attached(partitioned, table, today) if each.logged]
         if new and table.keyed:
             found[table.oid] = new
     return found
@@ -70,6 +70,17 @@ def followed(connection: Connection, known: PipelineState) -> dict[str, Partitio
     return found
 
 
+def unlogged(connection: Connection, known: PipelineState) -> dict[int, Gap]:
+    """The gaps of tables that have a partition which was logged when the topic got its rows, and is not now: what is
+    changed in it until it is logged again is never sent. A table that has a gap already is left out."""
+    found = {}
+    for table, partitioned, today in _partitioned(connection, known):
+        lost = [each.qualified for each in today if each.oid in partitioned and not each.logged]
+        if lost and table.oid not in known.gaps:
+            found[table.oid] = Gap(f"lacks changes of a partition that was unlogged: {', '.join(lost)}")
+    return found
+
+
 def _partitioned(
     connection: Connection, known: PipelineState
 ) -> Iterator[tuple[SourceTable, partitions.Known, list[partitions.Partition]]]:
@@ -81,10 +92,11 @@ def _partitioned(
 
 
 def mismatches(connection: Connection, tables: Sequence[SourceTable]) -> dict[int, str]:
-    """The partitioned tables among these of which what PostgreSQL sends cannot be read: by oid, the first partition
-    with another replica identity, and how to mend it."""
+    """The partitioned tables among these of which PostgreSQL sends not all, or what cannot be read: by oid, the first
+    partition that is not logged, or that has another replica identity, and how to mend it."""
     below = partitions.below(connection, [table.oid for table in tables if table.partitioned])
-    found = {table.oid: partitions.mismatches(table, below.get(table.oid, [])) for table in tables}
+    parts = [(table, below.get(table.oid, [])) for table in tables]
+    found = {table.oid: partitions.unfit(table, some) + partitions.mismatches(table, some) for table, some in parts}
     return {oid: wrong[0] for oid, wrong in found.items() if wrong}
 
 

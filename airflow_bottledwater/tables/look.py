@@ -17,7 +17,7 @@ from airflow_bottledwater.state import coverage as compared
 from airflow_bottledwater.state import options
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import ChangedTypes
+from airflow_bottledwater.state.records import ChangedTypes, Gap
 from airflow_bottledwater.tables.types import altered
 
 #: changes with every statement that may change the result of a look: the catalog rows of such an object are written
@@ -58,6 +58,9 @@ class CatalogLook:
         :func:`airflow_bottledwater.tables.types.altered`.
     :param types: what is to be recorded of columns' types, see there.
     :param unsent: see :func:`airflow_bottledwater.state.coverage.unsent`.
+    :param made: by table, the partitions that were made since the state knows of its partitions, and that it is to know
+        from now on, so that it is noticed if they lose rows.
+    :param gaps: those of tables whose topics lack changes from now on.
     :param uncovered: see :func:`airflow_bottledwater.postgres.publication.uncovered`.
     :param lsn: the end of the server's WAL behind all that was found: what was committed before a change of the catalog
         is before it.
@@ -76,6 +79,8 @@ class CatalogLook:
     types: dict[int, ChangedTypes] = field(default_factory=dict)
     unsent: dict[str, str] = field(default_factory=dict)
     uncovered: dict[int, str] = field(default_factory=dict)
+    made: dict[int, dict[int, partitions.KnownPartition]] = field(default_factory=dict)
+    gaps: dict[int, Gap] = field(default_factory=dict)
     lsn: int = 0
 
 
@@ -89,10 +94,14 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
     """Look at the catalog, all of it as it is at one moment.
 
     :param connection: in no transaction.
-    :param known: what the state has of the pipeline's tables.
+    :param known: what the state has of the pipeline's tables; it gets the partitions that the stream was told of.
     """
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        before = known.partitions
+        known.apply(compared.followed(connection, known))
+        now = known.partitions
+        made = {oid: {each: now[oid][each] for each in now[oid].keys() - before[oid].keys()} for oid in before}
         # a pattern that matches nothing any more: preflight reports it
         wanted = set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False))
         kept = compared.renamed(connection, pipeline, known, wanted)
@@ -123,5 +132,7 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
             *altered(known, {table.oid: table for table in followed}),
             changed,
             uncovered,
+            {oid: some for oid, some in made.items() if some},
+            compared.unlogged(connection, known),
             end_of_wal(connection),
         )

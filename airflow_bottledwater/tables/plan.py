@@ -143,7 +143,7 @@ class _Planner:
                 continue  # all of its rows are read when it goes on
             table, topic = self._tables[oid].table.qualified, self._tables[oid].topic
             named = ", ".join(part.qualified for part in parts)
-            why = f"has partitions that were attached with rows: {named}"
+            why = f"has partitions whose rows were not sent: {named}"
             yield Step(oid, table, topic, why, Do.READ_PARTS, parts=tuple(parts))
 
     # ------------------------------------------------------------------ one table

@@ -19,7 +19,6 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import Connection, own, session
 from airflow_bottledwater.postgres.dsn import describe
-from airflow_bottledwater.state import coverage
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.tables import checks, writer
@@ -238,8 +237,9 @@ class TableWatch:
 
     def _look(self, connection: Connection) -> None:
         with self._lock:
-            known, generation, began = self._known, self._generation, time.monotonic()
-        known.apply(coverage.followed(connection, known))
+            # the look adds what it finds
+            known = PipelineState(dict(self._known.raw))
+            generation, began = self._generation, time.monotonic()
         seen = look(connection, self._pipeline, known)
         try:
             writer.set_aside(connection, self._pipeline, seen)
@@ -288,7 +288,7 @@ class TableWatch:
             due, lsn = self._due(steps, known, seen)
             retry = self._retries(known)
             self._since = {key: since for key, since in self._since.items() if key in came_up}
-            if not due and not retry and not seen.types:
+            if not (due or retry or seen.types or seen.made or seen.gaps):
                 return steps, None
             prepared = writer.prepare(connection, self._pipeline, self._cluster, known, seen, due)
             if not prepared.unfit:

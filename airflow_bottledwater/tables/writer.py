@@ -29,6 +29,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import coverage, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, own
 from airflow_bottledwater.postgres.coverage import Coverage
+from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.provision.create import partition_records, pin
 from airflow_bottledwater.state.identity import shared, via_root
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -80,6 +81,7 @@ class PreparedSteps:
         before it.
     :param retry: whether required live snapshots that have failed are tried again.
     :param types: what is recorded of columns' types, for tables that are not recorded anew.
+    :param made: see :class:`airflow_bottledwater.tables.look.CatalogLook`, and ``gaps`` as well.
     :param rows: those of new tables without a key, which are published together with the records.
     :param unfit: the tables for which nothing could be made, and why.
     """
@@ -92,6 +94,8 @@ class PreparedSteps:
     lsn: int = 0
     retry: bool = False
     types: dict[int, ChangedTypes] = field(default_factory=dict)
+    made: dict[int, dict[int, KnownPartition]] = field(default_factory=dict)
+    gaps: dict[int, Gap] = field(default_factory=dict)
     rows: NewRows | None = None
     unfit: dict[int, Unfit] = field(default_factory=dict)
 
@@ -174,6 +178,8 @@ def prepare(
         covered,
         frozenset(oid for oid, each in pinned.items() if each.topic in alone),
         types=seen.types,
+        made=seen.made,
+        gaps=seen.gaps,
         rows=rows,
         unfit=unfit,
     )
@@ -309,13 +315,25 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
         if before is not None and before.topic != step.topic and before.topic not in taken:
             values[former_key(before.topic)] = Former(step.oid, before.table.qualified)
     values = {key: value for key, value in values.items() if value is not None or key in known.raw}
-    left = known.tables.keys() - {step.oid for step in prepared.steps if step.do in PINNING or step.do is Do.STOP}
-    values |= {types_key(oid): types for oid, types in prepared.types.items() if oid in left}
+    values |= _found(prepared, known)
     values |= prepared.partitions
     values |= lives.changed
     values[COMPLETE] = replace(complete, tables=tuple(sorted(done)), at=time.time())
     if known.coverage is not None:
         values |= _covered(pipeline, known.coverage, prepared, known)
+    return values
+
+
+def _found(prepared: PreparedSteps, known: PipelineState) -> dict[str, StateRecord | None]:
+    """What the look has found of the tables that go on as they are recorded."""
+    left = known.tables.keys() - {step.oid for step in prepared.steps if step.do in PINNING or step.do is Do.STOP}
+    values: dict[str, StateRecord | None] = {
+        types_key(oid): types for oid, types in prepared.types.items() if oid in left
+    }
+    values |= {gap_key(oid): gap for oid, gap in prepared.gaps.items() if oid in left - known.gaps.keys()}
+    for oid in prepared.made.keys() & known.partitions.keys() & left:
+        # a live snapshot may have recorded others meanwhile
+        values[partitions_key(oid)] = Partitions({**prepared.made[oid], **known.partitions[oid]})
     return values
 
 

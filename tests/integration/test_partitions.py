@@ -246,6 +246,53 @@ def told_nothing(flow: Flow, errors: list[BaseException]) -> None:
     assert not errors
 
 
+def test_a_new_partition_that_loses_its_rows_is_told_at_once(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute("CREATE TABLE p_x PARTITION OF p FOR VALUES IN ('x')", "INSERT INTO p VALUES (1, 'x', 'new')")
+        until(lambda: len(flow.read("p")) == 401, "the row", failed=errors)
+        told_nothing(flow, errors)
+        flow.execute("TRUNCATE p_x")
+        until_told(flow, {"public.p_x"}, errors)
+
+
+def test_an_unlogged_partition_is_told_and_read_when_it_is_logged(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+
+    def logged(name: str) -> None:
+        until(lambda: "public.p" in problems(flow), "it is told", failed=errors)
+        problem, statement = problems(flow)["public.p"], f'ALTER TABLE "public"."{name}" SET LOGGED'
+        assert f"public.{name}, a partition of public.p, is not permanent" in problem.reason
+        assert f"Run: {statement};" in problem.remedy
+        flow.execute(statement)
+        until(lambda: not problems(flow) and flow.compare("p").equal, "it is read", failed=errors)
+
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute(
+            "CREATE UNLOGGED TABLE p_x PARTITION OF p FOR VALUES IN ('x')",
+            "INSERT INTO p SELECT g, 'x', 'unlogged' FROM generate_series(1, 10) g",
+        )
+        logged("p_x")
+        assert {message.key["region"] for message in read_again(flow)} == {"x"}
+        flow.execute("ALTER TABLE p_a SET UNLOGGED", "DELETE FROM p_a WHERE id < 100", "UPDATE p_a SET v = 'unlogged'")
+        logged("p_a")
+        told_nothing(flow, errors)
+    flow.execute(
+        "CREATE UNLOGGED TABLE p_y PARTITION OF p FOR VALUES IN ('y')",
+        "INSERT INTO p VALUES (1, 'y', 'unlogged')",
+        "ALTER TABLE p_y SET LOGGED",
+    )
+    flow.create()
+    flow.stream()
+    assert flow.compare("p").differences == []
+
+
 #: partitions that are attached with rows: how, and which rows they have then
 ATTACHED = {
     "with rows": (

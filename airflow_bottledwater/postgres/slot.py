@@ -262,19 +262,20 @@ class TemporarySlot:
         self._connection, row = _create(dsn, watcher, self._name, "TEMPORARY LOGICAL", timeout)
         self.consistent_point, self.exported = parse_lsn(row[1]), row[2]
 
-    def changes(self, publications: Sequence[str], end: int) -> Iterator[tuple[int, bytes]]:
+    def changes(self, publications: Sequence[str], end: int, *, messages: bool) -> Iterator[tuple[int, bytes]]:
         """The messages of the transactions whose commits end at ``end`` or before, and perhaps of one more, with their
         LSNs. They are those that the stream gets from its slot, so that changes have the same positions. It can be
         called several times.
 
+        :param messages: whether the stream gets logical messages, too, which are counted among the changes.
         :raises psycopg.Error: the session is gone.
         """
         names = as_option(publications, self._connection)
         # as an ordinary statement of a replication session, which may have no parameters
         query = sql.SQL(
             "SELECT lsn::text, data FROM pg_logical_slot_peek_binary_changes({}, {}, NULL, 'proto_version', '1',"
-            " 'publication_names', {}, 'binary', 'true')"
-        ).format(sql.Literal(self._name), sql.Literal(format_lsn(end)), sql.Literal(names))
+            " 'publication_names', {}, 'binary', 'true', 'messages', {})"
+        ).format(*map(sql.Literal, (self._name, format_lsn(end), names, "true" if messages else "false")))
         for lsn, data in self._connection.execute(query):
             yield parse_lsn(lsn), data
 

@@ -36,7 +36,8 @@ def passed(pipeline: Settings, rows: NewRows, tables: Mapping[int, PinnedTable],
     if reached.lsn <= begin:
         return []
     data, ends = bytearray(), [0]
-    for lsn, message in rows.slot.changes(publication.names(pipeline.publication_name), reached.lsn):
+    names, messages = publication.names(pipeline.publication_name), pipeline.sends_messages
+    for lsn, message in rows.slot.changes(names, reached.lsn, messages=messages):
         if message[:1] == b"B" and int.from_bytes(message[1:9], "big") >= reached.lsn:
             break
         data += _HEAD.pack(b"w", lsn, lsn, 0) + message
@@ -49,6 +50,8 @@ def passed(pipeline: Settings, rows: NewRows, tables: Mapping[int, PinnedTable],
         largest_transaction=_ALL,
         unknown=lambda _: None,
     )
+    if messages:
+        assembler.take_messages(lambda _: None)  # the stream has published them; here they are only counted
     assembler.add(MessageBlock(np.frombuffer(bytes(data), dtype=np.uint8), np.array(ends, dtype=np.int64)))
     found = []
     while (batch := assembler.cut()) is not None:

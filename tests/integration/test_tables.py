@@ -20,6 +20,7 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.stream.publisher import StreamPublisher
+from airflow_bottledwater.tables import new_rows
 from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
@@ -363,6 +364,31 @@ def test_a_bounded_run_that_is_behind_takes_them_in(make_flow: MakeFlow) -> None
     writers.end()
     flow.stream()
     writers.check()
+
+
+def test_what_was_committed_behind_their_rows_has_the_positions_that_the_stream_counts(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = _make(make_flow, "first", tables="*", allow_unkeyed=True, messages={"mail": "mails"})
+    read = new_rows.read
+
+    def behind(*given: Any) -> new_rows.NewRows:
+        rows = read(*given)
+        flow.execute(
+            "DO $$ BEGIN PERFORM pg_logical_emit_message(true, 'mail', '1'), pg_logical_emit_message(true, 'no', '2');"
+            " INSERT INTO log VALUES (2); INSERT INTO first VALUES (99); END $$"
+        )
+        until(lambda: len(flow.read("first")) == 21, "the stream has passed it")
+        return rows
+
+    monkeypatch.setattr(new_rows, "read", behind)
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute("CREATE TABLE log AS SELECT 1 AS n")
+        until(lambda: "log" in _topics(flow) and len(flow.read("log")) == 2, "it is taken in", failed=errors)
+    ordinals = [[m.pos.rpartition("/")[2] for m in flow.read(table)][-1] for table in ("log", "first")]
+    assert [int(each, 16) for each in ordinals] == [3, 4]
+    assert [m.value for m in flow.read("log")] == [{"n": 1}, {"n": 2}]
 
 
 def test_a_job_that_dies_while_it_publishes_them_leaves_nothing_of_them(

@@ -25,7 +25,9 @@ from airflow_bottledwater.state.control_records import (
     REPORTED,
     StatusRecord,
     owner_key,
+    request_key,
     status_key,
+    table_requests_prefix,
     topic_owned,
     verified_key,
 )
@@ -98,14 +100,17 @@ def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
     mapping = TableMapping.of(pipeline)
     written = [*(pinned.topic for pinned in tables.values() if pinned.table.outbox), *mapping.message_routes]
     routes = [re.compile(pattern_of(route)) for route in written]
+    shared = list(control_topic.read(pipeline.kafka))
     chosen = [
         topic
-        for key in (control_topic.read(pipeline.kafka) if routes else ())
+        for key in shared
         if (topic := topic_owned(key, owner)) and any(route.fullmatch(topic) for route in routes)
     ]
     topics = [*(pinned.topic for pinned in tables.values()), *mapping.named_topics, *chosen]
     owned = [owner_key(topic, owner) for topic in topics]
-    control_topic.write(pipeline.kafka, dict.fromkeys([*owned, status_key(owner), verified_key(owner)]))
+    # a request that no job has answered would be carried out by the next pipeline of this name
+    asked = [request_key(owner), *(key for key in shared if key.startswith(table_requests_prefix(owner)))]
+    control_topic.write(pipeline.kafka, dict.fromkeys([*owned, status_key(owner), verified_key(owner), *asked]))
     snapshots.forget_all(pipeline, owner)
 
 

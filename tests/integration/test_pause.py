@@ -3,6 +3,8 @@ do not notice it, and what was left out is read then."""
 
 from __future__ import annotations
 
+import time
+
 import psycopg
 import pytest
 
@@ -13,8 +15,17 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import live, pausing, redrive
 from airflow_bottledwater.provision.accept import accept
+from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.control_records import SnapshotRequest, StatusRecord
+from airflow_bottledwater.state.control_records import (
+    REQUEST,
+    SnapshotRequest,
+    StatusRecord,
+    StopRequest,
+    encode,
+    request_key,
+)
 from airflow_bottledwater.verify import driver as verification
 from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records
@@ -256,6 +267,14 @@ def test_what_cannot_be_paused_is_refused_at_once(make_flow: MakeFlow) -> None:
         _ask(flow, "a", paused=True)
     flow.stream()
     assert not _held(flow)
+
+
+def test_what_nobody_has_answered_is_forgotten_with_the_pipeline(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow)
+    _ask(flow, "a", paused=True)
+    control_topic.write(flow.pipeline.kafka, {request_key(flow.name): encode(StopRequest(REQUEST, at=time.time()))})
+    drop(flow.pipeline, when="always")
+    assert [key for key in control_topic.read(flow.pipeline.kafka) if flow.name in key] == []
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ dag = form.pipeline(PIPELINE).control_dag(
     starts="{{ params.dag_id }}",
     conf=(
         "{{ dict(params.conf or {}, slot=params.slot, postgres_conn_id=params.postgres_conn_id, "
-        "kafka_conn_id=params.kafka_conn_id) }}"
+        "kafka_conn_id=params.kafka_conn_id, schema_registry_conn_id=params.schema_registry_conn_id) }}"
     ),
     approve="{{ params.approve }}",
     dag_id="bottledwater_control",

@@ -227,3 +227,11 @@ def test_the_dags_of_a_pipeline_have_its_name_and_take_arguments_of_a_dag() -> N
     assert [each.dag_id for each in shop.dags()] == ["shop", "shop_control"]
     control = shop.control_dag()
     assert control.get_task("start").trigger_dag_id == "shop" and control.is_paused_upon_creation is False
+
+
+def test_the_ready_control_dag_starts_a_pipeline_with_all_connections_of_its_form() -> None:
+    dag = runpy.run_path(str(ROOT / "dags" / "bottledwater_control.py"))["dag"]
+    own = {"slot": "shop", **{f"{each}_conn_id": f"shop_{each}" for each in ("postgres", "kafka", "schema_registry")}}
+    start = dag.get_task("start")
+    context = {"params": {**dag.params.dump(), **own, "conf": {"tables": ["a"]}}}
+    assert start.render_template(start.conf, context) == {**own, "tables": ["a"]}

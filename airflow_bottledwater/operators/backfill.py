@@ -259,12 +259,26 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
             "See whether the stream runs ('bottledwater status'), or raise timeout.",
         )
 
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """If the trigger itself failed, the live snapshot may go on. A retry follows it; if there are no retries left,
+        it is cancelled."""
+        if next_method == "__fail__":
+            store: Any = context["task_state_store"]
+            ti: Any = context["ti"]
+            if ti.try_number > ti.max_tries:
+                self._cancel(store.get(_ASKED))
+        return super().resume_execution(next_method, next_kwargs, context)
+
     def on_kill(self) -> None:
         """Cancel the live snapshot."""
         self._killed = True
-        if self._asked is None:
+        self._cancel(self._asked)
+
+    def _cancel(self, asked: dict[str, str] | None) -> None:
+        """Cancel the live snapshot that was asked for; an error is only logged, since the task ends in any case."""
+        if asked is None:
             return
         try:
-            backfill.cancel(self.pipeline_hook.pipeline(), **self._asked)
+            backfill.cancel(self.pipeline_hook.pipeline(), **asked)
         except BottledWaterError as error:
             self.log.warning("The live snapshot could not be cancelled: %s", error)

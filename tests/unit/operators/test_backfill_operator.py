@@ -166,3 +166,17 @@ def test_a_retry_whose_template_names_no_table_any_more_does_not_mean_all(asked_
     with pytest.raises(SettingError, match="at least one table"):
         operator._ask(context, Settings.of(postgres="host=db"))  # type: ignore[arg-type]
     assert not asked_for and store == {"bottledwater_backfill": ASKED}
+
+
+@pytest.mark.parametrize(("try_number", "cancelled"), [(1, []), (2, [ASKED])])
+def test_when_the_trigger_fails_the_last_try_cancels_the_live_snapshot(
+    monkeypatch: pytest.MonkeyPatch, forgotten: list[Any], try_number: int, cancelled: list[Any]
+) -> None:
+    done: list[dict[str, str]] = []
+    monkeypatch.setattr(backfill, "cancel", lambda pipeline, **asked: done.append(asked))
+    store = SimpleNamespace(get={"bottledwater_backfill": ASKED}.get)
+    context: Any = {"task_state_store": store, "ti": SimpleNamespace(try_number=try_number, max_tries=1)}
+    operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="orders", timeout=5, retries=1)
+    with pytest.raises(Exception, match="Trigger"):
+        operator.resume_execution("__fail__", {"error": "Trigger failure"}, context)
+    assert done == cancelled

@@ -64,8 +64,9 @@ BEGIN
         PERFORM pg_logical_emit_message(true, 'bottledwater.ddl', jsonb_build_object(
             'tag', TG_TAG,
             'statement', CASE WHEN TG_TAG !~ '(SUBSCRIPTION|USER MAPPING|SERVER|FOREIGN DATA WRAPPER)'
-                AND current_query() !~*
-                    '(CREATE|ALTER)[[:space:]]+(ROLE|USER|GROUP|SERVER|SUBSCRIPTION|FOREIGN[[:space:]]+DATA)[[:>:]]'
+                AND current_query() !~* replace(
+                    '(CREATE|ALTER) (ROLE|USER|GROUP|SERVER|SUBSCRIPTION|FOREIGN DATA)[[:>:]]',
+                    ' ', E'([[:space:]]|--[^\\r\\n]*|/[*].*[*]/)+')
                 THEN left(current_query(), 65536) END,
             'objects', objects, 'dropped', dropped)::text);
         PERFORM pg_logical_emit_message(false, 'bottledwater', '');

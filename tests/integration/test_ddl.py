@@ -49,9 +49,15 @@ def test_each_statement_is_told_at_its_place(make_flow: MakeFlow) -> None:
     flow.execute("BEGIN; ALTER TABLE a ADD d int; ROLLBACK", "CREATE TEMP TABLE temporary (id int)")
     flow.execute("CREATE FOREIGN DATA WRAPPER w; CREATE SERVER f FOREIGN DATA WRAPPER w OPTIONS (password 'secret')")
     flow.execute("CREATE TABLE u (user_name text); create  role r PASSWORD 'secret'; DROP ROLE r; DROP TABLE u")
-    flow.execute("SELECT pg_logical_emit_message(true, 'bottledwater', '1')", "ALTER TABLE a RENAME c TO e")
+    for between in ("/**/", "/* a /* b */\n*/", "--\n", " -- a\r-- b\n"):
+        flow.execute(f"COMMENT ON TABLE a IS 'x'; CREATE{between}ROLE r PASSWORD 'secret'; DROP ROLE r")
+        flow.execute(f"COMMENT ON TABLE a IS 'x'; SELECT 'ALTER FOREIGN{between}DATA WRAPPER w OPTIONS (secret)'")
+    flow.execute("SELECT pg_logical_emit_message(true, 'bottledwater', '1')")
+    flow.execute("ALTER /* of a user */ TABLE a -- role\nRENAME c TO e")
     flow.stream()
-    altered, *of_schema, gone, wrapper, server, made, unmade, renamed = flow.read("ddl")
+    altered, *of_schema, gone, wrapper, server, made, unmade, renamed = (
+        each for each in flow.read("ddl") if each.value["tag"] != "COMMENT"
+    )
     assert (altered.value["tag"], altered.value["statement"]) == ("ALTER TABLE", "ALTER TABLE a ADD c int, DROP b")
     assert altered.value["objects"] == [{"type": "table", "schema": "public", "name": "a", "identity": "public.a"}]
     column = {"type": "table column", "schema": "public", "name": None, "identity": "public.a.b"}
@@ -62,7 +68,8 @@ def test_each_statement_is_told_at_its_place(make_flow: MakeFlow) -> None:
     assert {each["identity"] for one in of_schema for each in one.value["objects"]} == {"s", "s.t", "s.v"}
     assert {each["identity"] for each in gone.value["dropped"]} >= {"s", "s.t", "s.v"} and not gone.value["objects"]
     assert [each.value["statement"] for each in (wrapper, server, made, unmade)] == [None] * 4
-    assert renamed.value["statement"] == "ALTER TABLE a RENAME c TO e" and not renamed.value["dropped"]
+    assert "-- role\nRENAME c TO e" in renamed.value["statement"] and not renamed.value["dropped"]
+    assert [each["statement"] for each in _statements(flow) if each["tag"] == "COMMENT"] == [None] * 8
     assert "secret" not in str(_statements(flow)) and not flow.read("others")
 
 

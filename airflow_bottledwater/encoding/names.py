@@ -28,6 +28,11 @@ def mangle(name: str, *, dots: bool = False) -> str:
     return "".join(kept)
 
 
+def symbol(label: str) -> str:
+    """What a label of an enum is called in Avro, where no symbol may be empty."""
+    return mangle(label) or "_"
+
+
 def namespace(schema: str) -> str:
     """The Avro namespace of a schema's records; every component starts with a letter or ``_``."""
     # two dots in a row have an empty component between them

@@ -345,7 +345,7 @@ def _multirange(one: ColumnType) -> TypeMapping:
 def _enum(column: ColumnType) -> TypeMapping:
     return TypeMapping(
         wire.OP_ENUM,
-        lambda column: {"type": "enum", **_named(column), "symbols": [names.mangle(label) for label in column.labels]},
+        lambda column: {"type": "enum", **_named(column), "symbols": [names.symbol(label) for label in column.labels]},
         lambda column: len(column.labels),
         parts=tuple(Part(label.encode()) for label in column.labels),
     )

@@ -244,7 +244,7 @@ def _iso_text(column: ColumnType, text: str) -> str:
 
 #: a value in Avro without logical types, by opcode; what is not here is the text itself
 _NATIVE: dict[int, Callable[[ColumnType, str], Any]] = {
-    wire.OP_ENUM: lambda column, text: names.mangle(text),
+    wire.OP_ENUM: lambda column, text: names.symbol(text),
     wire.OP_HEX: lambda column, text: bytes.fromhex(text),
     wire.OP_MONEY: lambda column, text: _bytes(int(_money(column, text).scaleb(column.base_typmod))),
     wire.OP_TIMETZ: _timetz,

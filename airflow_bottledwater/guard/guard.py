@@ -71,6 +71,7 @@ class SourceGuard:
         self._waiting_since = 0.0
         self._cost: DropCost | None = None
         self._due = ""
+        self._told = False
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
 
     def watch(self, tables: Collection[int], sessions: Callable[[], Collection[int]]) -> None:
@@ -103,9 +104,17 @@ class SourceGuard:
     # ------------------------------------------------------------------ the thread
     def _run(self) -> None:
         while not self._ended.is_set():
-            reading = self._snapshot or bool(self._sessions())
-            if (found := self._source.ask(self._look)) is not None:
-                self.weigh(*found)
+            reading = True
+            try:
+                reading = self._snapshot or bool(self._sessions())
+                if (found := self._source.ask(self._look)) is not None:
+                    self.weigh(*found)
+                self._told = False
+            except Exception as error:
+                # without the thread nothing would spare the source any more, and what rests would rest for ever
+                if not self._told:
+                    log.error("The guard does not work for now, the job goes on.", exc_info=error)
+                self._told = True
             self._ended.wait(_READING if reading else _ELSE)
 
     def _look(self, connection: Connection) -> tuple[Pressure, Standbys, DropCost | None]:

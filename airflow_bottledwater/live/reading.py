@@ -417,7 +417,10 @@ class LiveReader(threading.Thread):
     def session(self) -> int | None:
         """The process id of its session; None while it has none. Any thread may ask."""
         connection = self._connection
-        return connection.info.backend_pid if connection is not None and not connection.closed else None
+        with contextlib.suppress(psycopg.Error):  # the reader may close it between the two questions
+            if connection is not None and not connection.closed:
+                return connection.info.backend_pid
+        return None
 
     def _connect(self) -> Connection:
         if self._connection is None:

@@ -185,7 +185,8 @@ class _SnapshotDriver:
             self._give_up(holder, watch, meter, pressed)
             return None
         self._movement.end()
-        # nothing is read under it any more: it must not block others while a topic is swept
+        # nothing is read under it any more: it must not block others while a topic is swept, nor the guard ask for it
+        self._guard.watch(list(known.tables), tuple)
         holder.close()
         # after this, no transaction that a lane has left open can become visible
         self._claim.initialise_all()

@@ -22,6 +22,7 @@ from airflow_bottledwater.metrics.source import SourceLook
 from airflow_bottledwater.postgres import watch
 from airflow_bottledwater.postgres.pressure import drop_cost
 from airflow_bottledwater.snapshot import lane
+from airflow_bottledwater.snapshot.driver import _SnapshotDriver
 from airflow_bottledwater.snapshot.task import SnapshotChunk, SnapshotResult
 from airflow_bottledwater.state.control_records import StatusRecord
 from airflow_bottledwater.stream.publisher import StreamPublisher
@@ -190,6 +191,20 @@ def test_a_snapshot_that_gets_nowhere_between_those_who_wait_ends(
     assert job(flow).failed and not job(flow).permanent
     flow.snapshot()
     nothing_is_lost(flow)
+
+
+def test_the_guard_still_sees_the_source_while_topics_are_swept(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session that held the snapshot is closed by then."""
+    flow = make_flow()
+    flow.create()
+    seen = list[object]()
+    monkeypatch.setattr(
+        _SnapshotDriver, "_sweep", lambda self, _: seen.append(self._guard._source.ask(self._guard._look))
+    )
+    flow.snapshot()
+    assert seen and seen[0] is not None
 
 
 # ---------------------------------------------------------------------- live snapshots and WAL

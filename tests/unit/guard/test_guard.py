@@ -1,0 +1,54 @@
+"""The guard's thread lives as long as the job, whatever goes wrong."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from airflow_bottledwater.guard import guard
+from airflow_bottledwater.guard.guard import SourceGuard
+from airflow_bottledwater.live.reading import LiveReader
+from airflow_bottledwater.pipeline.settings import Settings
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_what_goes_wrong_does_not_end_the_guard(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, snapshot: bool
+) -> None:
+    monkeypatch.setattr(guard, "_READING", 0.001)
+    asked, mended = list[object](), threading.Event()
+
+    def fails(*_: object) -> Any:
+        asked.append(None)
+        if not mended.is_set():
+            raise ZeroDivisionError
+        return ()
+
+    source = SimpleNamespace(ask=fails if snapshot else lambda _: None)
+    made = SourceGuard(
+        Settings.of(postgres="host=db"), cast(Any, None), cast(Any, None), cast(Any, source), snapshot=snapshot
+    )
+    monkeypatch.setattr(made, "weigh", lambda *_: None)
+    with closing(made):
+        made.watch([], fails)
+        until(lambda: len(asked) > 2, "it goes on")
+        mended.set()
+        until(lambda: not made._told, "it works again")
+    assert caplog.text.count("The guard does not work for now") == 1
+
+
+def test_a_session_that_is_closed_while_it_is_asked_for_is_none() -> None:
+    class Info:
+        @property
+        def backend_pid(self) -> int:
+            raise psycopg.OperationalError("the connection is closed")
+
+    reader = object.__new__(LiveReader)
+    reader._connection = cast(Any, SimpleNamespace(closed=False, info=Info()))
+    assert reader.session is None

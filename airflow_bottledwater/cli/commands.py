@@ -250,7 +250,7 @@ def dismiss(of_tables: str, **values: Any) -> None:
     reported."""
     from airflow_bottledwater.provision import redrive
 
-    click.echo(f"{redrive.dismiss(pipeline_of(values), listed(of_tables)).dismissed} dismissed.", err=True)
+    click.echo(f"{redrive.dismiss(pipeline_of(values, later=True), listed(of_tables)).dismissed} dismissed.", err=True)
 
 
 cli.add_command(snapshot)

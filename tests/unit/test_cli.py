@@ -25,8 +25,9 @@ from airflow_bottledwater.cli.options import spark_of
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.jobs.status import PipelineReport, TableReport
 from airflow_bottledwater.jobs.supervise import LOG, LogReader
-from airflow_bottledwater.pipeline.settings import SETTINGS
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres.slot import SlotState
+from airflow_bottledwater.provision import redrive
 from tests.support.status import status_of
 
 REQUIRED = ["--postgres", "host=db dbname=shop"]
@@ -183,6 +184,22 @@ def test_a_subcommand_that_is_interrupted_is_not_a_failure_for_good(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1 and "No such option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["redrive", "dismiss"])
+def test_dead_letters_are_dealt_with_by_the_settings_of_the_last_start(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    pipelines: list[Settings] = []
+
+    def done(pipeline: Settings, *_: object) -> redrive.RedriveResult:
+        pipelines.append(pipeline)
+        return redrive.RedriveResult()
+
+    monkeypatch.setattr(redrive, command, done)
+    monkeypatch.setattr("airflow_bottledwater.state.saved.completed", lambda found, given: found.with_(format="json"))
+    assert _invoke(command, *REQUIRED)[0] == 0
+    assert [each.format for each in pipelines] == ["json"]
 
 
 @pytest.mark.parametrize("text", ["host=db password=Ma9ker horse battery", "host=db port=Ma9ker"])

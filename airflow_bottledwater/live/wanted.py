@@ -9,6 +9,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_bottledwater.errors import Outage, Refused, SettingError
+from airflow_bottledwater.pipeline.patterns import is_named
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
@@ -41,7 +42,8 @@ def named(
 def wanted(
     pipeline: Settings, connection: Connection, request: SnapshotRequest, known: PipelineState
 ) -> tuple[int, ...]:
-    """The oids of a request's tables.
+    """The oids of a request's tables: those that it names, and of those that patterns with wildcards match, the ones
+    that can be read again: the pipeline's, with a key, and neither paused nor set aside.
 
     :raises PreflightError: a pattern matches nothing.
     :raises Outage: the condition cannot be checked now: another session has locked a table, say.
@@ -49,8 +51,12 @@ def wanted(
         this condition; or keys are to be removed from a topic that is shared with another pipeline.
     """
     tables = known.tables
-    oids = resolve(connection, pipeline, known, request.tables)
-    names = catalog.names(connection, oids)
+    meant = resolve(connection, pipeline, known, request.tables)
+    names = catalog.names(connection, meant)
+    fit = {oid for oid in meant if oid in tables and oid not in known.held and tables[oid].table.keyed}
+    named = {oid for oid in meant if oid in names and any(is_named(each, *names[oid]) for each in request.tables)}
+    # if nothing can be read, it is said why
+    oids = [oid for oid in meant if oid in fit | named] or meant
     for oid in oids:
         name = ".".join(names.get(oid, (str(oid),)))
         if oid not in tables:
@@ -92,7 +98,11 @@ def check_named(request: SnapshotRequest) -> None:
     :raises SettingError: it names none.
     """
     if not request.tables:
-        raise SettingError("tables", "", "at least one table that is to be read again ('*' means all)")
+        raise SettingError(
+            "tables",
+            "",
+            "at least one table that is to be read again ('*.*' means all of the pipeline that have a key)",
+        )
 
 
 def check_order(connection: Connection, oid: int, name: str, key: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ def ask(pipeline: Settings, tables: Sequence[str], *, paused: bool, by: str = ""
     :raises Outage: a server does not answer.
     """
     if not tables:
-        raise SettingError("tables", "", "at least one table ('*' means all)")
+        raise SettingError("tables", "", "at least one table ('*' means all of public)")
     with session(pipeline.postgres, "Asking about tables", application="bottledwater tables") as connection:
         cluster, known = live.streamed(pipeline, connection, "pause a table")
         oids = _meant(pipeline, connection, known, tables, paused)

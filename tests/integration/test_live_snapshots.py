@@ -397,6 +397,17 @@ def test_a_sweep_ends_beside_changes_of_other_tables(make_flow: MakeFlow, monkey
     assert len(begun) == 1
 
 
+def test_a_wildcard_means_the_tables_that_can_be_read_again(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="items,unkeyed", allow_unkeyed=True)
+    flow.execute("CREATE TABLE unkeyed (n int)", "CREATE TABLE other (id int PRIMARY KEY)")
+    _make(flow, 10)
+    asked, foreign, unkeyed = flow.ask("*"), flow.ask("*", "other"), flow.ask("unkey*")
+    flow.stream()
+    assert (flow.reported(asked).state, flow.reported(asked).rows) == ("finished", 10)
+    assert "public.other is not one of the tables" in flow.reported(foreign).error
+    assert "public.unkeyed has no key" in flow.reported(unkeyed).error
+
+
 def test_tables_are_read_side_by_side_and_none_twice_at_a_time(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,8 +62,11 @@ def newest(kafka: Mapping[str, str], name: str, prefix: str, *, keys: bool) -> d
 
 
 def _shown(raw: bytes, name: str, at: float, keys: bool) -> dict[str, Any] | None:
-    """None for one of another pipeline."""
-    letter = msgspec.json.decode(raw, type=_DeadLetter)
+    """None for one of another pipeline, and for what is no dead letter: others may write to the topic, too."""
+    try:
+        letter = msgspec.json.decode(raw, type=_DeadLetter)
+    except (msgspec.DecodeError, ValueError):
+        return None
     if letter.pipeline != name:
         return None
     return {

@@ -202,17 +202,24 @@ class TableMapping:
                 return other, column, field
         return None
 
-    def exposes(self, before: SourceTable, schema: str, name: str) -> bool:
-        """Whether a table that has got another name would be published without the rules for its columns, or without
-        its row filter: it has some by the name that it had, and none by the one that it has. Or as an outbox that was
-        none, or the other way round.
+    def exposes(self, before: SourceTable, schema: str, name: str, columns: Sequence[str]) -> bool:
+        """Whether a table that has got another name would be published without its row filter, or with a column that
+        the rules for the name that it had hide more: that is left out by them and neither left out nor masked now, or
+        masked and now neither left out nor masked as much. Or as an outbox that was none, or the other way round.
 
         :param before: the table with the name that it had; it has ``schema`` and ``name`` now.
+        :param columns: the names of its columns; those that are not published now may be missing.
         """
         had, has = self.options(before.schema, before.name), self.options(schema, name)
         if (had.where and not has.where) or bool(had.outbox) != bool(has.outbox):
             return True
-        return bool(had.include or had.exclude or had.mask) and not (has.include or has.exclude or has.mask)
+        were_left_out = self.left_out(before.schema, before.name, columns)
+        shown = set(range(len(columns))) - {*self.left_out(schema, name, columns)}
+        for place in shown:
+            was, now = rule_of(had.mask, columns[place]), rule_of(has.mask, columns[place])
+            if (not now) if place in were_left_out else (was and now not in (was, "null")):
+                return True
+        return False
 
     def policy(self, table: SourceTable) -> str:
         """What happens at a record of a table that cannot be published: ``exit``, ``log`` or ``isolate``. What is no

@@ -331,11 +331,12 @@ class LiveReader(threading.Thread):
         """The relation version of the rows. A changed table has a new schema, which is registered here.
 
         :raises Outage: the registry has lost the table's schemas.
-        :raises Refused: the table's key changed; or it has another name, by which it has no options.
+        :raises Refused: the table's key changed; or it has another name, by which less of it is hidden.
         """
         pinned = self._tables[found.table.oid]
         mapping, table = TableMapping.of(self._pipeline), found.table
-        if exposed := exposed_table(mapping, pinned.table, table.schema, table.name):
+        columns = [column.name for column in table.columns]
+        if exposed := exposed_table(mapping, pinned.table, table.schema, table.name, columns):
             raise Refused(exposed)
         if found.table.oid not in self._versions and self._pipeline.record_format.uses_registry:
             wait_for(self._pipeline, pinned)

@@ -153,22 +153,24 @@ def unsettled_columns(mapping: TableMapping, schema: str, name: str, columns: Se
 def exposed(pipeline: Settings, known: PipelineState, today: Iterable[SourceTable]) -> dict[int, str]:
     """The tables whose columns would not be left out or masked any more, since they have got other names; by oid.
 
-    :param today: tables that are followed.
+    :param today: tables that are followed, as they are published by today's options.
     """
     mapping = TableMapping.of(pipeline)
     found = {}
     for table in today:
-        if why := exposed_table(mapping, known.tables[table.oid].table, table.schema, table.name):
+        columns = [column.name for column in table.columns]
+        if why := exposed_table(mapping, known.tables[table.oid].table, table.schema, table.name, columns):
             found[table.oid] = why
     return found
 
 
-def exposed_table(mapping: TableMapping, before: SourceTable, schema: str, name: str) -> str:
+def exposed_table(mapping: TableMapping, before: SourceTable, schema: str, name: str, columns: Sequence[str]) -> str:
     """What is said of a table whose columns would not be left out or masked any more; empty if all is well.
 
     :param before: the table as it was called; it has ``schema`` and ``name`` now.
+    :param columns: see :meth:`~airflow_bottledwater.encoding.mapping.TableMapping.exposes`.
     """
-    if not mapping.exposes(before, schema, name):
+    if not mapping.exposes(before, schema, name, columns):
         return ""
     if before.outbox or mapping.options(schema, name).outbox:
         return (
@@ -177,7 +179,7 @@ def exposed_table(mapping: TableMapping, before: SourceTable, schema: str, name:
         )
     return (
         f"{schema}.{name} was {before.qualified}, for which table_options leave out rows or columns, or mask columns, "
-        "and they say nothing of its new name. Put its options under the new name, and start again."
+        "and they hide less of its new name. Put its options under the new name, and start again."
     )
 
 

@@ -79,7 +79,8 @@ class Resolver:
                 self._check_partition(message)
             return None
         self._identities[message.oid] = message.identity
-        if exposed := exposed_table(self._mapping, pinned.table, message.schema, message.name):
+        names = [column.name for column in message.columns]
+        if exposed := exposed_table(self._mapping, pinned.table, message.schema, message.name, names):
             raise Refused(exposed)
         left_out = self._left_out(message)
         message = replace(message, columns=tuple(c for place, c in enumerate(message.columns) if place not in left_out))

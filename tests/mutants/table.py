@@ -923,8 +923,14 @@ MUTANTS = (
     Mutant(
         "a table that is renamed does not show what is left out by its old name",
         "TableMapping.exposes",
-        swap("bool(had.include or had.exclude or had.mask)", "False"),
+        swap("self.left_out(before.schema, before.name, columns)", "()"),
         f"{_CHOOSE}::test_a_new_name_does_not_show_what_is_left_out_by_the_old_one",
+    ),
+    Mutant(
+        "a table that is renamed does not show what is masked by its old name",
+        "TableMapping.exposes",
+        never("was and now not in (was, 'null')"),
+        f"{_MAPPING}::test_a_new_name_must_hide_what_the_old_one_hides",
     ),
     Mutant(
         "a dead letter is published with the masks of today",

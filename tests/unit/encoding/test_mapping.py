@@ -204,3 +204,27 @@ def test_a_key_is_hashed_only_if_a_rule_names_it() -> None:
     assert not hashes({"i*": "hash"}) and not hashes({"id": "null"}) and not hashes({"x": "hash"})
     # of a type that has no hash, the mask is another one
     assert not hashes({"id": "hash"}, kind=replace(INT, oid=1082, base_oid=1082))
+
+
+_HIDDEN = {"exclude": ["email"], "mask": {"phone": "first:3"}}
+
+
+@pytest.mark.parametrize(
+    ("rules", "exposed"),
+    [
+        ({"customers": _HIDDEN}, True),
+        # a pattern that matches the new name, too, and hides something else
+        ({"customers": _HIDDEN, "*": {"mask": {"note*": "null"}}}, True),
+        ({"customers": _HIDDEN, "clients": {"exclude": "email"}}, True),
+        ({"customers": _HIDDEN, "clients": {"exclude": "email", "mask": {"phone": "first:9"}}}, True),
+        ({"customers": _HIDDEN, "clients": _HIDDEN}, False),
+        ({"customers": _HIDDEN, "clients": {"mask": {"email": "null", "p*": "null"}}}, False),
+        ({"customers": _HIDDEN, "clients": {"include": "id"}}, False),
+        ({"customers": {"include": "id"}, "c*": {"exclude": "phone"}}, True),
+        ({"*": _HIDDEN, "clients": {"partitions": 3}}, False),
+    ],
+)
+def test_a_new_name_must_hide_what_the_old_one_hides(rules: dict[str, Any], exposed: bool) -> None:
+    before = replace(ORDERS, schema="public", name="customers")
+    columns = ["id", "email", "phone"]
+    assert mapping(rules).exposes(before, "public", "clients", columns) is exposed

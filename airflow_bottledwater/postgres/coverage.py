@@ -22,20 +22,24 @@ SELECT pubname, oid, xmin::text, pubowner, puballtables, concat_ws(', ', CASE WH
 FROM pg_publication WHERE pubname = ANY (%(names)s)
 """
 
-#: a partition is also published by the rows that publish its parents
-_RELATIONS = """
-SELECT t.oid, array_agg(r.oid) FROM unnest(%(oids)s::oid[]) t(oid)
+#: of each table whose changes are in the WAL, the rows that publish it, and whether it is sent as a table above it. A
+#: partition is also published by the rows that publish its parents; a partitioned table is sent only where it is as one
+_ROWS = """
+SELECT t.oid, array_agg({row}), bool_or(up.oid <> t.oid AND p.pubviaroot) FROM unnest(%(oids)s::oid[]) t(oid)
 CROSS JOIN LATERAL (SELECT t.oid UNION SELECT relid FROM pg_partition_ancestors(t.oid) relid) up(oid)
-JOIN pg_publication_rel r ON r.prrelid = up.oid JOIN pg_publication p ON p.oid = r.prpubid
-WHERE p.pubname = ANY (%(names)s) GROUP BY t.oid
+JOIN {source} JOIN pg_class s ON s.oid = t.oid
+WHERE p.pubname = ANY (%(names)s) AND CASE s.relkind WHEN 'p' THEN p.pubviaroot ELSE s.relpersistence = 'p' END
+GROUP BY t.oid
 """
-
-_SCHEMAS = """
-SELECT t.oid, array_agg(n.oid) FROM unnest(%(oids)s::oid[]) t(oid)
-CROSS JOIN LATERAL (SELECT t.oid UNION SELECT relid FROM pg_partition_ancestors(t.oid) relid) up(oid)
-JOIN pg_class c ON c.oid = up.oid JOIN pg_publication_namespace n ON n.pnnspid = c.relnamespace
-JOIN pg_publication p ON p.oid = n.pnpubid WHERE p.pubname = ANY (%(names)s) GROUP BY t.oid
-"""
+_RELATIONS = _ROWS.format(
+    row="r.oid", source="pg_publication_rel r ON r.prrelid = up.oid JOIN pg_publication p ON p.oid = r.prpubid"
+)
+_SCHEMAS = _ROWS.format(
+    row="n.oid",
+    source="pg_class c ON c.oid = up.oid JOIN pg_publication_namespace n ON n.pnnspid = c.relnamespace"
+    " JOIN pg_publication p ON p.oid = n.pnpubid",
+)
+_EVERYTHING = _ROWS.format(row="p.oid", source="pg_publication p ON p.puballtables")
 
 #: rows of a catalog that are of transactions whose end a slot's reader may not have seen
 _LATE = sql.SQL(
@@ -125,16 +129,20 @@ def late(connection: Connection, publications: Sequence[str], tables: Mapping[in
 
 
 def read(connection: Connection, publications: Sequence[str], oids: Sequence[int]) -> Coverage:
-    """How these publications cover these tables now; a table that none of them publishes is left out."""
+    """How these publications cover these tables now; a table is left out if none of them sends its changes, or if one
+    sends them as those of a partitioned table above it, since they are sent only once."""
     parameters = {"names": list(publications), "oids": list(oids)}
     found = {
         name: Publication(oid, xmin, owner, everything, sends)
         for name, oid, xmin, owner, everything, sends in connection.execute(_PUBLICATIONS, parameters)
     }
-    everywhere = {p.oid for p in found.values() if p.all_tables}
-    tables: dict[int, set[int]] = {oid: set(everywhere) for oid in oids} if everywhere else {}
     queries = [_RELATIONS, *([_SCHEMAS] if connection.info.server_version >= 150000 else [])]
+    if any(each.all_tables for each in found.values()):
+        queries.append(_EVERYTHING)
+    tables: dict[int, set[int]] = {}
+    as_another = set()
     for query in queries:
-        for oid, rows in connection.execute(query, parameters):
+        for oid, rows, above in connection.execute(query, parameters):
             tables.setdefault(oid, set()).update(rows)
-    return Coverage(found, {oid: frozenset(rows) for oid, rows in tables.items()})
+            as_another |= {oid} if above else set()
+    return Coverage(found, {oid: frozenset(rows) for oid, rows in tables.items() if oid not in as_another})

@@ -273,9 +273,14 @@ def others_problems(published: Published, others: Sequence[SourceTable]) -> list
     ]
 
 
-def mode_problems(connection: Connection, published: Published, tables: Sequence[SourceTable]) -> list[str]:
+def mode_problems(
+    connection: Connection, published: Published, tables: Sequence[SourceTable], *, via_root: bool
+) -> list[str]:
     """Why an existing publication must not be used for these tables, given that it sends partitioned ones otherwise: as
-    one where the pipeline publishes the partitions, or the other way round."""
+    one where the pipeline publishes the partitions, or the other way round.
+
+    :param via_root: whether the pipeline publishes a partitioned table as one.
+    """
     below = partitions.names(connection, [table.oid for table in tables if table.partitioned])
     if published.tables.keys() & below.keys():
         names = ", ".join(table.qualified for table in tables if table.partitioned)
@@ -286,10 +291,15 @@ def mode_problems(connection: Connection, published: Published, tables: Sequence
         ]
     above = partitions.names(connection, published.tables)
     if hidden := [table.qualified for table in tables if table.oid in above and table.oid not in published.tables]:
+        remedy = (
+            "Take them out of that table (ALTER TABLE … DETACH PARTITION), or name that table instead."
+            if via_root
+            else f"Run: ALTER PUBLICATION {quoted(published.name)} SET (publish_via_partition_root = false); or set "
+            "partitioned_tables to root."
+        )
         return [
             f"Publication {published.name!r} sends {', '.join(hidden)} as parts of their partitioned table, but the "
-            f"pipeline publishes them under their own names. Run: ALTER PUBLICATION {quoted(published.name)} SET "
-            "(publish_via_partition_root = false); or set partitioned_tables to root."
+            f"pipeline publishes them under their own names. {remedy}"
         ]
     return []
 

@@ -26,7 +26,7 @@ def check_publications(connection: Connection, pipeline: Settings, found: Findin
             missing.append(name)
         else:
             covered |= set(present.tables)
-            if other := publication.mode_problems(connection, present, found.tables):
+            if other := publication.mode_problems(connection, present, found.tables, via_root=found.via_root):
                 return other  # every other check would be about the wrong tables
             problems += _existing(connection, pipeline, present, found)
     if pipeline.create_publication:

@@ -3,13 +3,14 @@ last look."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, coverage, partitions, publication
-from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.connect import Connection, quoted
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.provision.source_checks import elsewhere, unreadable
@@ -115,15 +116,20 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
         changed = compared.unsent(connection, known)
         identifiable = [table for table in loaded if table.identifiable]
         uncovered = publication.uncovered(connection, first, identifiable) if first is not None else {}
+        covered, below = coverage.read(connection, names, list(known.tables)), compared.below(connection, known)
+        gaps = compared.unlogged(connection, known)
+        if not pipeline.create_publication:
+            gaps |= _unpublished({*wanted, *kept} - below.keys() - covered.tables.keys(), known)
         return CatalogLook(
             frozenset(wanted),
             frozenset(kept),
             {table.oid: table for table in loaded},
-            coverage.read(connection, names, list(known.tables)),
+            covered,
             members,
-            compared.below(connection, known),
+            below,
             compared.unread(compared.attached(connection, pipeline, known), known) if changed else {},
-            unreadable(connection, followed)
+            _unlogged(followed)
+            | unreadable(connection, followed)
             | compared.mismatches(connection, followed)
             | options.exposed(pipeline, known, followed)
             | options.unsettled(connection, pipeline, followed)
@@ -133,6 +139,22 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
             changed,
             uncovered,
             {oid: some for oid, some in made.items() if some},
-            compared.unlogged(connection, known),
+            gaps,
             end_of_wal(connection),
         )
+
+
+def _unpublished(oids: Iterable[int], known: PipelineState) -> dict[int, Gap]:
+    """The gaps of followed tables among these that others do not publish now: of a publication of all tables or of a
+    schema, nothing tells later that a table was not sent for a while."""
+    return {oid: Gap("was not published for a while") for oid in oids if oid in known.tables.keys() - known.gaps.keys()}
+
+
+def _unlogged(tables: Iterable[SourceTable]) -> dict[int, str]:
+    """The tables among these whose changes are not in the WAL: by oid, why, and what can be done."""
+    return {
+        table.oid: f"{table.qualified} is not permanent: its changes are not in the WAL. Run: ALTER TABLE "
+        f"{quoted(table.schema, table.name)} SET LOGGED; then its rows are read."
+        for table in tables
+        if table.persistence != "p" and not table.partitioned
+    }

@@ -238,10 +238,10 @@ class _Planner:
     def _lacks(self, oid: int) -> str:
         """Why a table's topic lacks changes; empty if it does not."""
         pinned = self._tables[oid]
-        if (gap := self._known.gaps.get(oid)) is not None:
-            return gap.why
         if oid not in self._seen.coverage.tables:
             return "is no longer published"
+        if (gap := self._known.gaps.get(oid)) is not None:
+            return gap.why
         recorded, where = self._known.coverage, self._seen.tables[oid].where
         if where != pinned.table.where:
             return f"has another row filter in table_options ({where or 'none'}) than before"

@@ -13,7 +13,7 @@ from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.stream.engine import follow
 from airflow_bottledwater.stream.start import begin
-from tests.support.tables import look_often
+from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow, read
 from tests.support.waiting import until
 from tests.support.writers import state_topic
@@ -133,6 +133,46 @@ def test_a_table_that_is_created_in_a_large_transaction_is_taken_in(flow: Flow) 
     follow(flow.pipeline, start, bounded=True)
     assert len({m.key["id"] for m in flow.read("first")}) == 300
     assert _tables(flow) == {"first", "fresh"} and flow.compare("fresh").equal
+
+
+@pytest.mark.parametrize("kind", ["ALL TABLES", "TABLES IN SCHEMA public"])
+def test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again(flow: Flow, kind: str) -> None:
+    name = flow.pipeline.slot
+    flow.execute(
+        f"DROP PUBLICATION {name}",
+        f"CREATE PUBLICATION {name} FOR {kind} WITH (publish_via_partition_root)",
+        "CREATE TABLE events (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)",
+        "CREATE TABLE f_2024 (id int PRIMARY KEY, name text)",
+        "INSERT INTO f_2024 VALUES (1, 'one')",
+    )
+    flow.stream()
+    with flow.streaming() as errors:
+        flow.streams()
+        for table, away, back, told, remedy in (
+            (
+                "first",
+                "ALTER TABLE first SET UNLOGGED",
+                "ALTER TABLE first SET LOGGED",
+                "is not permanent",
+                'ALTER TABLE "public"."first" SET LOGGED;',
+            ),
+            (
+                "f_2024",
+                "ALTER TABLE events ATTACH PARTITION f_2024 FOR VALUES FROM (0) TO (10)",
+                "ALTER TABLE events DETACH PARTITION f_2024",
+                "is no longer published",
+                "DETACH PARTITION",
+            ),
+        ):
+            flow.execute(away, f"DELETE FROM {table} WHERE id = 1", f"INSERT INTO {table} VALUES (2, 'two')")
+            until(lambda table=table: f"public.{table}" in problems(flow), "it is told", failed=errors)
+            problem = problems(flow)[f"public.{table}"]
+            assert told in problem.reason and remedy in problem.remedy
+            flow.execute(back)
+            until(
+                lambda table=table: not problems(flow) and flow.compare(table).equal, "it is read again", failed=errors
+            )
+    assert errors == []
 
 
 def test_with_stop_it_ends_the_stream(flow: Flow) -> None:

@@ -7,6 +7,7 @@ processes on the host, which start, watch and stop a job by its run directory.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -176,12 +177,17 @@ def rotate(run_directory: Path, limit: int = LOG_BYTES) -> None:
     path, temporary = run_directory / LOG, run_directory / f".{OLD_LOG}"
     if path.stat().st_size < limit:
         return
-    with path.open("r+b") as file, temporary.open("wb") as old:
-        shutil.copyfileobj(file, old)
-        while more := file.read():  # what was written meanwhile
-            old.write(more)
-        file.truncate(0)
-    temporary.rename(run_directory / OLD_LOG)
+    try:
+        with path.open("r+b") as file, temporary.open("wb") as old:
+            shutil.copyfileobj(file, old)
+            while more := file.read():  # what was written meanwhile
+                old.write(more)
+            old.flush()  # on a full disk this fails before anything is lost
+            file.truncate(0)
+        temporary.rename(run_directory / OLD_LOG)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class LogReader:
@@ -362,7 +368,7 @@ def _supervise(folder: Path, command: Sequence[str], ends_with_parent: bool) -> 
     try:
         records.write(folder, Exit(code, time.time()))
     except OSError:
-        pass  # the folder was removed, so nobody will read the record
+        pass  # the folder was removed, so nobody will read the record, or the disk is full
     if outcome(folder) is None or records.present(folder, Unreported):
         _report_end(folder)
     _remove_settings(folder)
@@ -389,7 +395,7 @@ def _report_end(folder: Path) -> None:
         end = outcome(folder) or replace(final_outcome(folder), error="\n".join([_without_word(folder), *quoted]))
         submitted.report_end(Settings.read(settings), submission.id, submission.kind, end, ours)
     except Exception as error:
-        print(f"The job's end could not be reported: {error}", file=sys.stderr)
+        _say(f"The job's end could not be reported: {error}")
 
 
 def _keep(folder: Path) -> None:
@@ -398,7 +404,13 @@ def _keep(folder: Path) -> None:
     except FileNotFoundError:
         pass  # the folder was removed
     except OSError as error:  # a full disk, for example: the job goes on
-        print(f"The log cannot be rotated: {error}", file=sys.stderr)
+        _say(f"The log cannot be rotated: {error}")
+
+
+def _say(message: str) -> None:
+    """Write to the job's log, which may be on a full disk itself: the job must not lose its supervisor for that."""
+    with contextlib.suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
 
 
 def _signal(pid: int, signum: int) -> None:

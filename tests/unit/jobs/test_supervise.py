@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -272,6 +274,24 @@ def test_a_supervisor_bounds_the_log(tmp_path: Path) -> None:
     assert (tmp_path / "job.log").stat().st_size < 100
     assert (tmp_path / "job.log.1").stat().st_size >= limit
     assert supervise.stop(tmp_path, timeout=0.5)
+
+
+def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is on the same disk, so that it cannot even say so."""
+    (tmp_path / supervise.LOG).write_bytes(b"x" * 10)
+    monkeypatch.setattr(supervise.rotate, "__defaults__", (5,))
+
+    def write(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", write)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=write))
+    run_directory.write(tmp_path, Submission("id", "stream"))
+    (tmp_path / "pipeline-x.json").write_text("no settings")
+    supervise._keep(tmp_path)
+    supervise._report_end(tmp_path)
+    assert (tmp_path / supervise.LOG).read_bytes() == b"x" * 10
+    assert not (tmp_path / f".{supervise.OLD_LOG}").exists()
 
 
 def test_an_empty_folder_is_no_job(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from airflow_bottledwater.tables.look import CatalogLook
 NOT_FOLLOWED, NOT_COMPLETE = "not-followed", "not-complete"
 #: that of a table whose rows are in tables that inherit from it, and that are not followed
 ROWS_ELSEWHERE = "rows-elsewhere"
+#: that of a table that could not be taken out of its publication yet, with which its UPDATE and DELETE fail
+WRITES_FAIL = "writes-fail"
 
 
 class Do(enum.Enum):

@@ -241,10 +241,8 @@ class TableWatch:
             known = PipelineState(dict(self._known.raw))
             generation, began = self._generation, time.monotonic()
         seen = look(connection, self._pipeline, known)
-        try:
-            writer.set_aside(connection, self._pipeline, seen)
-        except (BottledWaterError, psycopg.Error) as error:
-            log.warning("A table without a key could not be taken out of the publication yet: %s", error)
+        # told at once: what comes next may fail
+        self._problems.tell("publication", writer.set_aside(connection, self._pipeline, seen))
         try:
             for oid, pinned in known.tables.items():
                 if oid in seen.tables and oid not in known.accepted:

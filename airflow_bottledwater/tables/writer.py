@@ -23,11 +23,13 @@ from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.kafka.topic_reader import blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.attached import AttachedTable
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import coverage, publication, slot
-from airflow_bottledwater.postgres.connect import Connection, own
+from airflow_bottledwater.postgres.connect import Connection, own, quoted
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.provision.create import partition_records, pin
@@ -59,10 +61,13 @@ from airflow_bottledwater.state.records import (
 from airflow_bottledwater.tables import checks, new_rows
 from airflow_bottledwater.tables.look import CatalogLook
 from airflow_bottledwater.tables.new_rows import NewRows
-from airflow_bottledwater.tables.plan import PINNING, Do, Step, Unfit, publication_of
+from airflow_bottledwater.tables.plan import PINNING, WRITES_FAIL, Do, Step, Unfit, publication_of
 
 log = logging.getLogger(__name__)
 
+#: seconds for which a look waits to publish a table, or to take it out: it is tried again at the next one, and the other
+#: tables wait for it
+_PUBLISH_SECONDS = 5.0
 _FILLED = Unfit(
     "has no key, and its topic has records already: they could not be told from its rows",
     "Delete the topic, or rename the table: then it gets a topic of its own.",
@@ -110,13 +115,10 @@ class PreparedSteps:
         return any(step.do in PINNING or step.do is Do.STOP for step in self.steps)
 
 
-def set_aside(connection: Connection, pipeline: Settings, seen: CatalogLook) -> list[str]:
+def set_aside(connection: Connection, pipeline: Settings, seen: CatalogLook) -> list[Problem]:
     """Take the tables out of the pipeline's publication that have neither a key nor the full old row any more, or not
     the columns of their row filters in it, since the application's UPDATE and DELETE fail on them as long as they are in
-    there; returns their names.
-
-    :raises Outage: other sessions had locks on a table.
-    """
+    there; returns those that could not be taken out now."""
     if not pipeline.create_publication:
         return []
     name = publication.names(pipeline.publication_name)[0]
@@ -125,14 +127,31 @@ def set_aside(connection: Connection, pipeline: Settings, seen: CatalogLook) -> 
         for oid in seen.members
         if (table := seen.tables.get(oid)) is not None and not table.identifiable
     } | {oid: why.partition(":")[0] for oid, why in seen.uncovered.items() if oid in seen.members}
-    for oid, why in gone.items():
-        publication.remove(connection, name, seen.tables[oid], timeout=pipeline.create_slot_timeout)
+    left = []
+    for oid, why in sorted(gone.items()):
+        try:
+            publication.remove(
+                connection, name, seen.tables[oid], timeout=min(_PUBLISH_SECONDS, pipeline.create_slot_timeout)
+            )
+        except (BottledWaterError, psycopg.Error) as error:
+            left.append(_still_published(name, seen.tables[oid], why, own(error, "Taking it out")))
+            continue
         log.warning(
             "%s: it was taken out of publication %r, since UPDATE and DELETE fail on such a table while it is "
             "published.",
             why, name,
         )  # fmt: skip
-    return [seen.tables[oid].qualified for oid in gone]
+    return left
+
+
+def _still_published(name: str, table: SourceTable, why: str, error: BottledWaterError) -> Problem:
+    """That the application's writes fail, since a table could not be taken out of a publication."""
+    remedy = "Let the sessions that are in the way end, or end them (pg_terminate_backend): it is tried again."
+    if not transient(error):
+        of = quoted(table.schema, table.name)
+        remedy = f"As the owner of both, run: ALTER PUBLICATION {quoted(name)} DROP TABLE ONLY {of};"
+    reason = f"UPDATE and DELETE on it fail for the application: {why}, and it is still published. {error.what}"
+    return Problem(WRITES_FAIL, table.qualified, reason, remedy)
 
 
 def prepare(
@@ -208,7 +227,10 @@ def _publish(
         if pipeline.create_publication:
             try:
                 publication.extend(
-                    connection, pipeline.publication_name, [table], timeout=min(5.0, pipeline.create_slot_timeout)
+                    connection,
+                    pipeline.publication_name,
+                    [table],
+                    timeout=min(_PUBLISH_SECONDS, pipeline.create_slot_timeout),
                 )
             except (BottledWaterError, psycopg.Error) as error:
                 unfit[step.oid] = checks.refused(own(error, "Publishing it"))

@@ -14,9 +14,11 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.stream.publisher import StreamPublisher
@@ -176,6 +178,35 @@ def test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one(make_fl
         _equal(flow, errors, "t")
     flow.stream()
     assert errors == [] and flow.compare("t").equal and flow.compare("u").equal
+
+
+def test_a_table_that_cannot_leave_its_publication_yet_keeps_nobody_waiting(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow, "t", "u", "v")
+    flow.execute("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE u DROP CONSTRAINT u_pkey")
+
+    def told() -> dict[str, Problem]:
+        job = status.report(flow.pipeline).job
+        return {each.subject: each for each in job.problems if each.kind == "writes-fail"} if job else {}
+
+    def writable(table: str) -> bool:
+        try:
+            flow.execute(f"UPDATE {table} SET text = 'without' WHERE id = 2")
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            return False
+        return True
+
+    with psycopg.connect(flow.dsn) as other, flow.streaming() as errors:
+        # as CREATE INDEX CONCURRENTLY and VACUUM do
+        other.execute("LOCK TABLE t IN SHARE UPDATE EXCLUSIVE MODE")
+        until(lambda: "public.t" in told(), "it is told", failed=errors)
+        assert "ShareUpdateExclusiveLock on public.t" in told()["public.t"].reason
+        assert "pg_terminate_backend" in told()["public.t"].remedy
+        assert not writable("t") and writable("u")
+        flow.published("UPDATE v SET text = 'goes on' WHERE id = 1")
+        other.rollback()
+        until(lambda: writable("t"), "it can be written to", failed=errors)
+        until(lambda: not told(), "it is told no more", failed=errors)
+    assert errors == []
 
 
 @pytest.mark.some(1)

@@ -1156,6 +1156,12 @@ MUTANTS = (
         "tests/integration/test_tables.py::test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one",
     ),
     Mutant(
+        "a look waits for a locked table for seconds only",
+        "writer.set_aside",
+        swap("min(_PUBLISH_SECONDS, pipeline.create_slot_timeout)", "pipeline.create_slot_timeout"),
+        "tests/integration/test_tables.py::test_a_table_that_cannot_leave_its_publication_yet_keeps_nobody_waiting",
+    ),
+    Mutant(
         "a table is taken in when it has lasted",
         "TableWatch._due",
         swap("LASTS if self._patient else 0.0", "0.0"),

@@ -214,7 +214,7 @@ def _largest(of: list[Labelled], metric: Metric) -> list[Labelled]:
     if len(sums) <= _TABLES:
         return of
     largest = set(heapq.nlargest(_TABLES, sums, key=sums.__getitem__))
-    shown = [each for each in of if each.labels[:1] in largest]
+    shown = sorted((each for each in of if each.labels[:1] in largest), key=lambda each: each.value, reverse=True)
     if metric.kind == "gauge":
         return shown
     rest: defaultdict[tuple[str, ...], float] = defaultdict(float)

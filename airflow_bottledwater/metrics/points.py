@@ -33,7 +33,8 @@ class Point:
     """A value of a metric of one pipeline.
 
     :param labels: their values by their names, with those of the pipeline.
-    :param started: since when a counter or a histogram counts, in seconds since 1970; 0 for a gauge.
+    :param started: since when a counter or a histogram counts, in seconds since 1970; 0 for a gauge, and if it is not
+        known.
     """
 
     metric: Metric
@@ -71,7 +72,7 @@ def _of_sample(sample: Sample) -> Iterator[Point]:
         # one that this version does not know is left out
         if (metric := METRICS.get(name)) is None or metric is registry.PROBLEMS:
             continue
-        started = sample.started if metric.kind == "counter" else 0.0
+        started = sample.started if metric.kind == "counter" and not metric.lasting else 0.0
         for each in values:
             labels = dict(zip(metric.labels, each.labels, strict=False))
             yield Point(metric, {**where, **labels}, each.value, started)

@@ -18,10 +18,11 @@ class Metric:
     """A metric.
 
     :param name: without prefix and without the suffix of a counter, but with its unit.
-    :param kind: a counter only grows while one job runs, and begins with zero in the next one.
+    :param kind: a counter only grows while one job runs, and begins with zero in the next one, unless it is lasting.
     :param sentence: what it is, for people.
     :param labels: in addition to the pipeline.
     :param like: what Debezium or postgres_exporter call the same; empty if they have no name for it.
+    :param lasting: whether a counter goes on over jobs, so that nobody knows here since when it counts.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Metric:
     sentence: str
     labels: tuple[str, ...] = ()
     like: str = ""
+    lasting: bool = False
 
     @property
     def full(self) -> str:
@@ -41,9 +43,14 @@ METRICS: dict[str, Metric] = {}
 
 
 def _metric(
-    kind: Literal["counter", "gauge", "histogram"], name: str, sentence: str, *labels: str, like: str = ""
+    kind: Literal["counter", "gauge", "histogram"],
+    name: str,
+    sentence: str,
+    *labels: str,
+    like: str = "",
+    lasting: bool = False,
 ) -> Metric:
-    METRICS[name] = found = Metric(name, kind, sentence, labels, like)
+    METRICS[name] = found = Metric(name, kind, sentence, labels, like, lasting)
     return found
 
 
@@ -73,7 +80,8 @@ CLOCK_SECONDS = _metric(
     "gauge", "clock_difference_seconds", "By how much PostgreSQL's clock is ahead of the clock of the job's host."
 )
 SUPERSEDED = _metric(
-    "counter", "superseded_rows", "Rows left out for a newer version of them, since the slot was created."
+    "counter", "superseded_rows", "Rows left out for a newer version of them, since the slot was created.",
+    lasting=True,
 )  # fmt: skip
 LEFT_OUT = _metric(
     "counter", "left_out_changes", "Changes left out: the snapshot has them, or their table is not followed.",
@@ -81,7 +89,7 @@ LEFT_OUT = _metric(
 )  # fmt: skip
 DEAD_LETTERS = _metric(
     "counter", "dead_letters", "Dead letters that were written since the slot was created.",
-    like="Debezium `NumberOfErroneousEvents`, `debezium_event_erroneous_count_total`",
+    like="Debezium `NumberOfErroneousEvents`, `debezium_event_erroneous_count_total`", lasting=True,
 )  # fmt: skip
 OPEN_LETTERS = _metric("gauge", "open_dead_letters", "Dead letters that nobody has re-driven or dismissed.")
 
@@ -112,9 +120,9 @@ SLOT_ACTIVE = _metric(
     like="postgres_exporter `pg_replication_slots_active`, Debezium `Connected`",
 )  # fmt: skip
 SPILLED = _metric(
-    "counter", "slot_spilled_transactions", "Transactions that PostgreSQL wrote to disk to decode them."
-)  # fmt: skip
-SPILLED_BYTES = _metric("counter", "slot_spilled_bytes", "Bytes that it wrote to disk for that.")
+    "counter", "slot_spilled_transactions", "Transactions that PostgreSQL wrote to disk to decode them.", lasting=True
+)
+SPILLED_BYTES = _metric("counter", "slot_spilled_bytes", "Bytes that it wrote to disk for that.", lasting=True)
 XMIN_AGE = _metric(
     "gauge", "oldest_xmin_age_transactions",
     "Age of the oldest xmin that keeps VACUUM from removing rows, in transactions, by who holds it.", "holder",
@@ -133,7 +141,9 @@ STATE = _metric("gauge", "state", "1 for the state that the pipeline's job repor
 WANTED = _metric("gauge", "wanted", "1 if the pipeline is meant to run: it was neither asked to stop nor retired.")
 REPORT_AGE = _metric("gauge", "last_report_age_seconds", "Seconds since the pipeline's job has reported.")
 PROBLEMS = _metric("gauge", "problems", "What is not as it is meant although the job runs, by its kind.", "kind")
-CLAIMS = _metric("counter", "claims", "Jobs that have begun to work on the slot: one more with each start.")
+CLAIMS = _metric(
+    "counter", "claims", "Jobs that have begun to work on the slot: one more with each start.", lasting=True
+)
 REPEATS = _metric("gauge", "failed_starts", "Stream jobs in a row that have failed without publishing anything.")
 MEMORY = _metric("gauge", "memory_bytes", "Resident memory of the process that publishes.")
 CPU = _metric("counter", "cpu_seconds", "Processor time of the process that publishes.")

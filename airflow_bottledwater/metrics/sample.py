@@ -31,7 +31,8 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
 
     :param pipeline: its name: system identifier, database and slot, with slashes between them.
     :param job: the id of the job.
-    :param started: when the job started, in seconds since 1970 by the clock of its host: counters begin with zero then.
+    :param started: when the job started, in seconds since 1970 by the clock of its host: counters begin with zero then,
+        but for lasting ones.
     :param at: seconds since 1970, by the same clock.
     :param interval: seconds until the next sample.
     :param values: by the name of the metric.

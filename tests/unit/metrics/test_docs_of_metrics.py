@@ -22,6 +22,11 @@ def test_the_page_has_all_metrics() -> None:
     ]
 
 
+def test_the_page_names_the_counters_that_go_on_over_jobs() -> None:
+    (named,) = re.findall(r"at `started`; but (.*?) go on over jobs", PAGE)
+    assert set(re.findall(r"`(\w+)`", named)) == {m.name for m in METRICS.values() if m.lasting}
+
+
 def test_names_have_their_units_and_labels_are_bounded() -> None:
     for metric in METRICS.values():
         assert re.fullmatch(r"[a-z_]+", metric.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from confluent_kafka import Consumer, Producer
 
@@ -65,9 +65,7 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     named = mapping.named_topics
     service = (*mapping.service_topics, *named)
     wanted = list(dict.fromkeys([*data, *service, *memory]))
-    problems += _names(data, (*service, *memory), state_topic)
-    problems += _named_twice((*service, *memory), named)
-    problems += in_the_way(mapping, (table for table in found.tables if table.outbox), wanted)
+    problems += name_problems(mapping, data, (table for table in found.tables if table.outbox), memory)
     problems += _collisions([*data, *service, *memory], topics.names())
     present = topics.describe([name for name in wanted if len(name) <= names.MAX_TOPIC_LENGTH])
     problems += [problem for name in memory if name in present and (problem := store.unfit(present[name]))]
@@ -143,6 +141,19 @@ def check_topics(
     problems += _partitions(mapping, by_topic, present)
     problems += misplaced(pipeline, known, by_topic, present)
     return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, list(by_topic)))
+
+
+def name_problems(
+    mapping: TableMapping, data: Mapping[str, SourceTable], outboxes: Iterable[SourceTable], memory: Sequence[str]
+) -> list[str]:
+    """Problems with the names of a pipeline's topics, of which each must be for one purpose.
+
+    :param data: the tables by their topics.
+    :param memory: the state topic, and the shared one.
+    """
+    own = (*mapping.service_topics, *mapping.named_topics, *memory)
+    problems = _names(data, own, memory[0]) + _named_twice(own, mapping.named_topics)
+    return problems + in_the_way(mapping, outboxes, [*data, *own])
 
 
 def _names(data: Mapping[str, SourceTable], own: Sequence[str], state_topic: str) -> list[str]:

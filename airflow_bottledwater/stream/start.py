@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import Refused, StateError, StopRequested, TakenOver
+from airflow_bottledwater.errors import PreflightError, Refused, StateError, StopRequested, TakenOver
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.model.job import Job
@@ -17,8 +17,9 @@ from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import end_of_wal, identify
+from airflow_bottledwater.provision import kafka_checks
 from airflow_bottledwater.provision.create import make_named
-from airflow_bottledwater.state import coverage, options, saved, schemas
+from airflow_bottledwater.state import coverage, options, saved, schemas, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -98,6 +99,7 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
         for name in ("transaction_topic", "messages", "ddl_topic")
     }
     if set(TableMapping.of(pipeline).named_topics) - set(TableMapping.of(pipeline.with_(**before)).named_topics):
+        _check_names(pipeline, known, claimed.topic)
         make_named(pipeline, cluster)
     saved.remember(pipeline, claimed)
     settled = schemas.settle(pipeline, connection, claimed)
@@ -106,6 +108,18 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
         claimed.write({live_key(each): progress for each, progress in again.items()})
     snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), claimed.state)
     return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, settled)
+
+
+def _check_names(pipeline: Settings, known: PipelineState, state_topic: str) -> None:
+    """
+    :raises PreflightError: a topic that the settings name since the last start is one that has another purpose.
+    """
+    tables = known.tables.values()
+    data = {pinned.topic: pinned.table for pinned in tables if not pinned.table.outbox}
+    outboxes = (pinned.table for pinned in tables if pinned.table.outbox)
+    memory = (state_topic, store.CONTROL_TOPIC)
+    if problems := kafka_checks.name_problems(TableMapping.of(pipeline), data, outboxes, memory):
+        raise PreflightError(problems)
 
 
 def _report(pipeline: Settings, cluster: Cluster, claimed: Claim, error: Exception) -> None:

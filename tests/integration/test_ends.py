@@ -130,6 +130,20 @@ def test_a_name_that_cannot_be_is_found_before_anything_is_made(
     assert not [name for name in Topics(flow.pipeline.kafka).names() if name.startswith(flow.pipeline.topic_prefix)]
 
 
+@pytest.mark.parametrize("name", ["a", "_bottledwater_events"])
+def test_a_name_of_another_purpose_is_refused_when_only_the_stream_starts(
+    make_flow: MakeFlow, registry: SchemaRegistry, name: str
+) -> None:
+    """It would write the ends of transactions into the topic of a table."""
+    flow = make_flow(registry, transaction_topic="")
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1)")
+    flow.stream()
+    flow.change(transaction_topic=name)
+    with pytest.raises(PreflightError, match="one of the pipeline's own topics"):
+        flow.stream()
+
+
 def test_the_topic_belongs_to_one_pipeline(make_flow: MakeFlow) -> None:
     flow = make_flow()
     flow.create()

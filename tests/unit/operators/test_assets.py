@@ -82,7 +82,8 @@ def test_a_topic_is_an_asset_of_the_kafka_provider() -> None:
 def test_a_snapshot_tells_the_rows_of_each_table(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     table = SimpleNamespace(table="public.a", topic="a", rows=7, insert_lsn="0/AB")
     monkeypatch.setattr(status, "known", lambda _: "state")
-    monkeypatch.setattr(status, "tables", {"state": [table]}.__getitem__)
+    outbox = SimpleNamespace(table="public.outbox", topic="events.{type}", rows=0, insert_lsn="")
+    monkeypatch.setattr(status, "tables", {"state": [table, outbox]}.__getitem__)
     assert asset_events(events).snapshot() == {"a": 7}
     told = {"topic": "a", "table": "public.a", "by": "snapshot", "rows": 7, "to": "0/AB"}
     assert events.told == [("kafka://k1:9092/a", told)]

@@ -46,6 +46,8 @@ _STARTING = 3600.0
 _QUOTED, _WIDTH = 12, 300
 #: the supervisor's first argument if it has to end with the process that started it
 _ENDS_WITH_PARENT = "--ends-with-parent"
+#: the ends of the pipes that this process keeps for jobs that end with it, and their run directories
+_kept: dict[int, Path] = {}
 
 
 def start(
@@ -61,8 +63,9 @@ def start(
     """
     if stop_asked(run_directory):
         raise StopRequested("The job was asked to stop before it started.")
+    _close_ended()
     # only this process has the other end of the pipe, which the kernel closes when the process ends
-    parent, _kept = os.pipe() if ends_with_parent else (subprocess.DEVNULL, None)
+    parent, kept = os.pipe() if ends_with_parent else (subprocess.DEVNULL, None)
     try:
         with (run_directory / LOG).open("ab") as log:
             child = subprocess.Popen(
@@ -80,12 +83,26 @@ def start(
                 env=environment,
                 start_new_session=True,
             )
+        # recorded here, and not only by the supervisor itself, so that the job can be found and stopped at once, however
+        # long it starts
+        _introduce(run_directory, child.pid)
+    except BaseException:
+        if kept is not None:
+            os.close(kept)
+        raise
     finally:
         if ends_with_parent:
             os.close(parent)
-    # recorded here, and not only by the supervisor itself, so that the job can be found and stopped at once, however
-    # long it starts
-    _introduce(run_directory, child.pid)
+    if kept is not None:
+        _kept[kept] = run_directory
+
+
+def _close_ended() -> None:
+    """Close the pipes of jobs that have ended: a process that starts one job after another would run out of
+    descriptors."""
+    for kept, run_directory in list(_kept.items()):
+        if not running(run_directory) and _kept.pop(kept, None) is not None:
+            os.close(kept)
 
 
 def _introduce(run_directory: Path, pid: int) -> None:

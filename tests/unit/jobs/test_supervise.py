@@ -215,6 +215,22 @@ def test_a_job_of_a_command_that_is_killed_ends_and_takes_its_settings_with_it(t
     until(lambda: not folder.exists(), "its folder is gone")
 
 
+def test_a_process_that_starts_one_job_after_another_keeps_no_descriptors_of_those_that_have_ended(
+    tmp_path: Path,
+) -> None:
+    opened = list[int]()
+    for number, command in enumerate([["sleep", "100"], ["true"], ["true"], ["true"]]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        supervise.start(folder, command, dict(os.environ), ends_with_parent=True)
+        while number and supervise.running(folder):
+            time.sleep(0.05)
+        opened.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert opened[1] == opened[2] == opened[3]
+    assert supervise.running(tmp_path / "0")
+    assert supervise.stop(tmp_path / "0", timeout=0)
+
+
 # ------------------------------------------------------------------ what is left
 def test_what_a_killed_job_has_left_is_removed_by_a_later_start(tmp_path: Path) -> None:
     long_ago = time.time() - 8 * 86400

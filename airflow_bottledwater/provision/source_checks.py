@@ -16,7 +16,7 @@ from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.state import options, outboxes
-from airflow_bottledwater.state.identity import topic_of
+from airflow_bottledwater.state.identity import belonging, topic_of
 
 #: PostgreSQL's own functions that the pipeline calls: everybody may, unless an administrator has revoked it
 FUNCTIONS = (
@@ -203,9 +203,10 @@ def _rounded_keys(table: SourceTable) -> list[str]:
 def check_tables(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:
     problems, mapping = list[str](), TableMapping.of(pipeline)
     try:
-        oids = sorted(found.adding) or catalog.resolve(
-            connection, pipeline.tables, pipeline.schemas, via_root=found.via_root
-        )
+        oids = sorted(found.adding)
+        if not oids:
+            oids = catalog.resolve(connection, pipeline.tables, pipeline.schemas, via_root=found.via_root)
+            oids = sorted(set(oids) - belonging(connection, found.state))
     except PreflightError as error:
         return list(error.problems)
     found.tables = catalog.load(connection, oids, mapping)

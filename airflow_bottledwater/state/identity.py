@@ -16,7 +16,7 @@ from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres import catalog, slot
+from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, owners_prefix
@@ -196,6 +196,12 @@ def resolve(
     :raises StateError: see :func:`via_root`.
     """
     return catalog.resolve(connection, tables, schemas, via_root=via_root(pipeline, known), strict=strict)
+
+
+def belonging(connection: Connection, known: PipelineState) -> set[int]:
+    """The oids of what is below the pipeline's partitioned tables and so belongs to them, also where patterns name it:
+    such a table may bear a name that they do not cover any more."""
+    return set(partitions.names(connection, [oid for oid, each in known.tables.items() if each.table.partitioned]))
 
 
 def topic_problems(known: PipelineState, tables: Sequence[SourceTable], mapping: TableMapping) -> list[str]:

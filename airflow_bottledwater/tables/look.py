@@ -16,7 +16,7 @@ from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.provision.source_checks import elsewhere, unreadable
 from airflow_bottledwater.state import coverage as compared
 from airflow_bottledwater.state import options
-from airflow_bottledwater.state.identity import resolve
+from airflow_bottledwater.state.identity import belonging, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import ChangedTypes, Gap
 from airflow_bottledwater.tables.types import altered
@@ -105,6 +105,7 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
         made = {oid: {each: now[oid][each] for each in now[oid].keys() - before[oid].keys()} for oid in before}
         # a pattern that matches nothing any more: preflight reports it
         wanted = set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False))
+        wanted -= belonging(connection, known)
         kept = compared.renamed(connection, pipeline, known, wanted)
         names = publication.names(pipeline.publication_name)
         first = publication.read(connection, names[0])

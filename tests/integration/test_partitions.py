@@ -28,6 +28,7 @@ from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.tables import watch
 from airflow_bottledwater.verify import driver as verification
+from tests.support.compare import compare
 from tests.support.tables import dies_before_it_reads, look_often, problems
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, read
 from tests.support.waiting import until
@@ -923,6 +924,26 @@ def test_tables_below_a_chosen_one_are_not_chosen_again(make_flow: MakeFlow) -> 
     flow = make_flow(tables="*,p_bc,p_a")
     flow.create()
     assert [each.table for each in status.report(flow.pipeline).tables] == ["public.p"]
+
+
+def test_partitions_stay_with_a_root_that_patterns_do_not_cover_any_more(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="*")
+    flow.create()
+    flow.snapshot()
+
+    def equal() -> bool:
+        return compare(flow.dsn, flow.pipeline.kafka, None, "archive.p", flow.topic("p")).equal
+
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute("CREATE SCHEMA archive", "ALTER TABLE p SET SCHEMA archive", "DELETE FROM archive.p WHERE id < 9")
+        told_nothing(flow, errors)
+        assert problems(flow) == {}
+        until(equal, "it goes on", failed=errors)
+    flow.create()
+    flow.execute("UPDATE archive.p SET v = 'later' WHERE id < 50")
+    flow.stream()
+    assert equal() and [each.table for each in status.report(flow.pipeline).tables] == ["public.p"]
 
 
 # ---------------------------------------------------------------------- what the catalog says

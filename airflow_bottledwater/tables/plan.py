@@ -201,8 +201,9 @@ class _Planner:
     def _as_it_is(self, oid: int) -> Iterator[Step]:
         """A table that keeps its topic: what it lacks."""
         table, pinned = self._seen.tables[oid], self._tables[oid]
-        if oid in self._known.below:
-            yield self._moved(oid)
+        if oid in {*self._known.below, *self._seen.below}:
+            if (oid in self._known.below) != (oid in self._seen.below):
+                yield self._moved(oid)
             return
         step = Step(oid, table.qualified, pinned.topic, "", Do.READ)
         if (gap := self._known.gaps.get(oid)) is not None and gap.held:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import COVERAGE, Former, Gap, former_key, gap_key, table_key
+from airflow_bottledwater.state.records import COVERAGE, Former, Gap, attached_key, former_key, gap_key, table_key
 from airflow_bottledwater.tables.look import CatalogLook
 from airflow_bottledwater.tables.plan import Do, Unfit, plan
 
@@ -153,6 +154,19 @@ def test_the_plan_is_done_when_it_is_carried_out() -> None:
             before.apply({table_key(step.oid): PinnedTable(tables[step.oid], step.topic, "id", 1, 0, 0, 700)})
     assert len({each.topic for each in before.tables.values()}) == len(before.tables)
     assert steps(before, seen(table(1, "b"), table(3, "a"), unwanted=(table(2, "away"),))) == {}
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_table_that_becomes_a_partition_and_is_detached_again_is_moved_once(wanted: bool) -> None:
+    root = replace(table(3, "p"), partitioned=True)
+    before = known(A, root)
+    now = seen(A, root) if wanted else seen(root, unwanted=(A,))
+    # as its root's, none of its changes are sent under its own name
+    below = replace(now, below={1: "public.p"}, coverage=Coverage({}, {3: frozenset({903})}))
+    for look, move, record in ((below, Do.BELOW, AttachedTable("public.p")), (now, Do.APART, None)):
+        assert steps(before, look) == {1: (move, "a")}
+        before.apply({attached_key(1): record})
+        assert steps(before, look) == {}
 
 
 def test_nothing_is_done_about_a_table_that_is_held_until_a_person_lets_it_go_on() -> None:

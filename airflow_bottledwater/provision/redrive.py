@@ -33,7 +33,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres import pgoutput, slot
+from airflow_bottledwater.postgres import catalog, pgoutput, slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.create import make_chosen
@@ -148,6 +148,8 @@ class _Letters:
         self._pipeline, self._publishing, self._completer = pipeline, publishing, completer
         #: the pipeline's tables by oid, as they are published today
         self._tables, self._mapping = claim.state.tables, TableMapping.of(pipeline)
+        #: the schemas and names that they have today, by oid
+        self._names: dict[int, tuple[str, str]] = {}
         self._held = {oid: gap for oid, gap in claim.state.gaps.items() if gap.held}
         self._letters = LettersTopic(pipeline, publishing, claim.cluster.pipeline(pipeline.slot))
         #: the relation versions of dead letters, as they are published now
@@ -160,6 +162,8 @@ class _Letters:
     def redrive(self) -> RedriveResult:
         """Publish them: some thousand at a time, the snapshot's first, then by position."""
         result = RedriveResult()
+        with session(self._pipeline.postgres, "Re-driving dead letters") as connection:
+            self._names = catalog.names(connection, list(self._tables))
         places = sorted(self._publishing.run(self._letters.places), key=lambda place: place.position)
         while places:
             n = portion(places)
@@ -175,7 +179,7 @@ class _Letters:
         ready: list[tuple[StoredDeadLetter, Records]] = []
         for written in dead_letters:
             try:
-                dead_letter = written.as_published(self._mapping)
+                dead_letter = self._as_published(written)
             except RecordError as error:
                 self._fails(written, error, result)
                 continue
@@ -213,6 +217,18 @@ class _Letters:
             else:
                 result.published += bool(rows)
                 result.overtaken += not rows
+
+    def _as_published(self, written: StoredDeadLetter) -> StoredDeadLetter:
+        """See :meth:`StoredDeadLetter.as_published`, by the name that the table has today.
+
+        :raises RecordError: see there; or less of the table is hidden by that name than by the one that is recorded.
+        """
+        oid = int(written.content["oid"])
+        if "again" in written.content and oid in self._names:
+            columns = [column["name"] for column in written.content["again"]["table"]["columns"]]
+            if why := options.exposed_table(self._mapping, self._tables[oid].table, *self._names[oid], columns):
+                raise RecordError(why)
+        return written.as_published(self._mapping, self._names.get(oid))
 
     @staticmethod
     def _fails(dead_letter: StoredDeadLetter, why: object, result: RedriveResult) -> None:

@@ -61,16 +61,23 @@ class StoredDeadLetter:
         shown = int(self.content["again"].get("lsn", 0))
         return layout.facts(wire.FROM_LIVE if self.label else wire.FROM_SNAPSHOT, time.time(), shown)
 
-    def as_published(self, mapping: TableMapping) -> StoredDeadLetter:
+    def as_published(self, mapping: TableMapping, named: tuple[str, str] | None = None) -> StoredDeadLetter:
         """The dead letter without the columns that were published when it was written, and are not today, and with the
         others, and the row filter, as they are published today; but those of the key as they were, since its bytes must
-        not change."""
+        not change.
+
+        :param named: schema and name that its table has today, by which it has options: another one may bear the name
+            that it had when the dead letter was written. None: those.
+        :raises RecordError: a mask cannot be made from what it holds.
+        """
         if "again" not in self.content:
             return self
         again = self.content["again"]
-        table = msgspec.convert(again["table"], SourceTable)
-        if not table.oid:
+        written = msgspec.convert(again["table"], SourceTable)
+        if not written.oid:
             return self  # a message has no options of a table
+        schema, name = named or (written.schema, written.name)
+        table = replace(written, schema=schema, name=name)
         columns = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
         published = mapping.published(table.schema, table.name, table.columns)
         where = mapping.options(table.schema, table.name).where
@@ -83,7 +90,7 @@ class StoredDeadLetter:
                 for now, before in zip(published, table.columns, strict=True)
             ),
         )
-        if not columns and whole == table:
+        if not columns and whole == written:
             return self
         _check_hashes(table, whole)
         message = pgoutput.row(base64.b64decode(again["message"])).masked(

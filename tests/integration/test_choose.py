@@ -564,3 +564,16 @@ def test_what_is_left_out_at_the_next_start_is_not_redriven(make_flow: MakeFlow)
     ]
     verified(flow)
     assert SECRET not in json.dumps([each.value for each in flow.read("people")])
+
+
+def test_a_letter_is_redriven_by_the_options_of_its_tables_new_name(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", tables=("people",), table_options={}, topic_config={"max.message.bytes": "20000"})
+    flow.create()
+    flow.snapshot()
+    flow.execute(f"INSERT INTO people VALUES ('{SECRET}', 1, 1, '', repeat('x', 30000))")
+    flow.stream()
+    limit_topic(flow, flow.topic("people"), 100_000)
+    flow.execute("ALTER TABLE people RENAME TO staff")
+    flow.change(table_options={"staff": {"exclude": ["email", "note"]}})
+    assert redrive.redrive(flow.pipeline).published == 1
+    assert [each.value for each in flow.read("people")] == [{"id": 1, "n": 1, "scan": "", "scan_at": None}]

@@ -60,6 +60,22 @@ def test_a_letter_is_published_as_its_columns_are_today_but_for_its_key() -> Non
     assert unchanged.as_published(TableMapping()) is unchanged
 
 
+def test_a_letter_has_the_options_of_the_name_that_its_table_has_today() -> None:
+    letter = _letter(Column("email", w.plain(w.TEXT)), Column("note", w.plain(w.TEXT)))
+    table = msgspec.convert(letter.content["again"]["table"], SourceTable)
+    options = {
+        f"{table.schema}.{table.name}": {"exclude": "note"},
+        "clients": {"exclude": "email", "mask": {"note": "null"}, "where": "true"},
+    }
+    mapping = TableMapping.of(Settings(postgres="host=db", table_options=options))
+    again = letter.as_published(mapping, ("public", "clients")).content["again"]
+    now = msgspec.convert(again["table"], SourceTable)
+    assert (now.qualified, now.where, [column.name for column in now.columns]) == (
+        "public.clients", "true", ["k", "note"],
+    )  # fmt: skip
+    assert pgoutput.row(base64.b64decode(again["message"])).new == [Field("b", b"key"), Field("n")]
+
+
 def _letter(*columns: Column) -> StoredDeadLetter:
     table = w.table(("k", w.plain(w.TEXT)), key=["k"], oid=1)
     table = replace(table, columns=(*table.columns, *columns))

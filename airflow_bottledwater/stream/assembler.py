@@ -8,6 +8,7 @@ The rules are those of :class:`~airflow_bottledwater.model.lsn.Position` and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -194,10 +195,15 @@ class TransactionAssembler:
 
     @property
     def skipped_by_table(self) -> dict[str, int]:
-        """For each table, how many transactions had changes that were left out: at the boundary, or because it is not
-        followed."""
-        skipped = {row["oid"]: int(row["skipped_transactions"]) for row in self._tables if row["skipped_transactions"]}
-        return {f"{(m := self._messages[oid]).schema}.{m.name}": count for oid, count in skipped.items()}
+        """For each table's name, how many transactions had changes that were left out: at the boundary, or because it
+        is not followed. Any thread may ask."""
+        tables, skipped = self._tables, Counter[str]()
+        for oid, count in zip(tables["oid"].tolist(), tables["skipped_transactions"].tolist(), strict=True):
+            if count:
+                message = self._messages[oid]
+                # one that is dropped and made again, again and again, has a new oid each time
+                skipped[f"{message.schema}.{message.name}"] += count
+        return skipped
 
     def _index(self, oid: int) -> None:
         """Enter a table's new version, or that it has none, into the kernel's table."""

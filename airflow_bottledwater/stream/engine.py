@@ -8,7 +8,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import psycopg
@@ -27,7 +28,7 @@ from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.memory import Rest
 from airflow_bottledwater.metrics.line import ProgressLine
 from airflow_bottledwater.metrics.meter import Meter
-from airflow_bottledwater.metrics.sampler import Sampler
+from airflow_bottledwater.metrics.sampler import OTHERS, Sampler
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import own, session, stoppable
@@ -55,6 +56,8 @@ _IDLE, _BESIDE = 0.2, 0.01
 _STALLED = 30.0
 #: seconds between two looks whether open dead letters are to be logged again
 _TELL_LETTERS = 60.0
+#: tables of which the status says how much of them is left out; the others are added up
+_SKIPPED = 200
 
 
 @contextmanager
@@ -107,19 +110,27 @@ class StreamReport:
         """Report the counters with which streaming begins."""
         self._controller.status.counters = dict(counters)
 
-    def update(self, position: Position, counters: Mapping[str, int], skipped_by_table: Mapping[str, int]) -> None:
+    def update(self, position: Position, counters: Mapping[str, int]) -> None:
         """Report that the stream is at ``position``.
 
         :param counters: how many records of each kind are published since the slot was created.
-        :param skipped_by_table: how many transactions had changes of a table that were left out: at the boundary, or
-            because it is not followed.
         """
         self.position = position
         status = self._controller.status
         status.position, status.counters = str(position), dict(counters)
-        status.progress = {"skipped_by_table": dict(skipped_by_table), "not_followed": self._watch.unfollowed}
         if line := self._line.due(position, counters):
             log.info("%s", line)
+
+    def tell_skipped(self, skipped_by_table: Mapping[str, int]) -> None:
+        """Report what is left out, before a heartbeat: there may be more such tables than can be counted for each
+        batch, and than a record of Kafka has room for.
+
+        :param skipped_by_table: see :attr:`TransactionAssembler.skipped_by_table`.
+        """
+        shown = dict(Counter(skipped_by_table).most_common(_SKIPPED))
+        if len(skipped_by_table) > len(shown):
+            shown[OTHERS] = sum(skipped_by_table.values()) - sum(shown.values())
+        self._controller.status.progress = {"skipped_by_table": shown, "not_followed": self._watch.unfollowed}
 
 
 def follow(
@@ -171,6 +182,7 @@ class _Follower:
         self._problems.tell("lost schemas", start.schemas.problems)
         self._target: int | None = None
         self._publisher: StreamPublisher | None = None
+        self._skipped: Callable[[], Mapping[str, int]] = dict
         self._control = TableControl(pipeline, start.cluster.pipeline(pipeline.slot))
         self._movement = Movement(
             controller.problems,
@@ -183,13 +195,15 @@ class _Follower:
         controller.watch(self._tell)
 
     def close(self) -> None:
-        """End the watch, and hear no more requests."""
+        """End the watch, hear no more requests, and tell what was left out since the last heartbeat."""
+        self._report.tell_skipped(self._skipped())
         self._watch.close()
         self._control.close()
 
     def _tell(self) -> str:
-        """Before each heartbeat: tell what keeps the stream from moving, and what is wrong with its topics; returns the
-        job's state."""
+        """Before each heartbeat: tell what is left out, what keeps the stream from moving, and what is wrong with its
+        topics; returns the job's state."""
+        self._report.tell_skipped(self._skipped())
         if self._publisher is not None:
             self._problems.tell("topics", self._publisher.expiring)
         return "waiting" if self._movement.look() else "streaming"
@@ -251,13 +265,14 @@ class _Follower:
                 open_source(self._pipeline, self._start, publisher.state, self._backoff, publisher.position)
             ) as source,
         ):
+            self._skipped = lambda: source.skipped_by_table
             rest = Rest(source.rest)
 
             def told(reached: Position) -> None:
                 source.acknowledge(reached)
                 self._movement.moved()
                 counters = {**publisher.counters, **source.statistics}
-                self._report.update(publisher.position, counters, source.skipped_by_table)
+                self._report.update(publisher.position, counters)
 
             while not stopped.is_set() and not self._is_done(publisher):
                 batch = source.next(

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from airflow_bottledwater.model.relation import Column
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import ddl, pgoutput
 from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.stream.assemble import TABLE
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from tests.support import wire as w
 from tests.support.examples import examples
@@ -510,6 +512,14 @@ def test_the_statistics_count_what_boundaries_leave_out(case: tuple[History, Pos
     assert made.assembler.statistics["transactions"] == sum(isinstance(t, Transaction) for t in only_rows)
     assert made.assembler.statistics["skipped_changes"] == len(everything) - len(left)
     assert made.assembler.statistics["skipped_transactions"] == len({c[3] for c in hidden})
+
+
+def test_what_is_left_out_of_tables_that_bore_one_name_is_added_up() -> None:
+    assembler = object.__new__(TransactionAssembler)
+    assembler._tables = np.zeros(3, dtype=TABLE)
+    assembler._tables["oid"], assembler._tables["skipped_transactions"] = (1, 2, 3), (5, 7, 0)
+    assembler._messages = {oid: pgoutput.RelationMessage(oid, "public", "staging", "d", ()) for oid in (1, 2, 3)}
+    assert assembler.skipped_by_table == {"public.staging": 12}
 
 
 @settings(max_examples=examples(80))

@@ -40,6 +40,9 @@ _ASKED, _GAP = 5.0, 20.0
 #: seconds for which records may wait for the broker, and how many are written before it has to acknowledge them: far
 #: fewer than fit into the producer's queue
 _QUEUED, _AT_ONCE = 10.0, 1000
+#: seconds for which it is known at least when a record was removed: far more than the silence after which a job counts
+#: as dead. Each job and each request has a key of its own, which is never used again
+_REMEMBERED = 86_400.0
 #: how many changes wait for a subscriber before only the last of each key is kept
 _WAIT_AT_MOST = 1000
 
@@ -125,6 +128,7 @@ class ControlTopic:
         self._subscriptions: list[Subscription] = []
         self._first_end = math.inf
         self._changed: dict[str, float] = {}
+        self._trimmed = time.monotonic()
         self._answered = -math.inf
         #: one asks Kafka for all that wait for its answer; reentrant as above
         self._asking = threading.RLock()
@@ -197,7 +201,7 @@ class ControlTopic:
 
     def get(self, key: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
         """A record as it is known (None if there is none), and when it last changed, by this process's monotonic clock
-        (0 if it has not changed since the topic was first read).
+        (0 if it has not changed since the topic was first read, or was removed more than a day ago).
 
         :param now: whether to read to the present end of the topic, which also makes sure that Kafka answers.
         :raises Outage: Kafka does not answer.
@@ -314,12 +318,17 @@ class ControlTopic:
     def _arrived(self, changes: list[Change], at: int) -> None:
         with self.arrived:
             self._error = None
+            now = time.monotonic()
             if self.at >= self._first_end:
-                self._changed.update(dict.fromkeys((key for key, _ in changes), time.monotonic()))
+                self._changed.update(dict.fromkeys((key for key, _ in changes), now))
             for key, value in last_of_each(changes).items():
                 self.records.pop(key, None)
                 if value is not None:
                     self.records[key] = value
+            if now - self._trimmed > _REMEMBERED:
+                self._trimmed = now
+                kept = {key: at for key, at in self._changed.items() if key in self.records or now - at <= _REMEMBERED}
+                self._changed = kept
             for each in self._subscriptions:
                 each.take(changes)
             self.at = at

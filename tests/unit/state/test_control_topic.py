@@ -89,6 +89,19 @@ def test_records_are_in_the_order_of_their_last_offsets() -> None:
         assert list(topic.known().items()) == [("b", {"n": 2}), ("a", {"n": 4})]
 
 
+def test_when_a_record_was_removed_is_known_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of jobs are never used again, and a watch may live for years."""
+    now = [1000.0]
+    monkeypatch.setattr(control_topic.time, "monotonic", lambda: now[0])
+    with ControlTopic.of(KAFKA) as topic:
+        topic._first_end = 0
+        topic._arrived([("status/s", {}), ("job/1", {}), ("job/1", None)], 3)
+        for passed, known in ((3600.0, {"status/s", "job/1", "job/2"}), (86_000.0, {"status/s", "job/2"})):
+            now[0] += passed
+            topic._arrived([("job/2", {}), ("job/2", None)], topic.at + 2)
+            assert topic._changed.keys() == known
+
+
 class Broker:
     """A Kafka in which the topic does not exist at first."""
 

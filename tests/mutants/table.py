@@ -232,9 +232,40 @@ MUTANTS = (
         f"{_MESSAGES}::test_messages_without_a_topic_are_left_out",
     ),
     Mutant(
+        "a value of before a repeated Relation message is no value of behind it",
+        "TransactionAssembler._separate",
+        always("not taken[current]"),
+        f"{_ASSEMBLER}::test_changes_before_and_behind_a_repeated_relation_message_have_numbers_of_their_own",
+    ),
+    Mutant(
+        "numbers of versions are used again",
+        "TransactionAssembler._separate",
+        never("self._versions[number] is version"),
+        f"{_ASSEMBLER}::test_changes_before_and_behind_a_repeated_relation_message_have_numbers_of_their_own",
+    ),
+    Mutant(
+        "keys are in no form that is rounded",
+        "types.rounding_form",
+        never("column.form == 'double' and not exact"),
+        f"{_KEYS}::test_a_key_that_would_be_rounded_is_refused_whenever_it_comes",
+    ),
+    Mutant(
+        "a name in Protobuf is not one with a dropped one",
+        "protobuf.amended",
+        never("(taken := _alike(made.message)) and not _alike(before.message)"),
+        "tests/unit/encoding/test_protobuf.py::test_a_name_that_becomes_one_with_a_dropped_one_is_refused",
+    ),
+    Mutant(
+        "messages count among the changes behind a new table's rows",
+        "behind.passed",
+        drop("assembler.take_messages(lambda _: None)"),
+        "tests/integration/test_tables.py::"
+        "test_what_was_committed_behind_their_rows_has_the_positions_that_the_stream_counts",
+    ),
+    Mutant(
         "a message of no transaction waits for none",
         "TransactionAssembler._take_message",
-        drop("self._state['whole_count'], self._state['whole_bytes'] = state['count'] + 1, state['bytes'] + size"),
+        drop("self._state['whole_count'], self._state['whole_bytes'] = self._state['count'], self._state['bytes']"),
         f"{_ASSEMBLER}::test_a_message_of_no_transaction_is_a_whole_batch",
     ),
     Mutant(

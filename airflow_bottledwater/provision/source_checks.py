@@ -210,7 +210,7 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
     except PreflightError as error:
         return list(error.problems)
     found.tables = catalog.load(connection, oids, mapping)
-    problems += options.problems(connection, pipeline, oids, rules=not found.adding)
+    problems += options.problems(connection, pipeline, oids, None if found.adding else found.state.tables)
     _leave_to_stream(pipeline, found)
     problems += _check_partitions(connection, found)
     read = [*found.tables, *found.parts]

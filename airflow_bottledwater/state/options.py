@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_bottledwater.encoding import masks
@@ -16,19 +16,24 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, quoted
 from airflow_bottledwater.state import outboxes, row_filters
 from airflow_bottledwater.state.identity import other_partitions, resolve
+from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
-def problems(connection: Connection, pipeline: Settings, oids: Collection[int], *, rules: bool = True) -> list[str]:
+def problems(
+    connection: Connection, pipeline: Settings, oids: Collection[int], followed: Mapping[int, PinnedTable] | None
+) -> list[str]:
     """What is wrong with the options of these tables.
 
-    :param rules: whether the tables are all of the pipeline's, so that each rule has to match one of them.
+    :param followed: those that are recorded; each rule has to match one of them, or one of the others. None if the
+        tables are not all that the settings name: then a rule may match others.
     """
     mapping = TableMapping.of(pipeline)
     if not mapping.rules:
         return []
-    whole = catalog.load(connection, list(oids), mapping.all_columns())
-    found = _without_match(mapping, whole) if rules else []
+    loaded = catalog.load(connection, list({*oids, *(followed or ())}), mapping.all_columns())
+    found = _without_match(mapping, _by_all_names(loaded, followed)) if followed is not None else []
+    whole = [table for table in loaded if table.oid in oids]
     for table in whole:
         columns = [column.name for column in table.columns]
         found += _unfit_choosers(mapping, table)
@@ -198,7 +203,7 @@ def check(connection: Connection, pipeline: Settings, known: PipelineState) -> N
     today = catalog.load(connection, list(known.tables), TableMapping.of(pipeline))
     wrong = row_filters.refused(pipeline, known) + _unkeyed(pipeline, known) + _divided(known, today)
     wrong += outboxes.turned(pipeline, known, today)
-    if wrong := wrong + problems(connection, pipeline, {*wanted, *known.tables}):
+    if wrong := wrong + problems(connection, pipeline, {*wanted, *known.tables}, known.tables):
         raise PreflightError(wrong)
 
 
@@ -249,6 +254,21 @@ def check_hash_key(pipeline: Settings, known: PipelineState) -> None:
             "Give the key of before. If another one is meant, set hash_key_version to another number than "
             f"{version}, start again, and read the tables with hashes again.",
         )
+
+
+def _by_all_names(tables: Iterable[SourceTable], followed: Mapping[int, PinnedTable]) -> list[SourceTable]:
+    """These tables, and those among them that were renamed also by the names that they had: a rule for one of these is
+    no mistake, as it says what the new name has to hide.
+
+    :param followed: the tables that are recorded.
+    """
+    found = []
+    for table in tables:
+        recorded = followed[table.oid].table if table.oid in followed else table
+        found.append(table)
+        if recorded.qualified != table.qualified:
+            found.append(replace(table, schema=recorded.schema, name=recorded.name))
+    return found
 
 
 def _without_match(mapping: TableMapping, tables: Sequence[SourceTable]) -> list[str]:

@@ -577,3 +577,22 @@ def test_a_letter_is_redriven_by_the_options_of_its_tables_new_name(make_flow: M
     flow.change(table_options={"staff": {"exclude": ["email", "note"]}})
     assert redrive.redrive(flow.pipeline).published == 1
     assert [each.value for each in flow.read("people")] == [{"id": 1, "n": 1, "scan": "", "scan_at": None}]
+
+
+def test_the_rules_of_a_table_that_is_removed_from_the_settings_stay(make_flow: MakeFlow) -> None:
+    """It is still streamed, and would be in the clear without them; so would one that was renamed."""
+    hidden = {"exclude": "email"}
+    flow = make_flow(tables=("people", "sales.*"), table_options={"people": hidden, "sales.orders": hidden})
+    flow.create()
+    flow.snapshot()
+    flow.execute("ALTER TABLE sales.orders RENAME TO invoices")
+    flow.change(tables=("sales.*",))
+    preflight.run(flow.pipeline)
+    flow.change(table_options={"people": hidden, "sales.orders": hidden, "sales.invoices": hidden})
+    preflight.run(flow.pipeline)
+    flow.execute(f"INSERT INTO people VALUES ('{SECRET}', 1, 1, '', '', NULL)")
+    flow.stream()
+    assert [each.value["id"] for each in flow.read("people")] == [1] and SECRET.encode() not in everything(flow)
+    flow.execute("DROP TABLE people")
+    with pytest.raises(PreflightError, match="No table of the pipeline matches 'people'"):
+        preflight.run(flow.pipeline)

@@ -65,9 +65,9 @@ def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
 def pipeline(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
     """One pipeline.
 
-    :param kafka: the id of the connection to its Kafka.
+    :param kafka: the id of a connection to its Kafka.
     """
-    allowed, watch, seen = Rights(user), *_seen(kafka)
+    allowed, (kafka, watch, seen) = Rights(user), _seen(kafka)
     shown = detail(watch, _allowed(allowed, kafka, name, seen), seen)
     described = rights.described(shown["task"], shown["slot"])
     connections = {}
@@ -101,7 +101,7 @@ def history(user: GetUserDep, kafka: str, name: str, period: int = Query(900)) -
 
     :param period: seconds; one of :data:`PERIODS`.
     """
-    watch, seen = _seen(kafka)
+    kafka, watch, seen = _seen(kafka)
     _allowed(Rights(user), kafka, name, seen)
     if period not in PERIODS:
         raise HTTPException(422, f"There are plots of {', '.join(map(str, PERIODS))} seconds.")
@@ -113,7 +113,7 @@ def history(user: GetUserDep, kafka: str, name: str, period: int = Query(900)) -
 
 def dead_letters(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
     """The newest dead letters of one pipeline; ``keys`` says whether the user may see of which rows they are."""
-    allowed, (watch, seen) = Rights(user), _seen(kafka)
+    allowed, (kafka, watch, seen) = Rights(user), _seen(kafka)
     owner = overview.owner_of(seen.statuses[_allowed(allowed, kafka, name, seen)])
     keys = allowed.may_see_rows(kafka, None if owner is None else owner.dag_id)
     try:
@@ -123,11 +123,13 @@ def dead_letters(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
         raise HTTPException(503, str(error)) from None
 
 
-def _seen(kafka: str) -> tuple[KafkaWatch, KafkaLook]:
-    watch = kafkas.watches().get(kafka)
+def _seen(kafka: str) -> tuple[str, KafkaWatch, KafkaLook]:
+    """The Kafka of a connection: the id under which it is listed, its watch, and what that has seen."""
+    listed = kafkas.listed_as(kafka)
+    watch = kafkas.watches().get(listed)
     if watch is None:
         raise HTTPException(404, f"There is no connection {kafka!r} of type Apache Kafka.")
-    return watch, watch.look()
+    return listed, watch, watch.look()
 
 
 def _allowed(allowed: Rights, kafka: str, name: str, seen: KafkaLook) -> str:

@@ -25,26 +25,34 @@ _DEFAULT = "kafka_default"
 #: seconds for which the connections are not looked up again
 _KEPT = 30.0
 
-_found: tuple[float, dict[str, dict[str, str]]] = (0.0, {})
+#: of each connection the one under whose id its Kafka is listed, and the properties of that one's client
+_Known = dict[str, tuple[str, dict[str, str]]]
+_found: tuple[float, _Known] = (0.0, {})
 _lock = threading.Lock()
 
 
 def watches() -> dict[str, KafkaWatch]:
     """The watch of each Kafka, by the id of its connection; of several connections with the same brokers, the first."""
-    return {conn_id: KafkaWatch.of(conn_id, kafka) for conn_id, kafka in _connections().items()}
+    known = _connections().items()
+    return {conn_id: KafkaWatch.of(conn_id, kafka) for conn_id, (first, kafka) in known if conn_id == first}
 
 
-def _connections() -> dict[str, dict[str, str]]:
+def listed_as(conn_id: str) -> str:
+    """The id under which the Kafka of a connection is listed, if it is listed at all."""
+    return _connections().get(conn_id, (conn_id,))[0]
+
+
+def _connections() -> _Known:
     global _found
     with _lock:
         at, known = _found
         if time.monotonic() - at < _KEPT and known:
             return known
-        by_brokers: dict[str, tuple[str, dict[str, str]]] = {}
+        by_brokers: _Known = {}
+        known = {}
         for conn_id in _ids():
             if kafka := _properties(conn_id):
-                by_brokers.setdefault(kafka["bootstrap.servers"], (conn_id, kafka))
-        known = dict(by_brokers.values())
+                known[conn_id] = by_brokers.setdefault(kafka["bootstrap.servers"], (conn_id, kafka))
         _found = time.monotonic(), known
         return known
 

@@ -353,16 +353,31 @@ def test_three_hundred_pipelines_take_no_more_queries_of_airflow_than_three(
         event.remove(settings.engine, "before_cursor_execute", count)
 
 
-def test_connections_of_one_kafka_are_one(airflow: None, connect: Callable[..., None]) -> None:
+def test_connections_of_one_kafka_are_one(
+    airflow: None, connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KafkaWatch, "of", lambda *_: None)
     connect("kafka_default", conn_type="kafka", extra={"bootstrap.servers": "k:1", "sasl.password": "x"})
     connect("same", conn_type="kafka", extra={"bootstrap.servers": "k:1"})
     connect("other", conn_type="kafka", extra={"bootstrap.servers": "k:2"})
     connect("none", conn_type="http", host="k")
     kafkas._found = (0.0, {})
     try:
-        assert list(kafkas._connections()) == ["kafka_default", "other"]
+        assert list(kafkas.watches()) == ["kafka_default", "other"]
+        # a link leads to the page by the id that the task's pipeline has
+        assert [kafkas.listed_as(each) for each in ("kafka_default", "same", "other", "none")] == [
+            "kafka_default", "kafka_default", "other", "none",
+        ]  # fmt: skip
     finally:
         kafkas._found = (0.0, {})
+
+
+def test_the_page_of_a_pipeline_is_found_by_each_connection_to_its_kafka(
+    client: Client, seen: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(status())
+    monkeypatch.setattr(kafkas, "_connections", lambda: {"same": ("kafka_default", {})})
+    assert client("VIEWER").get(f"/api/pipelines/same/{NAME}").json()["name"] == NAME
 
 
 def test_the_plugin_imports_nothing_heavy() -> None:

@@ -47,10 +47,10 @@ def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
     away = {}
     looks = {conn_id: watch.look() for conn_id, watch in kafkas.watches().items()}
     for conn_id, seen in looks.items():
-        if seen.away:
+        shown = [each for each in overview.rows(conn_id, seen) if allowed.may_see(conn_id, _dag_of(each))]
+        if seen.away and (shown or allowed.may_read(conn_id)):
             away[conn_id] = seen.away
-        shown = overview.rows(conn_id, seen)
-        found += [each for each in shown if allowed.may_see(conn_id, _dag_of(each)) and dag_id in ("", _dag_of(each))]
+        found += [each for each in shown if dag_id in ("", _dag_of(each))]
     never = unbegun.found(list(looks.values()))
     unable = [each for each in never if each["dag_id"] in allowed.readable and dag_id in ("", each["dag_id"])]
     return {
@@ -67,7 +67,7 @@ def pipeline(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
 
     :param kafka: the id of a connection to its Kafka.
     """
-    allowed, (kafka, watch, seen) = Rights(user), _seen(kafka)
+    kafka, watch, seen = _seen(allowed := Rights(user), kafka)
     shown = detail(watch, _allowed(allowed, kafka, name, seen), seen)
     described = rights.described(shown["task"], shown["slot"])
     connections = {}
@@ -101,8 +101,8 @@ def history(user: GetUserDep, kafka: str, name: str, period: int = Query(900)) -
 
     :param period: seconds; one of :data:`PERIODS`.
     """
-    kafka, watch, seen = _seen(kafka)
-    _allowed(Rights(user), kafka, name, seen)
+    kafka, watch, seen = _seen(allowed := Rights(user), kafka)
+    _allowed(allowed, kafka, name, seen)
     if period not in PERIODS:
         raise HTTPException(422, f"There are plots of {', '.join(map(str, PERIODS))} seconds.")
     try:
@@ -113,7 +113,7 @@ def history(user: GetUserDep, kafka: str, name: str, period: int = Query(900)) -
 
 def dead_letters(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
     """The newest dead letters of one pipeline; ``keys`` says whether the user may see of which rows they are."""
-    allowed, (kafka, watch, seen) = Rights(user), _seen(kafka)
+    kafka, watch, seen = _seen(allowed := Rights(user), kafka)
     owner = overview.owner_of(seen.statuses[_allowed(allowed, kafka, name, seen)])
     keys = allowed.may_see_rows(kafka, None if owner is None else owner.dag_id)
     try:
@@ -123,11 +123,12 @@ def dead_letters(user: GetUserDep, kafka: str, name: str) -> dict[str, Any]:
         raise HTTPException(503, str(error)) from None
 
 
-def _seen(kafka: str) -> tuple[str, KafkaWatch, KafkaLook]:
+def _seen(allowed: Rights, kafka: str) -> tuple[str, KafkaWatch, KafkaLook]:
     """The Kafka of a connection: the id under which it is listed, its watch, and what that has seen."""
     listed = kafkas.listed_as(kafka)
     watch = kafkas.watches().get(listed)
     if watch is None:
+        _check(allowed.may_read(kafka))
         raise HTTPException(404, f"There is no connection {kafka!r} of type Apache Kafka.")
     return listed, watch, watch.look()
 
@@ -135,14 +136,19 @@ def _seen(kafka: str) -> tuple[str, KafkaWatch, KafkaLook]:
 def _allowed(allowed: Rights, kafka: str, name: str, seen: KafkaLook) -> str:
     """The name, if there is such a pipeline and the user may see it."""
     status = seen.statuses.get(name)
+    owner = None if status is None else overview.owner_of(status)
+    _check(allowed.may_see(kafka, None if owner is None else owner.dag_id))
     if status is None and seen.away:
         raise HTTPException(503, seen.away)
     if status is None:
         raise HTTPException(404, f"No pipeline {name!r} has ever reported.")
-    owner = overview.owner_of(status)
-    if not allowed.may_see(kafka, None if owner is None else owner.dag_id):
-        raise HTTPException(403, "You may not read the DAG of this pipeline.")
     return name
+
+
+def _check(may: bool) -> None:
+    """Whoever may not see something does not learn whether it is there, either."""
+    if not may:
+        raise HTTPException(403, "No pipeline of this name that you may see is known now.")
 
 
 def _dag_of(row: dict[str, Any]) -> str | None:

@@ -60,6 +60,10 @@ class Rights:
             return True
         if dag_id is not None and dag_id in self._known:
             return False
+        return self.may_read(conn_id)
+
+    def may_read(self, conn_id: str) -> bool:
+        """Whether the user may read a connection."""
         if conn_id not in self._connections:
             details = ConnectionDetails(conn_id=conn_id, team_name=Connection.get_team_name(conn_id))
             self._connections[conn_id] = bool(

@@ -315,7 +315,23 @@ def test_a_kafka_that_is_away_is_said_and_what_was_known_is_shown(client: Client
     answer = client("VIEWER").get("/api/pipelines").json()
     assert answer["away"] == {"kafka_default": "Kafka has not answered for 9 s."} and len(answer["pipelines"]) == 1
     seen(away="Kafka has not answered for 9 s.")
-    assert client("VIEWER").get(f"/api/pipelines/kafka_default/{NAME}").status_code == 503
+    assert client("OP").get(f"/api/pipelines/kafka_default/{NAME}").status_code == 503
+    assert client("OP").get("/api/pipelines").json()["away"]
+
+
+def test_who_sees_no_pipeline_of_a_kafka_and_may_not_read_its_connection_learns_nothing_of_it(
+    client: Client, seen: Callable[..., None]
+) -> None:
+    for away in ("", "Kafka (kafka_default, k:9092) has not answered for 9 s."):
+        seen(status("bare", dag_id=""), away=away)
+        assert client("VIEWER").get("/api/pipelines").json()["away"] == {}
+        answers = [
+            client("VIEWER").get(f"/api/{what}/{of}")
+            for what in ("pipelines", "history", "dead_letters")
+            for of in ("kafka_default/7/shop/bare", f"kafka_default/{NAME}", f"no_connection/{NAME}")
+        ]
+        assert {(each.status_code, each.text) for each in answers} == {(403, answers[0].text)}
+    assert client("OP").get(f"/api/pipelines/no_connection/{NAME}").status_code == 404
 
 
 def test_a_kafka_that_never_answers_is_said_within_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
-_lock = threading.Lock()
+#: reentrant, since a signal's handler (on_kill) may decode what the interrupted code decodes
+_lock = threading.RLock()
 
 
 def prepare(*kinds: type[Any]) -> None:
@@ -24,7 +25,8 @@ def prepare(*kinds: type[Any]) -> None:
 
 
 def from_json(raw: bytes, kind: type[T]) -> T:
-    """An object of a class that may not be prepared, since its module shall not need msgspec.
+    """An object of a class that may not be prepared, since its module shall not need msgspec. Whoever has a signal's
+    handler that decodes it, has to prepare it: the handler would use it unfinished, too.
 
     :raises ValueError: it is not one.
     """

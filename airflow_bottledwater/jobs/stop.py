@@ -8,13 +8,14 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import leftovers, run_directory, supervise, watch
 from airflow_bottledwater.jobs.identity import Identity
-from airflow_bottledwater.jobs.run_directory import Driver
+from airflow_bottledwater.jobs.run_directory import Driver, RunRecord
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Settings
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from airflow_bottledwater.model.job import Job
 
 log = logging.getLogger(__name__)
+
+# Airflow stops a job in a signal's handler (on_kill), which may have interrupted the decoding of one
+prepare(*get_args(RunRecord))
 
 #: seconds for a job that has fallen silent to answer all the same, before it is replaced
 LAST_CHANCE = 2.0

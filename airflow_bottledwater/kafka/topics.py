@@ -154,7 +154,8 @@ class _Client:
 #: asks, asks little, and to connect takes longer
 _kept: dict[str, _Client] = {}
 _KEEP = 4
-_keeping = threading.Lock()
+#: reentrant, since a signal's handler (on_kill) may need what the interrupted code has: what that has seen may be gone
+_keeping = threading.RLock()
 #: those of the process that has forked this one: their threads are not here, so that they must never be closed
 _inherited: list[_Client] = []
 
@@ -167,7 +168,7 @@ def _client(config: Mapping[str, str]) -> _Client:
     found = found or _Client(config)
     with _keeping:
         _kept[key] = found
-        unused = [_kept.pop(each) for each in [*_kept][:-_KEEP]]
+        unused = [_kept.pop(each, None) for each in [*_kept][:-_KEEP]]
     del unused  # closed without the lock, which may take a moment
     return found
 
@@ -176,14 +177,15 @@ def _leave(client: _Client) -> None:
     """Let those who come later have another client: after an error, one may know a leader that is none any more, or use
     a certificate that was replaced."""
     with _keeping:
-        for key in [key for key, kept in _kept.items() if kept is client]:
-            del _kept[key]
+        for key, kept in [*_kept.items()]:
+            if kept is client:
+                _kept.pop(key, None)
 
 
 def _forked() -> None:
     global _kept, _keeping
     _inherited.extend(_kept.values())
-    _kept, _keeping = {}, threading.Lock()
+    _kept, _keeping = {}, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forked)

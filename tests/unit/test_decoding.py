@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from airflow_bottledwater import decoding
 from airflow_bottledwater.jobs import run_directory
 from airflow_bottledwater.state import control_records, records
+from tests.support.waiting import until
 
 PACKAGE = Path(decoding.__file__).parent
 
@@ -62,3 +65,27 @@ def test_the_records_of_run_directories_are_decoded_one_at_a_time(tmp_path: Path
         assert not found
     reader.join()
     assert found == [written]
+
+
+def test_a_signals_handler_decodes_what_the_interrupted_code_decodes(tmp_path: Path) -> None:
+    """Of the same thread: Airflow calls on_kill in one."""
+    written = run_directory.Submission("j", "stream")
+    run_directory.write(tmp_path, written)
+    found = list[Any]()
+
+    def interrupted() -> None:
+        with decoding._lock:
+            found.append(run_directory.read(tmp_path, run_directory.Submission))
+
+    threading.Thread(target=interrupted, daemon=True).start()
+    until(lambda: found, "it is decoded", 10)
+    assert found == [written]
+
+
+def test_who_stops_jobs_has_the_records_of_run_directories_prepared() -> None:
+    """In a process of its own: whoever has read one has prepared it, too."""
+    script = (
+        "from typing import get_args; from airflow_bottledwater.jobs import run_directory, stop;"
+        "print(all('__msgspec_cache__' in vars(kind) for kind in get_args(run_directory.RunRecord)))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script]) == b"True\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -146,3 +147,18 @@ def test_a_topic_whose_leader_is_not_known_for_a_moment_is_asked_for_again(monke
 def test_a_state_topic_keeps_what_is_written_once(policy: str, partitions: int, fit: bool) -> None:
     problem = store.unfit(Topic("_bottledwater", "id", partitions, 1, policy, True, True))
     assert (problem == "") is fit
+
+
+def test_a_signals_handler_gets_a_client_while_the_interrupted_code_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same thread: Airflow calls on_kill in one."""
+    made = list[Topics]()
+
+    def interrupted() -> None:
+        with topics._keeping:
+            made.append(_admin(monkeypatch, 0, 0)[0])
+            topics._leave(made[0]._client)
+
+    handling = threading.Thread(target=interrupted, daemon=True)
+    handling.start()
+    handling.join(10)
+    assert not handling.is_alive() and made and not topics._kept

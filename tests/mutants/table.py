@@ -2363,6 +2363,13 @@ MUTANTS = (
         f"{_STREAM_OPERATOR}::test_a_job_whose_submission_failed_is_given_up_since_the_cluster_may_have_accepted_it",
     ),
     Mutant(
+        "what a bounded run has changed is told before its job is forgotten, also by a retry",
+        "BottledWaterSparkOperator._clear_away",
+        drop("self._tell(context, pipeline)"),
+        "tests/unit/operators/test_stream_operator.py::test_what_a_bounded_run_has_changed_is_told_before_its_job_is_"
+        "forgotten",
+    ),
+    Mutant(
         "a watch whose credentials are refused looks its connection up again",
         "AsyncWatch.fetch",
         swap("not isinstance(error, Outage)", "False"),
@@ -2373,6 +2380,24 @@ MUTANTS = (
         "AsyncWatch.fetch",
         swap("self._away and time.monotonic() - self._away >= ANEW", "False"),
         "tests/unit/triggers/test_triggers.py::test_an_outage_that_lasts_begins_the_watch_anew",
+    ),
+    Mutant(
+        "what became of a task is not asked of another Airflow",
+        "hooks.instance.ours",
+        swap("owner.airflow == mine", "True"),
+        "tests/unit/triggers/test_triggers.py::test_a_job_whose_task_has_ended_is_stopped",
+    ),
+    Mutant(
+        "a bounded run ends no stream of another Airflow's task with its own ids",
+        "StreamToKafkaOperator._make_way",
+        swap("fate is not Fate.FOREIGN", "True"),
+        "tests/unit/operators/test_stream_operator.py::test_a_task_of_another_airflow_with_the_same_ids_is_not_this_one",
+    ),
+    Mutant(
+        "a task that has rendered another pipeline lends it no buttons",
+        "plugin.rights.described",
+        swap("found.name == slot", "True"),
+        "tests/unit/plugin/test_app.py::test_a_task_that_has_rendered_another_pipeline_tells_nothing",
     ),
     Mutant(
         "a trigger that moves to another triggerer stops nothing",

@@ -40,7 +40,7 @@ def begin(pipeline: Settings, stopped: threading.Event) -> Start:
     from airflow_bottledwater.stream.start import begin
 
     with stoppable(stopped):
-        return begin(pipeline)
+        return begin(pipeline, stopped)
 
 
 def run(pipeline: Settings, file: SettingsFile, bounded: bool, stopped: threading.Event) -> dict[str, Any]:

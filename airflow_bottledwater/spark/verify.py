@@ -52,7 +52,7 @@ def _advance(pipeline: Settings, stopped: threading.Event) -> None:
 
     while True:
         try:
-            engine.follow(pipeline, start.begin(pipeline), bounded=True, stopped=stopped)
+            engine.follow(pipeline, start.begin(pipeline, stopped), bounded=True, stopped=stopped)
         except SchemasLost as changed:
             log.info("%s", changed)
         else:

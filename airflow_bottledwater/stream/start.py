@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.backoff import Backoff
@@ -48,9 +49,11 @@ class Start:
     schemas: Settled = field(default_factory=Settled)
 
 
-def begin(pipeline: Settings) -> Start:
+def begin(pipeline: Settings, stopped: threading.Event | None = None) -> Start:
     """Claim the slot, and check that the stream can continue at the position in the state.
 
+    :param stopped: ends a wait for Kafka.
+    :raises StopRequested: it was set meanwhile.
     :raises StateError: the snapshot is not complete, records are missing, a topic is not the one that was pinned, or
         changes may be missing from the stream.
     :raises PreflightError: the options of single tables were changed, and have problems.
@@ -60,7 +63,7 @@ def begin(pipeline: Settings) -> Start:
     """
     with session(pipeline.postgres, "Starting the stream") as connection:
         cluster = identify(connection)
-        claimed = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout))
+        claimed = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout, stopped))
         try:
             return _check(pipeline, connection, cluster, claimed)
         except (StopRequested, TakenOver):

@@ -8,6 +8,7 @@ and a new table may take the name of an old one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, StateError
@@ -17,7 +18,7 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, slot
-from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, owners_prefix
 from airflow_bottledwater.state.pinned import Pin, pins
@@ -69,32 +70,39 @@ def check_settings(pipeline: Settings, known: PipelineState) -> None:
 
 
 def _check_topic_options(pipeline: Settings, known: PipelineState) -> None:
-    """Check that the options of single tables give each table the topic that they gave it at the last start, and its
-    records the same partitions.
+    """Check that the options of single tables give each table, by the name that it has today, the topic that they gave
+    that name at the last start, or that it has, and its records the same partitions. A table that was dropped has
+    nothing more to be published.
 
     :raises StateError: they give it others; nothing was changed.
+    :raises Outage: the source does not answer.
     """
-    if known.settings is None or not (known.settings.get("table_options") or pipeline.table_options):
+    if known.settings is None:
         return
-    now = TableMapping.of(pipeline)
-    before = TableMapping.of(pipeline.with_(table_options=known.settings.get("table_options", {})))
-    for pinned in known.tables.values():
+    options = known.settings.get("table_options", {})
+    if options == pipeline.chosen().get("table_options", {}):
+        return
+    now, before = TableMapping.of(pipeline), TableMapping.of(pipeline.with_(table_options=options))
+    with session(pipeline.postgres, "Reading the names of the tables") as connection:
+        today = catalog.names(connection, list(known.tables))
+    for oid, names in today.items():
+        pinned = known.tables[oid]
         if pinned.table.outbox:
-            continue  # compared by its name of today
-        was, asked = before.topic(pinned.table), now.topic(pinned.table)
+            continue  # compared elsewhere
+        table = replace(pinned.table, schema=names[0], name=names[1])
+        was, asked = before.topic(table), now.topic(table)
         if asked not in (was, pinned.topic):
             raise StateError(
-                f"The topic of {pinned.table.qualified} is {pinned.topic!r}, and table_options say {asked!r} now. "
+                f"The topic of {table.qualified} is {pinned.topic!r}, and table_options say {asked!r} now. "
                 "Nothing was changed.",
                 "Set topic back. For another topic, make another pipeline for the table, with a slot of its own; or "
                 "drop the slot and start again with a snapshot.",
             )
-        names = pinned.table.schema, pinned.table.name
         chosen_by, chosen = before.options(*names).partition_by, now.options(*names).partition_by
         # with new keys that are accepted, all rows are published again, and each earlier key gets a tombstone
         anew = bool(chosen) and pinned.table.oid in known.accepted
         if chosen not in (chosen_by, pinned.table.partition_by) and not anew:
-            raise StateError(*other_partitions(pinned.table, chosen))
+            raise StateError(*other_partitions(table, chosen))
 
 
 def other_partitions(table: SourceTable, chosen: Sequence[str]) -> tuple[str, str]:

@@ -201,7 +201,7 @@ def check(connection: Connection, pipeline: Settings, known: PipelineState) -> N
         return
     wanted = resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False)
     today = catalog.load(connection, list(known.tables), TableMapping.of(pipeline))
-    wrong = row_filters.refused(pipeline, known) + _unkeyed(pipeline, known) + _divided(known, today)
+    wrong = row_filters.refused(pipeline, known, today) + _unkeyed(pipeline, known, today) + _divided(known, today)
     wrong += outboxes.turned(pipeline, known, today)
     if wrong := wrong + problems(connection, pipeline, {*wanted, *known.tables}, known.tables):
         raise PreflightError(wrong)
@@ -228,15 +228,18 @@ def _divided(known: PipelineState, today: Iterable[SourceTable]) -> list[str]:
     return found
 
 
-def _unkeyed(pipeline: Settings, known: PipelineState) -> list[str]:
-    """What is said of followed tables that are to get a key, and whose topics have records without one."""
+def _unkeyed(pipeline: Settings, known: PipelineState, today: Iterable[SourceTable]) -> list[str]:
+    """What is said of followed tables that are to get a key, and whose topics have records without one.
+
+    :param today: the tables as they are by today's options.
+    """
     mapping = TableMapping.of(pipeline)
     return [
-        f"Table {pinned.table.qualified} was taken in without a key, and table_options give it one now: the records of "
+        f"Table {table.qualified} was taken in without a key, and table_options give it one now: the records of "
         "its topic could not be told from its rows. Take key out; or drop the slot (bottledwater drop-slot --when "
         "always) and start again with a snapshot under another topic_prefix."
-        for pinned in known.tables.values()
-        if not pinned.table.keyed and mapping.options(pinned.table.schema, pinned.table.name).key
+        for table in today
+        if not known.tables[table.oid].table.keyed and mapping.options(table.schema, table.name).key
     ]
 
 

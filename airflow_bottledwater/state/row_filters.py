@@ -129,15 +129,22 @@ def foreign(connection: Connection, published: Published, tables: Iterable[Sourc
     return found
 
 
-def refused(pipeline: Settings, known: PipelineState) -> list[str]:
+def refused(pipeline: Settings, known: PipelineState, today: Iterable[SourceTable]) -> list[str]:
     """The followed tables whose row filter cannot be changed: without a key, their topics cannot be brought to what
-    another one leaves."""
-    mapping = TableMapping.of(pipeline)
-    tables = [pinned.table for pinned in known.tables.values() if not pinned.table.keyed]
-    return [
-        f"The row filter of {table.qualified} cannot be changed from {table.where or 'none'} to {asked or 'none'}: the "
-        "table has no key, by which its topic could be brought to it. Set where back; or drop the slot (bottledwater "
-        "drop-slot --when always) and start again with a snapshot under another topic_prefix."
-        for table in tables
-        if (asked := mapping.options(table.schema, table.name).where) != table.where
-    ]
+    another one leaves.
+
+    :param today: the tables as they are by today's options.
+    """
+    mapping, found = TableMapping.of(pipeline), []
+    for table in today:
+        before = known.tables[table.oid].table
+        # one that was renamed, and has its filter by the old name still, is set aside, and can be given it
+        allowed = (table.where, mapping.options(before.schema, before.name).where)
+        if not before.keyed and before.where not in allowed:
+            found.append(
+                f"The row filter of {table.qualified} cannot be changed from {before.where or 'none'} to "
+                f"{table.where or 'none'}: the table has no key, by which its topic could be brought to it. Set where "
+                "back; or drop the slot (bottledwater drop-slot --when always) and start again with a snapshot under "
+                "another topic_prefix."
+            )
+    return found

@@ -285,6 +285,24 @@ def test_the_columns_of_a_table_that_exists_stay_what_they_are(make_flow: MakeFl
     check_partitions(flow, "orders", flow.read("orders"))
 
 
+def test_the_options_of_a_table_go_with_its_name(make_flow: MakeFlow) -> None:
+    """Those that never change, too: they may be kept under the old name, be taken out, and be given to the new one."""
+    made = {"orders": {**_OPTIONS["orders"], "topic": "bought"}, "masked": _OPTIONS["masked"]}
+    flow = make_flow(tables=("orders", "masked"), table_options=made)
+    flow.create()
+    flow.snapshot()
+    flow.execute("ALTER TABLE orders RENAME TO sales", "DROP TABLE masked")
+    for options in ({"orders": made["orders"]}, {}, {"sales": made["orders"]}):
+        flow.change(table_options=options)
+        flow.execute("UPDATE sales SET note = 'after' WHERE id < 100")
+        flow.stream()
+    check_partitions(flow, "orders", flow.read("bought"))
+    for other, said in (("topic", "public.sales is .*bought', and"), ("partition_by", "public.sales are chosen by")):
+        flow.change(table_options={"sales": {**made["orders"], other: "id"}})
+        with pytest.raises(StateError, match=said):
+            flow.stream()
+
+
 @pytest.mark.long
 def test_a_renamed_table_keeps_its_columns_and_a_renamed_column_needs_new_keys(make_flow: MakeFlow) -> None:
     flow = make_flow(tables=("*",), table_options={"orders": _OPTIONS["orders"]}, new_tables="add")

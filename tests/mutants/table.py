@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant(
         "the filter of a table without a key does not change",
         "options.check",
-        swap("row_filters.refused(pipeline, known)", "[]"),
+        swap("row_filters.refused(pipeline, known, today)", "[]"),
         f"{_ROWS}::test_another_filter_of_a_table_without_a_key_is_refused",
     ),
     Mutant(

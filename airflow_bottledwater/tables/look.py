@@ -129,12 +129,12 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
             members,
             below,
             compared.unread(compared.attached(connection, pipeline, known), known) if changed else {},
-            _unlogged(followed)
-            | unreadable(connection, followed)
+            unreadable(connection, followed)
             | compared.mismatches(connection, followed)
             | options.exposed(pipeline, known, followed)
             | options.unsettled(connection, pipeline, followed)
-            | uncovered,
+            | uncovered
+            | _unlogged(followed),
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
             *altered(known, {table.oid: table for table in followed}),
             changed,

@@ -386,8 +386,10 @@ def test_what_was_made_empty_is_told_from_what_was_filled_and_attached_at_once(
             connection.execute(f"BEGIN; {statements}; COMMIT")  # type: ignore[arg-type]
         row = connection.execute("SELECT 'm'::regclass::oid").fetchone()
         assert row is not None
-        found = {each.name: each.created for each in partitions.below(connection, [row[0]])[row[0]]}
-    assert found == {name: empty for name, (_, empty) in MADE.items()}
+        found = {each.name: (each.created, each.told) for each in partitions.below(connection, [row[0]])[row[0]]}
+        connection.execute("TRUNCATE m")
+        assert not any(each.told for each in partitions.below(connection, [row[0]])[row[0]])
+    assert found == {name: (empty, empty) for name, (_, empty) in MADE.items()}
 
 
 def test_the_rows_of_a_partition_that_was_filled_and_attached_at_once_are_read(make_flow: MakeFlow) -> None:

@@ -4686,4 +4686,47 @@ MUTANTS = (
         drop("found.equal"),
         "tests/integration/test_lineage.py::test_a_verification_is_an_assertion_of_each_topic",
     ),
+    Mutant(
+        "that the catalog cannot be looked at is told",
+        "TableWatch._run",
+        drop("self._failed_to_look(error, opened)"),
+        f"{_COVERAGE}::test_a_catalog_that_cannot_be_looked_at_for_long_is_told_until_it_can_be",
+    ),
+    Mutant(
+        "an unlogged partition is not taken for one whose changes are sent",
+        "partitions.followed",
+        swap("each.told", "each.created"),
+        f"{_PARTITIONS}::test_an_unlogged_partition_is_told_and_read_when_it_is_logged",
+    ),
+    Mutant(
+        "a partition that is made while the stream runs is recorded",
+        "TableWatch._prepare",
+        drop("seen.made"),
+        f"{_PARTITIONS}::test_a_new_partition_that_loses_its_rows_is_told_at_once",
+    ),
+    Mutant(
+        "a table that is sent as another one is not published",
+        "coverage.read",
+        always("oid not in as_another"),
+        f"{_WHOLE}::test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again[ALL TABLES]",
+    ),
+    Mutant(
+        "a table that was not published for a while is read again",
+        "look._unpublished",
+        swap("oid in known.tables.keys() - known.gaps.keys()", "False"),
+        f"{_WHOLE}::test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again[ALL TABLES]",
+    ),
+    Mutant(
+        "a partition stays with its root when that has another name",
+        "look.look",
+        swap("wanted -= belonging(connection, known)", "pass"),
+        f"{_PARTITIONS}::test_partitions_stay_with_a_root_that_patterns_do_not_cover_any_more",
+    ),
+    Mutant(
+        "what is recorded of a partition is not recorded again",
+        "_Planner._as_it_is",
+        always("(oid in self._known.below) != (oid in self._seen.below)"),
+        "tests/unit/tables/test_plan.py::test_a_table_that_becomes_a_partition_and_is_detached_again_is_moved_once"
+        "[True]",
+    ),
 )

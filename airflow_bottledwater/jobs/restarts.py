@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 #: how often a job is started again that makes no progress in between
 RESTARTS = 10
 #: seconds of back-off before a job is started again; doubled each time, up to the second number
-_BACKOFF, _LONGEST_BACKOFF = 2.0, 300.0
+_BACKOFF, LONGEST_BACKOFF = 2.0, 300.0
 #: seconds after which the count of restarts begins anew, if the job has made progress
 _STABLE = 600.0
 
@@ -36,7 +36,7 @@ class Restarts:
     @property
     def pause(self) -> float:
         """Seconds to wait before this restart; 0 for the first start."""
-        return min(_BACKOFF * 2 ** (self.count - 1), _LONGEST_BACKOFF) if self.count else 0.0
+        return min(_BACKOFF * 2 ** (self.count - 1), LONGEST_BACKOFF) if self.count else 0.0
 
     def after(self, kind: str, *, reached: int | None, now: float, published: bool = False) -> Restarts:
         """The restart that follows when the job has ended for a transient reason.

@@ -14,6 +14,7 @@ from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import leftovers, stop
 from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.jobs.restarts import LONGEST_BACKOFF
 from airflow_bottledwater.jobs.watch import Ended, JobWatch
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.stored import StoredTrigger
@@ -37,7 +38,8 @@ class PauseTrigger(StoredTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""
-        await asyncio.sleep(max(SETTLED, self.until - time.time()))
+        # the end is told by another host's clock, which may be hours ahead
+        await asyncio.sleep(min(max(SETTLED, self.until - time.time()), LONGEST_BACKOFF))
         yield TriggerEvent({"status": "over"})
 
 

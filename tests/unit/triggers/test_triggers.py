@@ -173,6 +173,11 @@ def test_a_pause_lasts_until_its_time(pauses: list[float]) -> None:
     assert 295 < pauses[0] <= 300
 
 
+def test_a_pause_that_another_hosts_clock_tells_is_no_longer_than_any(pauses: list[float]) -> None:
+    assert events(PauseTrigger(until=time.time() + 7200)) == [{"status": "over"}]
+    assert pauses == [300]
+
+
 # ------------------------------------------------------------------ connections that cannot be looked up now
 @pytest.mark.usefixtures("connections")
 @pytest.mark.parametrize(

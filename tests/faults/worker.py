@@ -74,6 +74,8 @@ class Trap:
                 threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
             else:
                 os.kill(os.getpid(), signal.SIGKILL if self.act == "kill" else signal.SIGSTOP)
+                # another thread may be the one that takes the signal, a moment later: until then this one waits here
+                time.sleep(0.2)
 
     def next_fires(self) -> bool:
         """Whether the next hit is the one."""

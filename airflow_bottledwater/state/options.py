@@ -156,7 +156,8 @@ def unsettled_columns(mapping: TableMapping, schema: str, name: str, columns: Se
 
 
 def exposed(pipeline: Settings, known: PipelineState, today: Iterable[SourceTable]) -> dict[int, str]:
-    """The tables whose columns would not be left out or masked any more, since they have got other names; by oid.
+    """The tables whose columns would not be left out or masked any more, or whose keys would have other forms, since
+    they have got other names; by oid.
 
     :param today: tables that are followed, as they are published by today's options.
     """
@@ -164,9 +165,30 @@ def exposed(pipeline: Settings, known: PipelineState, today: Iterable[SourceTabl
     found = {}
     for table in today:
         columns = [column.name for column in table.columns]
-        if why := exposed_table(mapping, known.tables[table.oid].table, table.schema, table.name, columns):
+        pinned = known.tables[table.oid]
+        why = exposed_table(mapping, pinned.table, table.schema, table.name, columns)
+        if not why and table.oid not in known.accepted:
+            why = _other_form(pinned, table)
+        if why:
             found[table.oid] = why
     return found
+
+
+def _other_form(pinned: PinnedTable, table: SourceTable) -> str:
+    """What is said of a table whose key would have another form by its new name; empty if all is well.
+
+    :param table: as it is published by today's options.
+    """
+    if pinned.table.qualified == table.qualified:
+        return ""
+    try:
+        pinned.check_forms(table)
+    except Refused:
+        return (
+            f"{table.qualified} was {pinned.table.qualified}, and by its new name table_options give its key another "
+            "form, name or hash than the keys in its topic have. Put its options under the new name, and start again."
+        )
+    return ""
 
 
 def exposed_table(mapping: TableMapping, before: SourceTable, schema: str, name: str, columns: Sequence[str]) -> str:

@@ -245,8 +245,10 @@ class TableWatch:
         self._problems.tell("publication", writer.set_aside(connection, self._pipeline, seen))
         try:
             for oid, pinned in known.tables.items():
-                if oid in seen.tables and oid not in known.accepted:
-                    pinned.check_forms(seen.tables[oid])
+                table = seen.tables.get(oid)
+                # of one that has got another name, the options of that name are what is wrong: the others go on
+                if table is not None and table.qualified == pinned.table.qualified and oid not in known.accepted:
+                    pinned.check_forms(table)
         except Refused as error:
             self._error = error
             return

@@ -188,6 +188,28 @@ def test_a_value_that_cannot_be_looked_up_by_a_hash_is_a_record_error(make_flow:
     assert [m for m in flow.read("orders") if m.pos] == []
 
 
+@pytest.mark.parametrize("options", [{"mask": {"id": "hash"}}, {"rename": {"id": "name"}}])
+def test_a_new_name_by_which_the_key_has_another_form_sets_only_its_table_aside(
+    make_flow: MakeFlow, options: dict[str, Any]
+) -> None:
+    flow = make_flow(tables=("orders", "small"), table_options={"small": options}, hash_key=_HASH_KEY)
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute("ALTER TABLE small RENAME TO tiny", "INSERT INTO tiny VALUES ('x', 7)")
+        until(lambda: "Put its options under the new name" in _problems(flow), "it is told", failed=errors)
+        flow.execute("UPDATE orders SET note = 'later' WHERE id = 5")
+        later = [{"id": 5}, "later"]
+        until(lambda: later in [[e.key, e.value and e.value["note"]] for e in flow.read("orders")], "on", failed=errors)
+    assert not errors and len(flow.read("small")) == 200
+    flow.change(table_options={"tiny": options})
+    flow.stream()
+    flow.stream()
+    assert not _problems(flow)
+    _verified(flow)
+
+
 @pytest.mark.long
 def test_keys_become_hashes_or_other_hashes_only_if_that_is_accepted(make_flow: MakeFlow) -> None:
     flow = make_flow(tables=("small",), table_options={})

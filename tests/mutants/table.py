@@ -958,6 +958,12 @@ MUTANTS = (
         f"{_CHOOSE}::test_a_new_name_does_not_show_what_is_left_out_by_the_old_one",
     ),
     Mutant(
+        "a new name by which the key has another form does not end the stream",
+        "TableWatch._look",
+        drop("table.qualified == pinned.table.qualified"),
+        f"{_KEYS}::test_a_new_name_by_which_the_key_has_another_form_sets_only_its_table_aside",
+    ),
+    Mutant(
         "a table that is renamed does not show what is masked by its old name",
         "TableMapping.exposes",
         never("was and now not in (was, 'null')"),

@@ -116,6 +116,10 @@ class TableMapping:
         """The options of a table, by its name of today."""
         return Table.of_table(self.rules, schema, name) if self.rules else _NO_OPTIONS
 
+    def options_of(self, table: SourceTable) -> Table:
+        """The options of a table; none of what is no table, a logical message, whatever patterns match its name."""
+        return self.options(table.schema, table.name) if table.oid else _NO_OPTIONS
+
     def left_out(self, schema: str, name: str, columns: Sequence[str]) -> tuple[int, ...]:
         """The places of those columns that are not published.
 
@@ -224,7 +228,7 @@ class TableMapping:
     def policy(self, table: SourceTable) -> str:
         """What happens at a record of a table that cannot be published: ``exit``, ``log`` or ``isolate``. What is no
         table, a logical message, cannot be set aside."""
-        asked = self.options(table.schema, table.name).on_error
+        asked = self.options_of(table).on_error
         found = self.on_error if asked == "pipeline" else asked
         return found if table.oid or found != "isolate" else "exit"
 

@@ -307,7 +307,7 @@ def new_topic(pipeline: Settings, name: str, table: SourceTable | None, replicat
     safe = {"min.insync.replicas": "2"} if replication >= 3 else {}
     forever = {"cleanup.policy": "delete", "retention.ms": str(pipeline.unkeyed_retention_ms)}
     policy = {"cleanup.policy": "compact"} if table is not None and table.keyed else forever
-    options = None if table is None else TableMapping.of(pipeline).options(table.schema, table.name)
+    options = None if table is None else TableMapping.of(pipeline).options_of(table)
     config = {**safe, **policy, **({} if options is None else {**pipeline.topic_config, **options.topic_config})}
     partitions = 1 if options is None else options.partitions or pipeline.partitions
     if "delete" not in config["cleanup.policy"] or config.get("retention.ms") == "-1":

@@ -15,6 +15,7 @@ from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import AVRO, JSON
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.provision.kafka_checks import new_topic
 
 INT = ColumnType(23, -1, 23, -1, "b", "integer")
 ORDERS = SourceTable(1, "sales", "orders", "d", ("id",), (Column("id", INT),))
@@ -164,6 +165,18 @@ def test_a_table_may_have_a_policy_of_its_own(whole: str, of_table: dict[str, An
 def test_what_is_no_table_is_not_set_aside() -> None:
     found = mapping({}, on_error="isolate")
     assert [found.policy(table) for table in (ORDERS, replace(ORDERS, oid=0))] == ["isolate", "exit"]
+
+
+def test_what_is_no_table_has_no_options_of_tables() -> None:
+    rules = {"*.*": {"on_error": "log", "partitions": 7, "topic_config": {"retention.ms": "1"}}}
+    message = replace(ORDERS, oid=0, schema="logical", name="message", key=())
+    found = mapping(rules)
+    assert [found.policy(table) for table in (ORDERS, message)] == ["log", "exit"]
+    pipeline = Settings(postgres="service=x", table_options=rules, partitions=3)  # type: ignore[arg-type]
+    made = [new_topic(pipeline, "shop.mail", table, 1) for table in (ORDERS, message)]
+    assert [(topic.partitions, topic.configs[-1].get("retention.ms") == "1") for topic in made] == [
+        (7, True), (3, False),
+    ]  # fmt: skip
 
 
 def test_only_a_format_with_a_registry_has_subjects() -> None:

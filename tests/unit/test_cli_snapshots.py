@@ -83,7 +83,7 @@ def test_for_programs_there_are_request_and_report(changed: list[Any]) -> None:
 @pytest.mark.parametrize("option", ["--sweep", "--by-key"])
 def test_no_table_does_not_mean_all(tables: str, option: str) -> None:
     result = CliRunner().invoke(cli, ["snapshot", "-d", "host=nowhere.invalid", "--tables", tables, option])
-    assert result.exit_code == 1 and "'*' means all" in str(result.exception)
+    assert result.exit_code == 1 and "'*.*' means all" in str(result.exception)
 
 
 def test_an_id_is_shown_whole_where_there_is_little_room(changed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

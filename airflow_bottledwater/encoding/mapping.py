@@ -244,7 +244,8 @@ class TableMapping:
     def all_columns(self) -> TableMapping:
         """The same without options of single tables but their keys: as the tables are, to compare the options with
         them."""
-        return replace(self, rules={pattern: Table(key=rule.key) for pattern, rule in self.rules.items() if rule.key})
+        keys = {pattern: Table(key=rule.key) for pattern, rule in self.rules.items() if "key" in rule.given}
+        return replace(self, rules=keys)
 
     def topic(self, table: SourceTable) -> str:
         """The topic of a table by its name of today; of an outbox, see :meth:`route`. A table that was renamed keeps

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from airflow_bottledwater.encoding import hashes
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.model.relation import HASHED, Column, SourceTable
+from airflow_bottledwater.pipeline.table import Table
 
 #: how a value becomes the bytes of a key, a value or a header: as it is (texts, bytea and json are sent as their
 #: bytes), an integer's digits, a uuid's characters (all three as :data:`hashes.FORMS` numbers them), or a jsonb's text,
@@ -91,9 +92,8 @@ def plan(mapping: TableMapping, table: SourceTable, columns: Sequence[Column] | 
     columns = table.columns if columns is None else columns
     numbers = {column.name: c for c, column in enumerate(columns)}
     options = mapping.options(table.schema, table.name)
-    given = options.as_dict().get("outbox_headers")
     headers: Mapping[str, str] = options.outbox_headers
-    if given is None:  # of the default's, those that are there
+    if headers == Table().outbox_headers:  # of the default's, those that are there
         headers = {name: header for name, header in headers.items() if name in numbers}
     route = column_of(mapping.route(table))
     parts = [RecordPart(-1) if not route else _part(columns, numbers, route)]

@@ -26,7 +26,7 @@ from airflow_bottledwater.hooks.spark_target import SparkTarget, connection_of, 
 from airflow_bottledwater.jobs import run_directory, submit, supervise
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.run_directory import Submission
-from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
+from airflow_bottledwater.pipeline.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def describe(
     if place.kubernetes:
         application = application or f"{_IN_IMAGE}/{kind}.py"
         conf["spark.kubernetes.driver.pod.name"] = identity["application"].partition(":")[2]
-        more = {k: v for k, v in pipeline.public().items() if v != SETTINGS[k].default}
+        more = pipeline.chosen()
         path = str(settings_file)
     else:
         application = application or str(submit.job_file(kind))

@@ -4,7 +4,7 @@ are."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, Self, get_type_hints
 
@@ -25,6 +25,11 @@ class Section:
     """
 
     AT: ClassVar[str] = ""
+
+    @property
+    def given(self) -> Collection[str]:
+        """Its own settings that were given although they may be the defaults, where that means something."""
+        return ()
 
     def __post_init__(self) -> None:
         for name, setting in self.described().items():
@@ -77,14 +82,14 @@ class Section:
         return f"{type(self).__name__}({self.as_dict()!r})"
 
     def as_dict(self, *, secrets: bool = False) -> dict[str, Any]:
-        """What was given (what differs from the defaults), as nested JSON values.
+        """What was given (what differs from the defaults, or is in :attr:`given`), as nested JSON values.
 
         :param secrets: whether with what may hold secrets.
         """
         found: dict[str, Any] = {}
         for name, setting in self.described().items():
             value = getattr(self, name)
-            if value != setting.default and (secrets or not setting.secret):
+            if (value != setting.default or name in self.given) and (secrets or not setting.secret):
                 found[name] = plain(value)
         for name in self.parts():
             if inside := getattr(self, name).as_dict(secrets=secrets):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +137,6 @@ class Settings(
         """A setting that not each format offers: its default with the others."""
         return getattr(self, name) if name in self.record_format.offers else SETTINGS[name].default
 
-    def public(self) -> dict[str, Any]:
-        """All settings except the secrets, for logs and status."""
-        return {name: value for name, value in asdict(self).items() if not SETTINGS[name].secret}
-
     def chosen(self) -> dict[str, Any]:
         """The settings that differ from the defaults, as JSON values; no secrets."""
         return {
@@ -182,7 +178,7 @@ class Settings(
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, name = tempfile.mkstemp(prefix="pipeline-", suffix=".json", dir=folder)
         with os.fdopen(handle, "w") as file:
-            json.dump(asdict(self), file)
+            json.dump({name: plain(getattr(self, name)) for name in SETTINGS}, file)
         return Path(name)
 
     @classmethod

@@ -219,9 +219,9 @@ def test_a_written_pipeline_is_read_back_and_only_its_user_can(tmp_path: Path) -
     assert Settings.read(path) == made
 
 
-def test_neither_repr_nor_public_holds_a_secret() -> None:
+def test_neither_repr_nor_what_is_chosen_holds_a_secret() -> None:
     made = Settings.of(**SECRETS)
-    for text in (repr(made), str(made), repr(made.public())):
+    for text in (repr(made), str(made), repr(made.chosen())):
         assert "hunter" not in text
 
 

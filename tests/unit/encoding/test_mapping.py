@@ -38,11 +38,21 @@ def mapping(rules: dict[str, Any], **settings: Any) -> TableMapping:
         ({"sales.orders": {"partitions": 2}, "sales.order?": {"partitions": 3}}, {"partitions": 2}),
         ({"s*.orders": {"partitions": 2}, "sales.ord*": {"partitions": 3}}, {"partitions": 3}),
         ({"s*.orders": {"partitions": 2}, "s?les.order*": {"partitions": 3}}, {"partitions": 3}),
+        # also with its default value
+        (
+            {"*.*": {"on_error": "log", "exclude": "a"}, "sales.*": {"on_error": "pipeline", "exclude": []}},
+            {"on_error": "pipeline", "exclude": []},
+        ),
         ({"sales.a*": {"partitions": 2}, "sales.*a": {"partitions": 3}, "orders": {"partitions": 4}, "*": {}}, {}),
     ],
 )
 def test_each_option_is_that_of_the_most_specific_pattern(rules: dict[str, Any], options: dict[str, Any]) -> None:
     assert mapping(rules).options("sales", "orders").as_dict() == options
+
+
+def test_a_key_that_is_taken_back_is_so_also_without_the_other_options() -> None:
+    found = mapping({"*.*": {"key": "a", "exclude": "b"}, "sales.orders": {"key": []}}).all_columns()
+    assert [found.options("sales", name).key for name in ("orders", "others")] == [(), ("a",)]
 
 
 def test_a_name_may_look_like_a_pattern() -> None:

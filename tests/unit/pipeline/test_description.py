@@ -71,6 +71,23 @@ def test_options_of_tables_are_objects_or_mappings(tmp_path: Path) -> None:
     assert Settings.read(pipeline.write(tmp_path)) == pipeline == Settings.of(postgres="x", **pipeline.chosen())
 
 
+def test_an_option_that_is_given_with_its_default_stays_given(tmp_path: Path) -> None:
+    """Whichever way the description goes: it takes back what a less specific pattern gives."""
+    text = "source: {table_options: {a.*: {exclude: [email], partitions: 6}, a.b: {exclude: [], partitions: 0}}}"
+    loaded = file.load(written(tmp_path, text), Description)
+    rules = {"a.*": Table(exclude=("email",), partitions=6), "a.b": Table(exclude=(), partitions=0)}
+    described = Description(source=Source(table_options=rules))
+    assert (
+        loaded.as_dict()
+        == described.as_dict()
+        == Description.of(pickle.loads(pickle.dumps(loaded)).as_dict()).as_dict()
+    )
+    pipeline = Settings.of(postgres="x", **loaded.settings())
+    for each in (pipeline, Settings.read(pipeline.write(tmp_path)), Settings.of(postgres="x", **pipeline.chosen())):
+        options = Table.of_table(each.with_(partitions=3).table_options, "a", "b")
+        assert (options.exclude, options.partitions) == ((), 0) and Table.of_table(each.table_options, "a", "c").exclude
+
+
 def test_null_is_a_mask(tmp_path: Path) -> None:
     loaded = file.load(written(tmp_path, "source: {table_options: {a: {mask: {b: null, c: 'first:2'}}}}"), Description)
     assert loaded.source.table_options["a"].mask == {"b": "null", "c": "first:2"}

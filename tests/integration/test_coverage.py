@@ -9,6 +9,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_bottledwater.jobs import status
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
@@ -182,6 +183,11 @@ def test_a_catalog_that_cannot_be_looked_at_for_long_is_told_until_it_can_be(
             flow.execute("DELETE FROM a WHERE id = 2")
             until(lambda: flow.compare("a").equal, "the stream goes on", failed=errors)
             flow.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
+            until(
+                lambda: flow.topic("c") in Topics(flow.pipeline.kafka).names(),
+                "the table gets its topic",
+                failed=errors,
+            )
             until(lambda: not problems(flow) and len(flow.read("c")) == 1, "the table is taken in", failed=errors)
             with connect(flow.dsn) as other, other.transaction():
                 other.execute("LOCK TABLE pg_enum")

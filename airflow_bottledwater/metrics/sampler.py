@@ -29,7 +29,7 @@ from airflow_bottledwater.state.control_records import StatusRecord
 log = logging.getLogger(__name__)
 
 #: tables that a sample has; the others are added up under this name, so that no sample is too large for Kafka
-_TABLES, OTHERS = 200, "(others)"
+TABLES, OTHERS = 200, "(others)"
 #: seconds for which the job's end waits for the thread
 _ENDS_WITHIN = 1.0
 #: seconds after which it is tried again to make the topic
@@ -211,9 +211,9 @@ def _largest(of: list[Labelled], metric: Metric) -> list[Labelled]:
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for each in of:
         sums[each.labels[:1]] += each.value
-    if len(sums) <= _TABLES:
+    if len(sums) <= TABLES:
         return of
-    largest = set(heapq.nlargest(_TABLES, sums, key=sums.__getitem__))
+    largest = set(heapq.nlargest(TABLES, sums, key=sums.__getitem__))
     shown = sorted((each for each in of if each.labels[:1] in largest), key=lambda each: each.value, reverse=True)
     if metric.kind == "gauge":
         return shown

@@ -64,6 +64,10 @@ class PipelineState:
     _by_table: dict[str, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
     _letters: dict[str, Letters] | None = field(default=None, compare=False, repr=False)
 
+    def copy(self) -> PipelineState:
+        """Another one with the same records, to which others can be applied; what is decoded stays so."""
+        return PipelineState(dict(self.raw), dict(self._decoded))
+
     def get(self, key: str, kind: type[R]) -> R | None:
         """One record, decoded; None if there is none.
 

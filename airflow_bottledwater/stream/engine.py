@@ -28,7 +28,7 @@ from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.memory import Rest
 from airflow_bottledwater.metrics.line import ProgressLine
 from airflow_bottledwater.metrics.meter import Meter
-from airflow_bottledwater.metrics.sampler import OTHERS, Sampler
+from airflow_bottledwater.metrics.sampler import OTHERS, TABLES, Sampler
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import own, session, stoppable
@@ -56,8 +56,6 @@ _IDLE, _BESIDE = 0.2, 0.01
 _STALLED = 30.0
 #: seconds between two looks whether open dead letters are to be logged again
 _TELL_LETTERS = 60.0
-#: tables of which the status says how much of them is left out; the others are added up
-_SKIPPED = 200
 
 
 @contextmanager
@@ -127,7 +125,7 @@ class StreamReport:
 
         :param skipped_by_table: see :attr:`TransactionAssembler.skipped_by_table`.
         """
-        shown = dict(Counter(skipped_by_table).most_common(_SKIPPED))
+        shown = dict(Counter(skipped_by_table).most_common(TABLES))
         if len(skipped_by_table) > len(shown):
             shown[OTHERS] = sum(skipped_by_table.values()) - sum(shown.values())
         self._controller.status.progress = {"skipped_by_table": shown, "not_followed": self._watch.unfollowed}
@@ -175,7 +173,7 @@ class _Follower:
         self._pipeline, self._start, self._bounded, self._stopped = pipeline, start, bounded, stopped
         self._known = claim.read_state(pipeline, start.state_topic, must_exist=True)
         self._backoff = stream_backoff(pipeline, stopped)
-        own = PipelineState(dict(self._known.raw))
+        own = self._known.copy()
         self._watch = TableWatch(pipeline, start.cluster, own, controller.problems, patient=not bounded)
         self._report = StreamReport(controller, self._watch, start.position, meter)
         self._controller, self._problems = controller, controller.problems
@@ -342,7 +340,7 @@ class _Follower:
     ) -> PipelineState | None:
         """Publish the rows of new tables without a key, by a publisher that knows their topics, too; returns the state
         behind them, or None if they cannot be published. The stream has to begin anew in any case."""
-        with_new = PipelineState(dict(known.raw))
+        with_new = known.copy()
         with_new.apply({table_key(oid): prepared.pinned[oid] for oid in rows.blocks})
         with (
             contextlib.closing(rows),

@@ -109,7 +109,7 @@ class TableWatch:
         """
         if self._asked.is_set():
             self._asked.clear()
-            self._known = PipelineState(dict(known.raw))
+            self._known = known.copy()
             self._given.set()
 
     def changed(self, known: PipelineState) -> None:
@@ -119,7 +119,7 @@ class TableWatch:
         """
         with self._lock:
             self._generation += 1
-            self._known = PipelineState(dict(known.raw))
+            self._known = known.copy()
             self._give_up()
         self._again = 0.0
 
@@ -238,7 +238,7 @@ class TableWatch:
     def _look(self, connection: Connection) -> None:
         with self._lock:
             # the look adds what it finds
-            known = PipelineState(dict(self._known.raw))
+            known = self._known.copy()
             generation, began = self._generation, time.monotonic()
         seen = look(connection, self._pipeline, known)
         # told at once: what comes next may fail

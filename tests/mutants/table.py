@@ -3927,7 +3927,7 @@ MUTANTS = (
     Mutant(
         "a partition that comes back after a sweep is read again",
         "TableWatch.give",
-        drop("self._known = PipelineState(...)"),
+        drop("self._known = known.copy()"),
         f"{_PARTITIONS}::test_a_partition_that_comes_back_after_a_sweep_is_read_again",
     ),
     Mutant(
@@ -4524,7 +4524,7 @@ MUTANTS = (
     Mutant(
         "a sample has a bounded number of tables",
         "sampler._largest",
-        always("len(of) <= _TABLES"),
+        always("len(sums) <= TABLES"),
         "tests/unit/metrics/test_meter.py::test_a_sample_has_the_largest_tables_and_the_sum_of_the_others",
     ),
     Mutant(

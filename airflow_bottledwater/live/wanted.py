@@ -54,9 +54,9 @@ def wanted(
     meant = resolve(connection, pipeline, known, request.tables)
     names = catalog.names(connection, meant)
     fit = {oid for oid in meant if oid in tables and oid not in known.held and tables[oid].table.keyed}
-    named = {oid for oid in meant if oid in names and any(is_named(each, *names[oid]) for each in request.tables)}
+    by_name = {oid for oid in meant if oid in names and any(is_named(each, *names[oid]) for each in request.tables)}
     # if nothing can be read, it is said why
-    oids = [oid for oid in meant if oid in fit | named] or meant
+    oids = [oid for oid in meant if oid in fit | by_name] or meant
     for oid in oids:
         name = ".".join(names.get(oid, (str(oid),)))
         if oid not in tables:

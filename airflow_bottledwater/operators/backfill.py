@@ -22,6 +22,7 @@ from airflow_bottledwater.operators.base import (
     PipelineMixin,
     failing,
     is_first_try,
+    is_last_try,
     known_event,
     number,
 )
@@ -264,8 +265,7 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
         it is cancelled."""
         if next_method == "__fail__":
             store: Any = context["task_state_store"]
-            ti: Any = context["ti"]
-            if ti.try_number > ti.max_tries:
+            if is_last_try(context["ti"]):
                 self._cancel(store.get(_ASKED))
         return super().resume_execution(next_method, next_kwargs, context)
 

@@ -97,6 +97,11 @@ def is_first_try(ti: Any, retries: int) -> bool:
     return bool(ti.try_number == ti.max_tries - retries + 1)
 
 
+def is_last_try(ti: Any) -> bool:
+    """Whether no retry follows if this try of a task fails."""
+    return bool(ti.try_number > ti.max_tries)
+
+
 def number(name: str, value: float | str | None) -> float | None:
     """A numeric parameter, which may be text if it comes from a template; None if it is not set.
 

@@ -33,6 +33,7 @@ from airflow_bottledwater.operators.base import (
     PipelineMixin,
     failing,
     is_first_try,
+    is_last_try,
     known_event,
 )
 from airflow_bottledwater.operators.lineage import LineageMixin, parent_of_job
@@ -359,8 +360,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         if next_method == "__fail__":
             store: Any = context["task_state_store"]
             known = store.get(JOB)
-            ti: Any = context["ti"]
-            if known and ti.try_number > ti.max_tries:
+            if known and is_last_try(context["ti"]):
                 stop.stop_and_forget(self.pipeline_hook.pipeline(), known)
         return super().resume_execution(next_method, next_kwargs, context)
 

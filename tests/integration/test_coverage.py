@@ -119,15 +119,24 @@ def test_a_publication_that_sends_less_is_told_until_it_sends_all(make_flow: Mak
     assert errors == [] and flow.compare("a").equal and flow.compare("b").equal
 
 
+def _role(flow: Flow) -> str:
+    """A role that owns the tables, and that a pipeline can have; whoever makes it drops it."""
+    role = f"reader_{flow.pipeline.slot}"
+    flow.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'x'",
+        f"GRANT CREATE ON DATABASE {conninfo_to_dict(flow.dsn)['dbname']} TO {role}",
+        f"ALTER TABLE a OWNER TO {role}",
+        f"ALTER TABLE b OWNER TO {role}",
+    )
+    return role
+
+
 def test_a_right_that_is_revoked_is_told_until_it_is_granted(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = make_flow()
+    role = _role(flow)
     flow.execute(
-        f"CREATE ROLE {(role := f'reader_{flow.pipeline.slot}')} LOGIN REPLICATION PASSWORD 'x'",
-        f"GRANT CREATE ON DATABASE {conninfo_to_dict(flow.dsn)['dbname']} TO {role}",
-        f"ALTER TABLE a OWNER TO {role}",
-        f"ALTER TABLE b OWNER TO {role}",
         "ALTER TABLE a ALTER t SET STORAGE EXTERNAL",
         "UPDATE a SET t = repeat('x', 9000) WHERE id = 1",
     )
@@ -158,12 +167,7 @@ def test_a_catalog_that_cannot_be_looked_at_for_long_is_told_until_it_can_be(
     monkeypatch.setattr(watch, "UNCHECKED", 0.5)
     monkeypatch.setattr(watch, "STATEMENT", 0.3)
     flow = make_flow()
-    flow.execute(
-        f"CREATE ROLE {(role := f'reader_{flow.pipeline.slot}')} LOGIN REPLICATION PASSWORD 'x'",
-        f"GRANT CREATE ON DATABASE {conninfo_to_dict(flow.dsn)['dbname']} TO {role}",
-        f"ALTER TABLE a OWNER TO {role}",
-        f"ALTER TABLE b OWNER TO {role}",
-    )
+    role = _role(flow)
     flow.change(postgres=make_conninfo(flow.dsn, user=role, password="x"), tables="*")
 
     def found() -> list[Problem]:

@@ -314,12 +314,17 @@ def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
         sweeping.append(True)
         sweep(self, *arguments)
 
+    def move() -> bool:
+        # VACUUM frees nothing that a snapshot in this database, say of autovacuum's ANALYZE, may still see
+        flow.execute("DELETE FROM items WHERE id <= 20", "VACUUM items")
+        flow.execute(f"UPDATE items SET name = name || '.' WHERE id > {rows - 10}")
+        moved.extend(flow.execute(f"SELECT count(*) FROM items WHERE id > {rows - 10} AND ctid < '(2,0)'")[0])
+        return moved[-1] > 0
+
     def begins(self: LiveReader, *arguments: Any) -> Any:
         begun.append(len(sweeping))
         if begun.count(1) == 3:
-            flow.execute("DELETE FROM items WHERE id <= 20", "VACUUM items")
-            flow.execute(f"UPDATE items SET name = name || '.' WHERE id > {rows - 10}")
-            moved.extend(flow.execute(f"SELECT count(*) FROM items WHERE id > {rows - 10} AND ctid < '(2,0)'")[0])
+            until(move, "rows of the last blocks get to the first ones")
         return begin_one(self, *arguments)
 
     def alter() -> None:
@@ -341,7 +346,7 @@ def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
     with flow.streaming() as errors:
         until(lambda: flow.reported(request_id).ended, "it ends", failed=errors)
     altering.join(60)
-    assert moved[0] > 0 and altered[0] < begun.count(1) and len(sweeping) == 1
+    assert altered[0] < begun.count(1) and len(sweeping) == 1
     assert (flow.reported(request_id).state, flow.reported(request_id).tombstones) == ("finished", 1)
     flow.stream()
     assert flow.compare("items").equal

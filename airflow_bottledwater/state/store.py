@@ -53,11 +53,7 @@ def unfit(topic: Topic) -> str:
     time: the claim, the slot and the plans, which are written only once.
     """
     if not topic.cleanup or topic.cleanup.replace(" ", "") == "compact":
-        return (
-            ""
-            if topic.partitions == 1
-            else f"State topic {topic.name!r} has {topic.partitions} partitions; it must have one."
-        )
+        return ""  # further partitions, which cannot be taken back, do no harm: all records are in the first one
     return (
         f"State topic {topic.name!r} has cleanup.policy={topic.cleanup}: what is written once (claims, positions, "
         f"plans) would expire. Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "

@@ -57,9 +57,9 @@ def _make_again(flow: Flow, topic: str) -> None:
     Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config={"cleanup.policy": "compact"})
 
 
-def _more_partitions(flow: Flow) -> None:
-    admin = AdminClient(flow.pipeline.kafka)
-    for future in admin.create_partitions([NewPartitions(flow.topic("a"), 3)]).values():
+def _more_partitions(flow: Flow, topic: str) -> None:
+    admin, before = AdminClient(flow.pipeline.kafka), Topics(flow.pipeline.kafka).describe([topic])[topic].partitions
+    for future in admin.create_partitions([NewPartitions(topic, before + 2)]).values():
         future.result()
 
 
@@ -102,7 +102,7 @@ _FORGETS = {"cleanup_policy": "delete", "retention_ms": "600000"}
 CHANGES = (
     Change("the topic is gone", lambda f: _delete(f, f.topic("a")), _GONE),
     Change("the topic is a new one", lambda f: _make_again(f, f.topic("a")), "deleted and made again"),
-    Change("the topic has more partitions", _more_partitions, "has 3 partitions, it had 1"),
+    Change("the topic has more partitions", lambda f: _more_partitions(f, f.topic("a")), "has 3 partitions, it had 1"),
     Change("the topic forgets", lambda f: alter_topic(f, "a", **_FORGETS), "cleanup.policy=delete"),
     Change("the topic takes little", lambda f: limit_topic(f, f.topic("a"), 100), r"max\.message\.bytes is 100"),
     Change(
@@ -112,6 +112,7 @@ CHANGES = (
         running=rf"State topic '[^']+' {_GONE}\.[^']+#state-topics-and-lost-state",
     ),
     Change("the state is empty", lambda f: _make_again(f, _state(f)), "does not know slot|its records"),
+    Change("the state has more partitions", lambda f: _more_partitions(f, _state(f))),
     Change("the topic of events is gone", lambda f: _delete(f, _service(f, "events")), _GONE),
     Change("the topic of dead letters is gone", lambda f: _delete(f, _service(f, "dead_letters")), _GONE),
     Change("the slot is gone", _without_slot, _GONE),
@@ -138,6 +139,7 @@ CHANGES = (
         lambda f: _delete(f, store.CONTROL_TOPIC),
         running="does not know topic '_bottledwater'",
     ),
+    Change("the shared topic has more partitions", lambda f: _more_partitions(f, store.CONTROL_TOPIC)),
 )
 
 

@@ -15,7 +15,7 @@ from airflow_bottledwater import extras
 from airflow_bottledwater.cli import jobs, probe, report
 from airflow_bottledwater.cli.ddl import ddl_group
 from airflow_bottledwater.cli.importing import import_debezium
-from airflow_bottledwater.cli.log import setup_log
+from airflow_bottledwater.cli.log import say, setup_log
 from airflow_bottledwater.cli.metrics import metrics_command, top_command
 from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of, spark_of, spark_options
 from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
@@ -99,7 +99,7 @@ def take_over_command(**values: Any) -> None:
     from airflow_bottledwater.provision.take_over import take_over
 
     made = take_over(pipeline_of({name: value for name, value in values.items() if name not in RUN_ONLY}))
-    click.echo(f"Slot {made.name!r} is taken over at {format_lsn(made.consistent_point)}: start the stream.", err=True)
+    say(f"Slot {made.name!r} is taken over at {format_lsn(made.consistent_point)}: start the stream.")
 
 
 @cli.command()
@@ -181,7 +181,7 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 
     # a cluster that is gone cannot be asked
     pipeline = pipeline_of(values, later=not forget_cluster)
-    click.echo(forget(pipeline, forget_cluster) if forget_cluster else drop(pipeline, when=when), err=True)
+    say(forget(pipeline, forget_cluster) if forget_cluster else drop(pipeline, when=when))
 
 
 @cli.command()
@@ -193,9 +193,7 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
     released and its processes are killed."""
     from airflow_bottledwater.jobs import stop as jobs
 
-    jobs.stop_pipeline(
-        pipeline_of(values, later=True), retire=retire, timeout=timeout, say=lambda line: click.echo(line, err=True)
-    )
+    jobs.stop_pipeline(pipeline_of(values, later=True), retire=retire, timeout=timeout, say=say)
 
 
 @cli.command("redrive")
@@ -205,10 +203,9 @@ def redrive_letters(**values: Any) -> None:
     from airflow_bottledwater.provision import redrive
 
     found = redrive.redrive(pipeline_of(values, later=True))
-    click.echo(
+    say(
         f"{found.published} published, {found.overtaken} overtaken by newer records and dropped, {found.failed} still "
-        f"refused, {found.incomplete} too large to hold their row.",
-        err=True,
+        f"refused, {found.incomplete} too large to hold their row."
     )
 
 
@@ -239,7 +236,7 @@ def accept_new_keys(of_tables: str, **values: Any) -> None:
     from airflow_bottledwater.provision.accept import accept
 
     accepted = accept(pipeline_of(values, later=True), listed(of_tables))
-    click.echo(f"Accepted for {', '.join(accepted)}: the next job reads their rows again.", err=True)
+    say(f"Accepted for {', '.join(accepted)}: the next job reads their rows again.")
 
 
 @cli.command()
@@ -250,7 +247,7 @@ def dismiss(of_tables: str, **values: Any) -> None:
     reported."""
     from airflow_bottledwater.provision import redrive
 
-    click.echo(f"{redrive.dismiss(pipeline_of(values, later=True), listed(of_tables)).dismissed} dismissed.", err=True)
+    say(f"{redrive.dismiss(pipeline_of(values, later=True), listed(of_tables)).dismissed} dismissed.")
 
 
 cli.add_command(snapshot)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from airflow_bottledwater.cli.log import say
 from airflow_bottledwater.cli.options import options, pipeline_of
 
 
@@ -22,9 +23,7 @@ def install(**values: Any) -> None:
 
     with connect.session(pipeline_of(values, later=True).postgres, "Installing event triggers") as connection:
         ddl.install(connection)
-    click.echo(
-        f"Event triggers {' and '.join(ddl.TRIGGERS)} are there, and their functions in schema {ddl.SCHEMA}.", err=True
-    )
+    say(f"Event triggers {' and '.join(ddl.TRIGGERS)} are there, and their functions in schema {ddl.SCHEMA}.")
 
 
 @ddl_group.command("remove")
@@ -35,4 +34,4 @@ def remove(**values: Any) -> None:
 
     with connect.session(pipeline_of(values, later=True).postgres, "Removing event triggers") as connection:
         ddl.remove(connection)
-    click.echo("The event triggers are dropped.", err=True)
+    say("The event triggers are dropped.")

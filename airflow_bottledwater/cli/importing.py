@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from airflow_bottledwater.cli.log import say
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline.debezium import imported
 from airflow_bottledwater.pipeline.description import Description
@@ -34,4 +35,4 @@ def import_debezium(connector: Path, output: Path | None) -> None:
         click.echo(found.yaml(), nl=False)
         return
     output.write_text(found.yaml())
-    click.echo(f"{output} is written. What differs, in {len(found.differences)} points, is at its beginning.", err=True)
+    say(f"{output} is written. What differs, in {len(found.differences)} points, is at its beginning.")

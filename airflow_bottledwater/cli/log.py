@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -13,8 +14,20 @@ from rich.console import Console
 if TYPE_CHECKING:
     from airflow_bottledwater.jobs.log import LogLine
 
+
+class _Console(Console):
+    """Standard error, whose reader may end before us: neither what is done nor the exit code depends on one."""
+
+    def on_broken_pipe(self) -> None:
+        """Be silent from now on, instead of ending the program."""
+        self.quiet = True
+        with open(os.devnull, "wb") as nowhere:
+            # what is left in the buffer would fail again at the end
+            os.dup2(nowhere.fileno(), self.file.fileno())
+
+
 #: the only console, for all lines and progress bars: two would overwrite each other's output
-console = Console(stderr=True)
+console = _Console(stderr=True)
 
 #: the values of ``--log-format``
 FORMATS = ("text", "json")
@@ -55,6 +68,11 @@ class _Json(logging.Formatter):
         return json.dumps(found, ensure_ascii=False)
 
 
+def say(text: str) -> None:
+    """Print a text as it is: what a subcommand has done, or a line of the log."""
+    console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
 class _Handler(logging.Handler):
     """Prints the lines.
 
@@ -66,7 +84,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             record.slot = self.slot
-            console.print(self.format(record), markup=False, highlight=False, emoji=False, soft_wrap=True)
+            say(self.format(record))
         except Exception:
             self.handleError(record)
 

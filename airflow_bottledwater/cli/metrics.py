@@ -118,6 +118,6 @@ def top_command(slot: str, interval: float, once: bool, **values: Any) -> None:
             Console(markup=False).print(screen(found, slot))
             return
         with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
+            while not console.quiet:  # somebody sees it
                 live.update(screen(found, slot), refresh=True)
                 time.sleep(interval)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from airflow_bottledwater.cli.log import console, say
 from airflow_bottledwater.cli.options import options, pipeline_of
 from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.pipeline.rules import listed
@@ -62,7 +63,7 @@ def snapshot(
     check_named(request)
     pipeline = pipeline_of(values, later=True)
     name, request_id = live.ask(pipeline, request)
-    click.echo(f"Live snapshot {request_id} is asked for. {live.publishes(pipeline, name)}", err=True)
+    say(f"Live snapshot {request_id} is asked for. {live.publishes(pipeline, name)}")
     if wait:
         _follow(pipeline, name, request_id)
 
@@ -83,7 +84,7 @@ def _follow(pipeline: Settings, name: str, request_id: str) -> None:
         TimeRemainingColumn(),
     )
     heard, told = time.monotonic(), False
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("waiting", total=None)
         while True:
             request, report = snapshots.reports(pipeline, name).get(request_id, (None, None))
@@ -102,10 +103,9 @@ def _follow(pipeline: Settings, name: str, request_id: str) -> None:
     snapshots.forget(pipeline, name, request_id)
     if report.state != "finished":
         raise JobFailed(f"The live snapshot {report.state}: {report.error}".rstrip(": "))
-    click.echo(
+    say(
         f"{report.rows:,} rows published, {report.superseded:,} superseded by newer ones of the stream, "
-        f"{report.tombstones:,} tombstones, {report.dead_letters:,} dead letters.",
-        err=True,
+        f"{report.tombstones:,} tombstones, {report.dead_letters:,} dead letters."
     )
 
 
@@ -132,7 +132,7 @@ def snapshots_command(as_json: bool, pause: str | None, resume: str | None, canc
     ):
         if request_id is not None:
             change(pipeline, name, request_id)
-            click.echo(f"Live snapshot {request_id} is asked to {word}.", err=True)
+            say(f"Live snapshot {request_id} is asked to {word}.")
             return
     found = snapshots.reports(pipeline, name)
     if as_json:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from airflow_bottledwater.cli.log import say
 from airflow_bottledwater.cli.options import options, pipeline_of
 from airflow_bottledwater.pipeline.rules import listed
 
@@ -42,7 +43,7 @@ def _ask(of_tables: str, values: dict[str, Any], timeout: float, *, paused: bool
     pipeline = pipeline_of(values, later=True)
     asked = pausing.ask(pipeline, listed(of_tables), paused=paused, by=_user(), why=why)
     what = "Asked to pause the tables." if paused else "Asked to go on with the tables."
-    click.echo(f"{what} {pausing.outcome(pipeline, *asked, timeout=timeout)}", err=True)
+    say(f"{what} {pausing.outcome(pipeline, *asked, timeout=timeout)}")
 
 
 def _user() -> str:

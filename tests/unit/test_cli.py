@@ -418,6 +418,41 @@ def test_a_command_that_cannot_make_what_is_missing_leaves_no_job(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("to", "code"), [("command", 0), ("driver", 75)])
+def test_a_lost_reader_of_the_log_changes_nothing(tmp_path: Path, to: str, code: int) -> None:
+    """``bottledwater … 2>&1 | tee log``, whose reader has died, or gets the same Ctrl-C."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = subprocess.Popen(
+        [sys.executable, "-c", _COMMAND, *REQUIRED, "-f", "json"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=writer,
+        stderr=writer,
+    )
+    os.close(writer)
+    _until(lambda: list(tmp_path.glob("*/driver.json")) or command.poll() is not None)
+    assert command.poll() is None
+    (driver,) = (json.loads(path.read_text())["pid"] for path in tmp_path.glob("*/driver.json"))
+    os.kill({"command": command.pid, "driver": driver}[to], signal.SIGTERM)
+    assert command.wait(60) == code
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("last", ["log.info('Ended.')", "say('Dropped.')", "raise Outage('Kafka is away.')"])
+def test_a_reader_that_is_lost_in_the_end_does_not_change_the_exit_code(last: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = (
+        "import click, logging, sys\nfrom airflow_bottledwater import cli\n"
+        "from airflow_bottledwater.cli.log import say\nfrom airflow_bottledwater.errors import Outage\n"
+        f"log = logging.getLogger('bottledwater')\n@cli.cli.command('last')\ndef last():\n    {last}\n"
+        "sys.argv = ['bottledwater', 'last']\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stderr=writer, check=False)
+    os.close(writer)
+    assert done.returncode == (75 if "Outage" in last else 0)
+
+
 def _mentioning(folder: Path) -> list[str]:
     """The processes that have the folder in their environment: as that for temporary files, or as a job's."""
     found = []

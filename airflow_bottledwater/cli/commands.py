@@ -17,7 +17,7 @@ from airflow_bottledwater.cli.ddl import ddl_group
 from airflow_bottledwater.cli.importing import import_debezium
 from airflow_bottledwater.cli.log import say, setup_log
 from airflow_bottledwater.cli.metrics import metrics_command, top_command
-from airflow_bottledwater.cli.options import RUN_ONLY, options, pipeline_of, spark_of, spark_options
+from airflow_bottledwater.cli.options import LONGEST, RUN_ONLY, Number, options, pipeline_of, spark_of, spark_options
 from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
 from airflow_bottledwater.cli.tables import pause_table, resume_table
 from airflow_bottledwater.errors import BottledWaterError
@@ -113,7 +113,7 @@ def take_over_command(**values: Any) -> None:
 )
 @click.option(
     "--max-age",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="Of --check: how old the job's last report may be.  [default: ten heartbeats, at least 30]",
 )
@@ -127,7 +127,7 @@ def take_over_command(**values: Any) -> None:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True, max=LONGEST),
     default=10.0,
     show_default=True,
     help="Of --check: seconds to wait for PostgreSQL and Kafka.",
@@ -187,7 +187,13 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 @cli.command()
 @options(everything=False)
 @click.option("--retire", is_flag=True, help="For good: the slot may then be dropped.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds for the job to end in order.")
+@click.option(
+    "--timeout",
+    type=Number(min=0, max=LONGEST),
+    default=60.0,
+    show_default=True,
+    help="Seconds for the job to end in order.",
+)
 def stop(retire: bool, timeout: float, **values: Any) -> None:
     """Ask the running job of a slot to stop, wherever it runs. If the job does not respond, it is fenced, its slot is
     released and its processes are killed."""

@@ -34,5 +34,9 @@ def import_debezium(connector: Path, output: Path | None) -> None:
     if output is None:
         click.echo(found.yaml(), nl=False)
         return
-    output.write_text(found.yaml())
+    try:
+        output.write_text(found.yaml())
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror})"
+        raise SettingError(str(output), None, "a file in a folder that is there", problem=problem) from None
     say(f"{output} is written. What differs, in {len(found.differences)} points, is at its beginning.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import click
 
 from airflow_bottledwater import extras
 from airflow_bottledwater.cli.log import console
-from airflow_bottledwater.cli.options import kafka_of, kafka_options
+from airflow_bottledwater.cli.options import LONGEST, Number, kafka_of, kafka_options
 from airflow_bottledwater.errors import BottledWaterError, Refused
 
 if TYPE_CHECKING:
@@ -42,7 +43,11 @@ def _pipelines(values: dict[str, Any]) -> Iterator[Pipelines]:
 )
 @click.option("--otlp", metavar="URL", help="Push them to this collector (…/v1/metrics) instead.")
 @click.option(
-    "--interval", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Of --otlp: seconds between two."
+    "--interval",
+    type=Number(min=1, max=LONGEST),
+    default=10.0,
+    show_default=True,
+    help="Of --otlp: seconds between two.",
 )
 @click.option("--once", is_flag=True, help="Print them once, as Prometheus' text, or push them once.")
 def metrics_command(listen: str, otlp: str | None, interval: float, once: bool, **values: Any) -> None:
@@ -65,12 +70,13 @@ def _serve(found: Pipelines, listen: str) -> None:
     from airflow_bottledwater.metrics.prometheus import serve
 
     address, _, port = listen.rpartition(":")
-    if not port.isdigit():
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) >= 1 << 16:
         raise click.UsageError(f"--listen must be ADDRESS:PORT, not {listen!r}")
     try:
         end = serve(found.look, address.strip("[]"), int(port))
-    except OSError as error:
-        raise Refused(f"Port {listen} cannot be used: {error.strerror}.", "Choose another with --listen.") from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no address"
+        raise Refused(f"Port {listen} cannot be used: {why}.", "Choose another with --listen.") from error
     log.info("Metrics of all pipelines at http://%s/metrics.", listen)
     try:
         threading.Event().wait()
@@ -104,7 +110,9 @@ def _push(found: Pipelines, url: str, interval: float, *, once: bool) -> None:
 @click.command("top")
 @kafka_options
 @click.option("-s", "--slot", default="", help="Only the pipeline of this slot, with its tables.")
-@click.option("--interval", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="Seconds between two.")
+@click.option(
+    "--interval", type=Number(min=0.2, max=LONGEST), default=2.0, show_default=True, help="Seconds between two."
+)
 @click.option("--once", is_flag=True, help="Print it once.")
 def top_command(slot: str, interval: float, once: bool, **values: Any) -> None:
     """Show the pipelines of a Kafka live in a terminal: what is wrong first. Ctrl-C ends it."""

@@ -5,6 +5,7 @@ The options of settings take their text, choices and default from the settings t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,12 +18,26 @@ from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.jobs.restarts import RESTARTS
 from airflow_bottledwater.pipeline.description import Description, Spark
 from airflow_bottledwater.pipeline.file import load
-from airflow_bottledwater.pipeline.formats import FORMATS as RECORDS
 from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTRY, SECRET_PROPERTIES, SERVERS
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[F], F]
+
+
+#: the longest time that an option may say, in seconds
+LONGEST = 7 * 86_400.0
+
+
+class Number(click.FloatRange):
+    """A finite number, within the limits: NaN would be within all, and infinity within those without an upper one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See the class."""
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,16 +92,18 @@ def _choose_format(_context: click.Context, _option: click.Parameter, value: str
         use_format(value)
 
 
+_SOURCE = _setting("-d", "--postgres")
+_CONFIG = click.option(
+    "-c",
+    "--config",
+    type=click.Path(path_type=Path),
+    help="YAML file that describes the pipeline (docs/settings.md); options win over it.",
+)
 #: where a Kafka is: of all that a pipeline has, or of what is about all pipelines of a Kafka
 _BROKER = click.option("-b", "--broker", help=f"Comma-separated Kafka servers.  [default: {DEFAULT_BROKER}]")
 _KAFKA: tuple[Option[Any], ...] = (
     _properties("-C", "--kafka-config", text="A librdkafka property"),
-    click.option(
-        "-c",
-        "--config",
-        type=click.Path(path_type=Path),
-        help="YAML file that describes the pipeline (docs/settings.md); options win over it.",
-    ),
+    _CONFIG,
 )
 _OF_ALL: tuple[Option[Any], ...] = (
     click.option(
@@ -105,7 +122,7 @@ _OF_ALL: tuple[Option[Any], ...] = (
     ),
 )
 _OF_A_PIPELINE: tuple[Option[Any], ...] = (
-    _setting("-d", "--postgres"),
+    _SOURCE,
     _setting("-s", "--slot"),
     _BROKER,
     click.option(
@@ -166,6 +183,13 @@ def kafka_options(function: F) -> F:
     return function
 
 
+def source_options(function: F) -> F:
+    """A decorator with the options of a command that is about the source database only."""
+    for option in reversed([_SOURCE, _CONFIG, *_OF_ALL]):
+        function = option(function)
+    return function
+
+
 def spark_options(function: F) -> F:
     """A decorator with the options of a command that runs a Spark job."""
     for option in reversed(_OF_SPARK):
@@ -197,19 +221,21 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Settings:
     given["registry"] = {"url": registry} if registry else {}
     if not force:
         _refuse_secrets(given)
-    if registry and not RECORDS[given.get("format") or SETTINGS["format"].default].uses_registry:
-        raise click.UsageError(f"Specifying --schema-registry doesn't make sense for --format={given['format']}")
     defaults = {name: SETTINGS[name].default for name in ("kafka", "registry")}
-    described = load(path, Description) if path else Description()
-    merged = merge(defaults, described.settings() | described.connections(), given)
-    if not merged.get("postgres"):
-        raise click.UsageError("--postgres is required (or source.dsn in the file of --config)")
-    pipeline = Settings.of(**merged)
+    described = _described(path)
+    merged = merge(described.settings() | described.connections(), given)
+    _refuse_missing(merged.get("postgres"))
+    _refuse_airflows("kafka", merged["kafka"], described, path)
+    pipeline = Settings.of(**merge(defaults, merged))
+    if registry and "format" in given and not pipeline.record_format.uses_registry:
+        raise click.UsageError(f"Specifying --schema-registry doesn't make sense for --format={pipeline.format}")
     name_slot(pipeline.slot)
     if later:
         from airflow_bottledwater.state import saved
 
         pipeline = saved.completed(pipeline, given=described.settings().keys() | given.keys())
+    if pipeline.record_format.uses_registry:
+        _refuse_airflows("registry", merged["registry"], described, path)
     return pipeline.with_hash_key()
 
 
@@ -222,8 +248,58 @@ def kafka_of(values: dict[str, Any]) -> dict[str, str]:
     given = _kafka(values["kafka_config"], values["broker"])
     if not values["allow_password_argument"]:
         _refuse_secrets({"kafka": given, "registry": {}})
-    described = load(values["config"], Description).kafka.properties if values["config"] else {}
-    return {**SETTINGS["kafka"].default, **described, **given}
+    described = _described(values["config"])
+    found = {**described.kafka.properties, **given}
+    _refuse_airflows("kafka", found, described, values["config"])
+    return {**SETTINGS["kafka"].default, **found}
+
+
+def source_of(values: dict[str, Any]) -> str:
+    """The source database that the options name: its connection string by the command line, else by the file.
+
+    :param values: the values of :func:`source_options`.
+    :raises SettingError: a secret is on the command line, or the file is not one that describes a pipeline.
+    :raises click.UsageError: it is missing.
+    """
+    if not values["allow_password_argument"]:
+        _refuse_secrets({"postgres": values["postgres"], "kafka": {}, "registry": {}})
+    found = values["postgres"] or _described(values["config"]).source.dsn
+    _refuse_missing(found)
+    return found
+
+
+def _described(path: Path | None) -> Description:
+    return load(path, Description) if path else Description()
+
+
+def _refuse_missing(postgres: str | None) -> None:
+    """:raises click.UsageError: there is no connection string of the source database."""
+    if not postgres:
+        raise click.UsageError("--postgres is required (or source.dsn in the file of --config)")
+
+
+#: what a file may leave to a connection of Airflow: the connection's key, the property without which the command cannot
+#: connect, and what gives it to the command
+_AIRFLOWS = {
+    "kafka": ("conn_id", SERVERS, f"kafka.properties with {SERVERS}, or the option --broker"),
+    "registry": ("registry", "url", "kafka.registry_properties with url, or the option --schema-registry"),
+}
+
+
+def _refuse_airflows(name: str, properties: Mapping[str, str], described: Description, path: Path | None) -> None:
+    """Refuse a file that leaves Kafka or the registry to a connection of Airflow, which the command does not have:
+    another one on this host would be taken instead.
+
+    :param name: ``kafka`` or ``registry``.
+    :param properties: those that the file and the options give.
+    :raises SettingError: nothing says where it is but the connection.
+    """
+    key, needed, instead = _AIRFLOWS[name]
+    setting = described.kafka.described()[key]
+    if needed in properties or getattr(described.kafka, key) == setting.default:
+        return
+    problem = "names a connection of Airflow, and the command has none"
+    raise SettingError(setting.name, None, instead, problem=problem, file=str(path))
 
 
 #: settings that are not given by --set, and what is given instead
@@ -242,7 +318,7 @@ def spark_of(config: Path | None, master: str | None, conf: dict[str, str]) -> t
 
     :raises SettingError: the file is not one that describes a pipeline.
     """
-    spark = load(config, Description).spark if config else Spark()
+    spark = _described(config).spark
     return master or spark.master, {**spark.conf, **conf}
 
 

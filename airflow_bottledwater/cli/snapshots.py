@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from airflow_bottledwater.cli.log import console, say
-from airflow_bottledwater.cli.options import options, pipeline_of
+from airflow_bottledwater.cli.options import Number, options, pipeline_of
 from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.pipeline.rules import listed
 from airflow_bottledwater.pipeline.settings import Settings
@@ -41,8 +41,8 @@ _COLUMNS = ("id", "state", "tables", "where", "rows", "superseded", "tombstones"
 @click.option(
     "--by-key", is_flag=True, help="Read in the order of the keys: goes on where it was if a table is rewritten."
 )
-@click.option("--rows-per-second", type=click.FloatRange(min=0), default=0.0, help="Limit the pace.")
-@click.option("--bytes-per-second", type=click.FloatRange(min=0), default=0.0, help="Limit the pace.")
+@click.option("--rows-per-second", type=Number(min=0), default=0.0, help="Limit the pace.")
+@click.option("--bytes-per-second", type=Number(min=0), default=0.0, help="Limit the pace.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it to its end.")
 def snapshot(
     tables: str,

@@ -67,7 +67,7 @@ class Setting:
             if (kind := inside(self.hint)) is not None and isinstance(value, Mapping):
                 return {str(name): self._part(kind, str(name), each) for name, each in value.items()}
             return convert(self.hint, value)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeError):  # an argument may have bytes that are no text
             self.refuse(value)
 
     def _part(self, kind: Any, name: str, value: Any) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from airflow_bottledwater.cli import cli
 from airflow_bottledwater.errors import PreflightError, Refused
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.local.registry import SchemaRegistry
@@ -131,6 +134,18 @@ def test_a_function_of_another_role_is_not_kept(make_flow: MakeFlow) -> None:
         ddl.remove(connection)
     flow.execute("DROP OWNED BY other", "DROP ROLE other")
     assert owners == [("postgres",)]
+
+
+def test_the_command_needs_only_the_source(make_flow: MakeFlow, tmp_path: Path) -> None:
+    """As documented, without a Kafka: there is none at the default port, and the file leaves it to Airflow."""
+    flow = make_flow()
+    file = tmp_path / "shop.yaml"
+    file.write_text("source: {conn_id: shop}\nkafka: {conn_id: shop, registry: shop}\n")
+    for action, there in (("install", True), ("remove", False)):
+        done = CliRunner().invoke(cli, ["ddl", action, "-d", flow.dsn, "-c", str(file)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        with connect.session(flow.dsn) as connection:
+            assert ddl.installed(connection) == there
 
 
 def test_only_what_was_installed_is_removed(make_flow: MakeFlow) -> None:

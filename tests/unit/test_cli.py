@@ -13,16 +13,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from airflow_bottledwater import cli, processes
 from airflow_bottledwater.cli import jobs, report
 from airflow_bottledwater.cli.options import spark_of
-from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.errors import BottledWaterError, Refused, SettingError
 from airflow_bottledwater.jobs.status import PipelineReport, TableReport
 from airflow_bottledwater.jobs.supervise import LOG, LogReader
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
@@ -30,13 +33,14 @@ from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.provision import redrive
 from tests.support.status import status_of
 
+ROOT = Path(__file__).parents[2]
 REQUIRED = ["--postgres", "host=db dbname=shop"]
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Pipelines that a run was started with, in place of running it."""
-    found: list[object] = []
+    found: list[Settings] = []
     monkeypatch.setattr(jobs, "run", lambda pipeline, *_: found.append(pipeline))
     return found
 
@@ -46,7 +50,7 @@ def _invoke(*arguments: str) -> tuple[int, str, BaseException | None]:
     return result.exit_code, result.output, result.exception
 
 
-def test_the_defaults_are_those_of_bottled_water(chosen: list[object]) -> None:
+def test_the_defaults_are_those_of_bottled_water(chosen: list[Settings]) -> None:
     assert _invoke(*REQUIRED)[0] == 0
     (pipeline,) = chosen
     assert (pipeline.slot, pipeline.format, pipeline.on_error) == ("bottledwater", "avro", "exit")
@@ -54,7 +58,7 @@ def test_the_defaults_are_those_of_bottled_water(chosen: list[object]) -> None:
     assert pipeline.registry == {"url": "http://localhost:8081"}
 
 
-def test_every_short_option_of_the_original_is_there(chosen: list[object]) -> None:
+def test_every_short_option_of_the_original_is_there(chosen: list[Settings]) -> None:
     code, output, _ = _invoke(
         "-d", "host=db", "-s", "s1", "-b", "k:1", "-f", "json", "-u", "-p", "pre", "-e", "log", "-x",
         "-C", "linger.ms=7", "-T", "retention.ms=9", "-o", "shop", "-i", "a,b.*",
@@ -102,19 +106,30 @@ def test_an_option_of_a_setting_says_what_the_setting_says() -> None:
             [*REQUIRED, "-f", "json", "-r", "http://r"],
             "Specifying --schema-registry doesn't make sense for --format=json",
         ),
+        (["metrics", "--listen", "127.0.0.1:99999"], "--listen must be ADDRESS:PORT"),
+        (["metrics", "--listen", "127.0.0.1:²"], "--listen must be ADDRESS:PORT"),
+        (["metrics", "--interval", "inf"], "inf is not in the range"),
+        (["stop", *REQUIRED, "--timeout", "nan"], "'nan' is not a finite number"),
+        (["snapshot", *REQUIRED, "--tables", "a", "--rows-per-second", "inf"], "'inf' is not a finite number"),
     ],
 )
-def test_bad_usage_exits_with_1_and_says_what(arguments: list[str], message: str, chosen: list[object]) -> None:
+def test_bad_usage_exits_with_1_and_says_what(arguments: list[str], message: str, chosen: list[Settings]) -> None:
     code, output, _ = _invoke(*arguments)
     assert code == 1
     assert message in output
     assert chosen == []
 
 
+def test_an_address_that_is_none_is_refused() -> None:
+    _, _, error = _invoke("metrics", "--listen", f"{'a' * 64}.example:9187")
+    assert isinstance(error, Refused) and "it is no address. Choose another with --listen." in str(error)
+
+
 @pytest.mark.parametrize(
     ("arguments", "setting"),
     [
         (["--format", "xml"], "format"),
+        (["--format", "avr0", "-r", "http://r"], "format"),
         (["--on-error", "ignore"], "on_error"),
         (["--slot", "Upper"], "slot"),
         (["--set", "lanes=0"], "lanes"),
@@ -126,6 +141,30 @@ def test_an_invalid_value_names_setting_value_and_what_is_allowed(arguments: lis
     assert isinstance(error, SettingError)
     assert error.setting == setting
     assert "Allowed:" in str(error)
+
+
+#: as arguments can be: bytes that are no text, too, but no NUL
+ARGUMENT = st.binary(max_size=20).map(lambda value: os.fsdecode(value.replace(b"\0", b"")))
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_no_value_of_an_option_is_a_fault_of_the_program(data: st.DataObject) -> None:
+    options = [each for each in cli.cli.params if isinstance(each, click.Option) and not each.is_flag]
+    arguments = list(REQUIRED)
+    for option in data.draw(st.lists(st.sampled_from(options), max_size=3)):
+        setting = SETTINGS.get(option.name or "")
+        names = st.sampled_from(sorted(SETTINGS)) if option.name == "settings" else ARGUMENT
+        value = ARGUMENT | st.sampled_from(["nan", "inf", "-1", "1e999", "true", "{{ x }}", "a=b", "http://[", "["])
+        if option.multiple:
+            value = st.builds("{}={}".format, names, value)
+        elif setting is not None and setting.type is Literal:
+            value |= st.sampled_from(setting.allowed.split(" or "))
+        arguments += [option.opts[-1], data.draw(value)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "run", lambda *_: None)
+        _, output, error = _invoke(*arguments)
+    assert error is None or isinstance(error, SystemExit | BottledWaterError), (arguments, output, error)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +181,7 @@ def test_an_invalid_value_names_setting_value_and_what_is_allowed(arguments: lis
     ],
 )
 def test_a_password_in_an_argument_is_refused_unless_forced_and_never_repeated(
-    arguments: list[str], chosen: list[object]
+    arguments: list[str], chosen: list[Settings]
 ) -> None:
     _, output, error = _invoke(*arguments)
     assert isinstance(error, SettingError)
@@ -214,7 +253,7 @@ def test_a_probe_shows_nothing_of_a_password_that_is_not_quoted(
     assert "Ma9ker" not in said and "horse" not in said
 
 
-def test_the_command_line_wins_over_the_file(tmp_path: Path, chosen: list[object]) -> None:
+def test_the_command_line_wins_over_the_file(tmp_path: Path, chosen: list[Settings]) -> None:
     file = tmp_path / "bw.yaml"
     file.write_text(
         "name: from_file\nsource: {dsn: host=db password=secret, tables: [a, b]}\n"
@@ -231,6 +270,36 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path, chosen: list[object
     assert spark_of(None, None, {}) == ("local[*]", {})
     assert pipeline.kafka == {"bootstrap.servers": "k:1", "sasl.password": "secret"}
     assert pipeline.registry == {"url": "http://r"}
+
+
+#: the pipeline's file of the README
+README = re.search(r"```yaml\n(name: shop\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("more", "setting", "instead"),
+    [
+        ([], "kafka.conn_id", "kafka.properties with bootstrap.servers, or the option --broker"),
+        (["-C", "linger.ms=5"], "kafka.conn_id", "kafka.properties with bootstrap.servers, or the option --broker"),
+        (["-b", "k:1"], "kafka.registry", "kafka.registry_properties with url, or the option --schema-registry"),
+    ],
+)
+def test_what_a_file_leaves_to_airflow_is_not_taken_from_this_host(
+    tmp_path: Path, chosen: list[Settings], more: list[str], setting: str, instead: str
+) -> None:
+    assert README is not None
+    file = tmp_path / "shop.yaml"
+    file.write_text(README[1])
+    _, _, error = _invoke("-c", str(file), *REQUIRED, *more)
+    assert str(error) == (
+        f"{file}: setting {setting!r} names a connection of Airflow, and the command has none. Allowed: {instead}."
+    )
+    assert chosen == []
+    assert _invoke("-c", str(file), *REQUIRED, "-b", "k:1", "-r", "http://r")[0] == 0
+    assert _invoke("-c", str(file), *REQUIRED, "-C", "bootstrap.servers=k:1", "-f", "json")[0] == 0
+    assert [each.kafka["bootstrap.servers"] for each in chosen] == ["k:1", "k:1"]
+    if setting == "kafka.conn_id":
+        assert isinstance(_invoke("metrics", "-c", str(file), *more)[2], SettingError)
 
 
 def test_our_errors_are_a_line_on_standard_error_and_exit_code_1(

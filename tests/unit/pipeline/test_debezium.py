@@ -250,6 +250,9 @@ def test_the_command_writes_a_file_that_can_be_loaded(tmp_path: Path) -> None:
     written = CliRunner().invoke(cli.cli, ["import-debezium", str(source), "-o", str(target)])
     assert written.exit_code == 0 and target.read_text() == shown.output
     assert Description.of(yaml.safe_load(target.read_text())).name == "shop_cdc"
+    for unwritable in (tmp_path / "no" / "shop.yaml", source / "shop.yaml"):
+        with pytest.raises(SettingError, match=r"shop\.yaml' cannot be written .*Allowed: a file in a folder that is"):
+            CliRunner().invoke(cli.cli, ["import-debezium", str(source), "-o", str(unwritable)], catch_exceptions=False)
     source.write_text("{")
     with pytest.raises(SettingError, match=r"connector\.json"):
         CliRunner().invoke(cli.cli, ["import-debezium", str(source)], catch_exceptions=False)

@@ -205,7 +205,8 @@ def stop(retire: bool, timeout: float, **values: Any) -> None:
 @cli.command("redrive")
 @options(everything=False)
 def redrive_letters(**values: Any) -> None:
-    """Publish the dead letters whose cause was fixed; those that a newer record has overtaken are dropped."""
+    """Publish the dead letters whose cause was fixed, while the stream is stopped; those that a newer record has
+    overtaken are dropped."""
     from airflow_bottledwater.provision import redrive
 
     found = redrive.redrive(pipeline_of(values, later=True))
@@ -249,8 +250,8 @@ def accept_new_keys(of_tables: str, **values: Any) -> None:
 @options(everything=False)
 @click.option("-i", "--tables", "of_tables", default="", help="Only those of these tables; comma-separated patterns.")
 def dismiss(of_tables: str, **values: Any) -> None:
-    """Give up dead letters, all or those of some tables: what they hold is not published, and they are no longer
-    reported."""
+    """Give up dead letters, all or those of some tables, while the stream is stopped: what they hold is not published,
+    and they are no longer reported."""
     from airflow_bottledwater.provision import redrive
 
     say(f"{redrive.dismiss(pipeline_of(values, later=True), listed(of_tables)).dismissed} dismissed.")

@@ -22,8 +22,8 @@ def problems(open_letters: Mapping[str, Mapping[str, int]]) -> list[Problem]:
             KIND,
             table,
             f"{sum(counts.values()):,} of its rows or changes are only in the dead-letter topic ({described(counts)}).",
-            "Mend the cause, which each dead letter names, stop the stream and run 'bottledwater redrive'; or give "
-            "them up with 'bottledwater dismiss'.",
+            "Mend the cause, which each dead letter names. Then stop the stream and run 'bottledwater redrive', or "
+            "give them up with 'bottledwater dismiss'.",
         )
         for table, counts in open_letters.items()
     ]

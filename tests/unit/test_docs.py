@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.exceptions import Exit
 
 from airflow_bottledwater import cli, errors
 from airflow_bottledwater.encoding import types
@@ -19,6 +23,7 @@ from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTR
 from airflow_bottledwater.pipeline.settings import GROUPS, SETTINGS, Settings
 from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.policy import ERROR_ACTIONS, act
+from tests.unit.test_examples import parsed
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -265,13 +270,40 @@ def test_every_page_is_linked_from_the_readme() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_make_targets_and_subcommands_exist(page: Path) -> None:
+def test_make_targets_exist(page: Path) -> None:
     text = page.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|\$ |=\S+ )make ([a-z-]+)", text)) <= targets
+
+
+def commands(page: Path) -> list[list[str]]:
+    """What a page tells to run: in its sentences, and in its blocks. An ellipsis there is for more of the same, or for
+    a value."""
+    text = page.read_text().replace("\\\n", " ")
+    called = re.findall(r"(?<!`)`(bottledwater [a-z-][^`]*)`", without_code(text))
+    called += re.findall(
+        r"^(?:\$ )?(bottledwater [a-z-].*)", "\n".join(re.findall(r"```.*?```", text, re.DOTALL)), re.M
+    )
+    found = []
+    for line in called:
+        words = shlex.split(line, comments=True)
+        found.append([each for before, each in pairwise(["", *words]) if each != "…" or before.startswith("-")])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_commands_are_accepted(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "connector.json").touch()
+    for arguments in commands(page):
+        with contextlib.suppress(click.MissingParameter, Exit):  # a sentence names the command only; --help
+            parsed(arguments)
+
+
+def test_most_subcommands_are_told_somewhere() -> None:
     assert isinstance(cli.cli, click.Group)
-    called = re.findall(r"(?:`|\$ )bottledwater ([a-z][a-z-]+)", text)
-    assert set(called) <= set(cli.cli.commands)
+    told = {each[1] for page in PAGES for each in commands(page)}
+    assert set(cli.cli.commands) <= told
 
 
 #: folders of the package

@@ -44,8 +44,10 @@ def parsed(arguments: list[str]) -> None:
     assert isinstance(cli.cli, click.Group)
     rest = arguments[1:]
     command: click.Command = cli.cli
-    if rest and rest[0] in cli.cli.commands:
-        command = cli.cli.commands[rest.pop(0)]
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        if rest[0] not in command.commands:
+            raise click.UsageError(f"No such command {rest[0]!r}.")
+        command = command.commands[rest.pop(0)]
     command.make_context("bottledwater", rest, resilient_parsing=False)
 
 

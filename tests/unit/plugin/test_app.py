@@ -512,8 +512,8 @@ def test_a_dag_is_full_with_as_many_runs_as_it_may_have(airflow: None, ran: Call
             "Let it go on (the button 'Go on with tables'): then its rows are read again.",
         ),
         (
-            "Stop the stream and run 'bottledwater redrive'; or give them up with 'bottledwater dismiss'.",
-            "Stop the stream and press 'Re-drive'; or give them up with the button 'Dismiss dead letters'.",
+            "Then stop the stream and run 'bottledwater redrive', or give them up with 'bottledwater dismiss'.",
+            "Then stop the stream and press 'Re-drive', or give them up with the button 'Dismiss dead letters'.",
         ),
         (
             "Drop the slot (bottledwater drop-slot --when always) and start again.",

@@ -13,6 +13,7 @@ from airflow_bottledwater.pipeline.patterns import is_named
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
+from airflow_bottledwater.state import held
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.identity import refuse_shared, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -68,7 +69,7 @@ def wanted(
         if oid in known.held:
             raise Refused(
                 f"Table {name} cannot be read now: it {known.gaps[oid].why}.",
-                f"Let it go on (bottledwater resume-table --tables {name}): then all of its rows are read.",
+                f"{held.goes_on(known.gaps[oid], name)}: then all of its rows are read.",
             )
         if not tables[oid].table.keyed:
             raise Refused(

@@ -83,7 +83,7 @@ class Published:
     :param inserts: whether it sends inserts; ``updates``, ``deletes`` and ``truncates`` likewise.
     :param tables: table oid → its column list (None: all columns), and the columns that its row filter uses (None: it
         has no filter).
-    :param whole: whether it has whole schemas or all tables, so that tables that are created later are in it at once.
+    :param schemas: the names of the schemas of which it has all tables.
     :param generated: the oids of tables whose stored generated columns it sends, too (from PostgreSQL 18 on).
     :param via_root: ``publish_via_partition_root``: whether a partitioned table is among ``tables`` instead of its
         partitions.
@@ -97,8 +97,17 @@ class Published:
     truncates: bool
     tables: dict[int, tuple[tuple[str, ...] | None, frozenset[str] | None]]
     via_root: bool = False
-    whole: bool = False
+    schemas: frozenset[str] = frozenset()
     generated: frozenset[int] = frozenset()
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has whole schemas or all tables, so that tables that are created later are in it at once."""
+        return self.all_tables or bool(self.schemas)
+
+    def takes_in(self, table: SourceTable) -> bool:
+        """Whether it has a table whether it names it or not, so that it cannot have a row filter for it."""
+        return self.all_tables or table.schema in self.schemas
 
     def filters(self, oid: int) -> bool:
         """Whether it has a row filter for a table."""
@@ -115,13 +124,16 @@ def read(connection: Connection, name: str) -> Published | None:
     if row is None:
         return None
     tables: dict[int, tuple[tuple[str, ...] | None, frozenset[str] | None]] = {}
-    whole = bool(row[1])
+    schemas = frozenset[str]()
     if connection.info.server_version >= 150000:
         for oid, columns, filtered, total in connection.execute(_TABLES, (name,)):
             used = None if filtered is None else frozenset(filtered)
             tables[oid] = (tuple(columns) if columns and columns != total else None, used)
-        schemas = connection.execute("SELECT FROM pg_publication_namespace WHERE pnpubid = %s", (row[0],)).fetchone()
-        whole = whole or schemas is not None
+        named = connection.execute(
+            "SELECT nspname FROM pg_namespace n JOIN pg_publication_namespace ON pnnspid = n.oid WHERE pnpubid = %s",
+            (row[0],),
+        )
+        schemas = frozenset(schema for (schema,) in named)
     else:
         for (oid,) in connection.execute("SELECT relid FROM pg_get_publication_tables(%s) AS t(relid)", (name,)):
             tables[oid] = (None, None)
@@ -134,7 +146,7 @@ def read(connection: Connection, name: str) -> Published | None:
         )
         generated = frozenset(oid for (oid,) in made)
     _, everything, inserts, updates, deletes, truncates, via_root = row
-    return Published(name, everything, inserts, updates, deletes, truncates, tables, via_root, whole, generated)
+    return Published(name, everything, inserts, updates, deletes, truncates, tables, via_root, schemas, generated)
 
 
 def split(tables: Sequence[SourceTable]) -> tuple[list[SourceTable], list[SourceTable]]:

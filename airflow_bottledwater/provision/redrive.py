@@ -150,7 +150,7 @@ class _Letters:
         self._tables, self._mapping = claim.state.tables, TableMapping.of(pipeline)
         #: the schemas and names that they have today, by oid
         self._names: dict[int, tuple[str, str]] = {}
-        self._held = {oid: gap for oid, gap in claim.state.gaps.items() if gap.held}
+        self._held = {oid: claim.state.gaps[oid] for oid in claim.state.held}
         self._letters = LettersTopic(pipeline, publishing, claim.cluster.pipeline(pipeline.slot))
         #: the relation versions of dead letters, as they are published now
         self._versions: dict[Version, Version] = {}

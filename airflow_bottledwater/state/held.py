@@ -1,4 +1,5 @@
-"""Tables of which nothing is published until a person lets them go on: why, for the state, and as a problem."""
+"""Tables of which nothing is published until a person lets them go on, or until they are filtered again: why, for the
+state, and as a problem."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.state.records import Gap
 
-#: the kinds of the problems: of a table that a person has paused, and of one with a record that cannot be published
-PAUSED, SET_ASIDE = "paused", "set-aside"
+#: the kinds of the problems: of a table that a person has paused, of one with a record that cannot be published, and of
+#: one of which rows are sent that its filter hides
+PAUSED, SET_ASIDE, UNFILTERED = "paused", "set-aside", "unfiltered"
 
 
 def paused(by: str, why: str, at: float) -> Gap:
@@ -31,13 +33,25 @@ def set_aside(what: str, why: str) -> Gap:
     return Gap(f"has {what} that cannot be published ({why.rstrip('.')})", held=True, at=time.time())
 
 
+def unfiltered() -> Gap:
+    """The record of a table of which rows are sent that its filter hides."""
+    return Gap("was published without its row filter", unfiltered=True, at=time.time())
+
+
+def goes_on(gap: Gap, name: str) -> str:
+    """What lets a table go on: a sentence whose end says what comes then.
+
+    :param name: the table's.
+    """
+    if gap.held:
+        return f"Let it go on (bottledwater resume-table --tables {name})"
+    return "It goes on as soon as its publications filter it again ('bottledwater status' says which do not)"
+
+
 def problem(gap: Gap, table: SourceTable) -> Problem:
     """That a table's topic gets none of its changes."""
     name = table.qualified
-    remedy = (
-        f"Let it go on (bottledwater resume-table --tables {name}): then its rows are read again, and the topic is "
-        "brought to what it holds."
-    )
+    remedy = f"{goes_on(gap, name)}: then its rows are read again, and the topic is brought to what it holds."
     if not table.keyed:
         remedy = (
             "It has no key, so that what was left out cannot be brought to its topic. Drop the slot (bottledwater "
@@ -45,6 +59,6 @@ def problem(gap: Gap, table: SourceTable) -> Problem:
             "out."
         )
     reason = f"It {gap.why}: its topic gets none of its changes."
-    if gap.paused:
-        return Problem(PAUSED, name, reason, remedy, gap.at)
+    if gap.paused or not gap.held:
+        return Problem(PAUSED if gap.paused else UNFILTERED, name, reason, remedy, gap.at)
     return Problem(SET_ASIDE, name, reason, f"Mend the cause. {remedy}", gap.at)

@@ -183,8 +183,9 @@ class PipelineState:
 
     @property
     def held(self) -> frozenset[int]:
-        """The tables of which no changes are published until a person lets them go on."""
-        return frozenset(oid for oid, gap in self.gaps.items() if gap.held)
+        """The tables of which no changes are published until a person lets them go on, or until they are filtered
+        again."""
+        return frozenset(oid for oid, gap in self.gaps.items() if gap.held or gap.unfiltered)
 
     @property
     def former(self) -> set[str]:

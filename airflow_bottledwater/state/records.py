@@ -284,6 +284,7 @@ class Gap:
     :param held: whether none of its changes is published until a person lets the table go on.
     :param paused: whether a person has asked for that; otherwise one of its records could not be published.
     :param at: seconds since 1970 when it was held.
+    :param unfiltered: whether none of its changes is published until rows that its filter hides are not sent any more.
     """
 
     why: str
@@ -291,6 +292,7 @@ class Gap:
     held: bool = False
     paused: bool = False
     at: float = 0.0
+    unfiltered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

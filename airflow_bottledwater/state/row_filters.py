@@ -10,7 +10,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres import publication, row_filter
+from airflow_bottledwater.postgres import catalog, coverage, publication, row_filter
 from airflow_bottledwater.postgres.connect import Connection, outage, quoted
 from airflow_bottledwater.postgres.publication import Published
 from airflow_bottledwater.postgres.row_filter import RowFilter
@@ -37,10 +37,59 @@ def problems(connection: Connection, pipeline: Settings, tables: Iterable[Source
             "server."
             for table, _ in wanted
         ]
-    both = [
-        found for name in publication.names(pipeline.publication_name) if (found := publication.read(connection, name))
-    ]
+    both = _both(connection, pipeline)
     return [said for table, where in wanted if (said := _problem(connection, pipeline, both, table, where))]
+
+
+def _both(connection: Connection, pipeline: Settings) -> list[Published]:
+    """The pipeline's publications, as far as they exist."""
+    named = (publication.read(connection, name) for name in publication.names(pipeline.publication_name))
+    return [each for each in named if each is not None]
+
+
+def ineffective(connection: Connection, pipeline: Settings, known: PipelineState) -> dict[int, str]:
+    """The followed tables of which rows are sent that their row filters hide: by oid, what is said of it, and what can
+    be done. PostgreSQL sends a row that any publication lets through, so that one without the filter is enough.
+
+    Under the filter with which a table is recorded nothing is sent that is not meant, also if its option is another one
+    now: that is taken up together with its rows.
+
+    :raises Outage: a filter cannot be compared now.
+    """
+    recorded = {oid: pinned.table.where for oid, pinned in known.tables.items() if pinned.table.where}
+    if not recorded:
+        return {}
+    both, names = _both(connection, pipeline), publication.names(pipeline.publication_name)
+    known_rows = known.coverage.tables if known.coverage is not None else {}
+    rows = coverage.read(connection, names, list(recorded)).tables
+    found = {}
+    for table in catalog.load(connection, list(recorded), TableMapping.of(pipeline)):
+        if not table.where:
+            continue  # all of its rows are to be published from now on, or its options are under its earlier name
+        # a row of the catalog keeps the filter with which it was made
+        new = rows.get(table.oid, frozenset()) - known_rows.get(table.oid, frozenset())
+        for each in (each for each in both if table.oid in each.tables):
+            has = row_filter.read(connection, each.name, table.oid) if new and each.filters(table.oid) else None
+            allowed = {table.where, recorded[table.oid]}
+            if not each.filters(table.oid) or (
+                new and not any(_is(connection, has, table, where) for where in allowed)
+            ):
+                found[table.oid] = (
+                    f"{_difference(each, table, has, table.where)}. Until it has it, none of the table's changes is "
+                    f"published. To mend it, {_change(each, table, table.where)}"
+                )
+    return found
+
+
+def _is(connection: Connection, has: RowFilter | None, table: SourceTable, where: str) -> bool:
+    """Whether a publication's filter of a table is the one that is wanted."""
+    try:
+        return has is not None and _same(has, _parsed(connection, table, where), where)
+    except psycopg.Error as error:
+        why = outage(error, f"Comparing the row filter of {table.qualified}")
+        if isinstance(why, Outage):
+            raise why from None
+        return False  # it is none for the table as it is now
 
 
 def _problem(
@@ -101,18 +150,34 @@ def _same(published: RowFilter, found: RowFilter | None, where: str) -> bool:
 
 
 def _another(published: Published, table: SourceTable, has: RowFilter | None, wanted: str) -> str:
-    name, of = quoted(published.name), quoted(table.schema, table.name)
-    change = (
-        f"run as its owner: BEGIN; ALTER PUBLICATION {name} DROP TABLE ONLY {of}; ALTER PUBLICATION {name} ADD TABLE "
-        f"ONLY {of} WHERE ({wanted}); COMMIT;"
+    return (
+        f"{_difference(published, table, has, wanted)}. The snapshot would read other rows than the stream. Give "
+        f"table_options the publication's, or {_change(published, table, wanted)}"
     )
-    if published.whole:
-        change = "publish the table by its name, since FOR ALL TABLES and FOR TABLES IN SCHEMA have no filters"
+
+
+def _difference(published: Published, table: SourceTable, has: RowFilter | None, wanted: str) -> str:
+    """
+    :param has: the publication's filter.
+    """
     return (
         f"Publication {published.name!r} has {f'the row filter {has.text}' if has else 'no row filter'} for "
-        f"{table.qualified}, and table_options have where: {wanted}. The snapshot would read other rows than the "
-        f"stream. Give table_options the publication's, or {change}"
+        f"{table.qualified}, and table_options have where: {wanted}"
     )
+
+
+def _change(published: Published, table: SourceTable, wanted: str) -> str:
+    """What gives a publication the filter that is wanted, as the end of a sentence."""
+    name, of = quoted(published.name), quoted(table.schema, table.name)
+    if not published.takes_in(table):
+        return (
+            f"run as its owner: BEGIN; ALTER PUBLICATION {name} DROP TABLE ONLY {of}; ALTER PUBLICATION {name} ADD "
+            f"TABLE ONLY {of} WHERE ({wanted}); COMMIT;"
+        )
+    change = "publish the table by its name, since FOR ALL TABLES and FOR TABLES IN SCHEMA have no filters"
+    if published.all_tables:
+        return change
+    return f"{change}: ALTER PUBLICATION {name} DROP TABLES IN SCHEMA {quoted(table.schema)};"
 
 
 def foreign(connection: Connection, published: Published, tables: Iterable[SourceTable]) -> list[str]:

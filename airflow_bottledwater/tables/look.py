@@ -3,7 +3,7 @@ last look."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -15,7 +15,7 @@ from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.provision.source_checks import elsewhere, unreadable
 from airflow_bottledwater.state import coverage as compared
-from airflow_bottledwater.state import options
+from airflow_bottledwater.state import held, options
 from airflow_bottledwater.state.identity import belonging, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import ChangedTypes, Gap
@@ -91,11 +91,14 @@ def mark(connection: Connection) -> str:
     return str([connection.execute(query).fetchone() for query in queries])
 
 
-def look(connection: Connection, pipeline: Settings, known: PipelineState) -> CatalogLook:
+def look(
+    connection: Connection, pipeline: Settings, known: PipelineState, unfiltered: Mapping[int, str]
+) -> CatalogLook:
     """Look at the catalog, all of it as it is at one moment.
 
     :param connection: in no transaction.
     :param known: what the state has of the pipeline's tables; it gets the partitions that the stream was told of.
+    :param unfiltered: see :func:`airflow_bottledwater.state.row_filters.ineffective`; from before the moment.
     """
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -121,6 +124,9 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
         gaps = compared.unlogged(connection, known)
         if not pipeline.create_publication:
             gaps |= _unpublished({*wanted, *kept} - below.keys() - covered.tables.keys(), known)
+        gaps |= {
+            oid: held.unfiltered() for oid in unfiltered if oid not in known.gaps or not known.gaps[oid].unfiltered
+        }
         return CatalogLook(
             frozenset(wanted),
             frozenset(kept),
@@ -134,7 +140,8 @@ def look(connection: Connection, pipeline: Settings, known: PipelineState) -> Ca
             | options.exposed(pipeline, known, followed)
             | options.unsettled(connection, pipeline, followed)
             | uncovered
-            | _unlogged(followed),
+            | _unlogged(followed)
+            | dict(unfiltered),
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
             *altered(known, {table.oid: table for table in followed}),
             changed,

@@ -240,7 +240,8 @@ class TableWatch:
             # the look adds what it finds
             known = self._known.copy()
             generation, began = self._generation, time.monotonic()
-        seen = look(connection, self._pipeline, known)
+        unfiltered = writer.filter_again(connection, self._pipeline, known)
+        seen = look(connection, self._pipeline, known, unfiltered)
         # told at once: what comes next may fail
         self._problems.tell("publication", writer.set_aside(connection, self._pipeline, seen))
         try:

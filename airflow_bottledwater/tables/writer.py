@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import psycopg
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import BottledWaterError, Refused, StopRequested, TakenOver
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.kafka.topic_reader import blocks
@@ -28,11 +29,12 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.postgres import coverage, publication, slot
+from airflow_bottledwater.postgres import catalog, coverage, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, own, quoted
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.provision.create import partition_records, pin
+from airflow_bottledwater.state import row_filters
 from airflow_bottledwater.state.identity import shared, via_root
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -144,6 +146,29 @@ def set_aside(connection: Connection, pipeline: Settings, seen: CatalogLook) -> 
     return left
 
 
+def filter_again(connection: Connection, pipeline: Settings, known: PipelineState) -> dict[int, str]:
+    """Give tables that are held for it their row filters again, in publications that the pipeline has made and that
+    name them; returns those that are without, see :func:`airflow_bottledwater.state.row_filters.ineffective`.
+
+    Only of those that are held: what was sent until now is published by a stream that does not know of it.
+    """
+    found = row_filters.ineffective(connection, pipeline, known)
+    mine = [oid for oid in found if oid in known.gaps and known.gaps[oid].unfiltered and pipeline.create_publication]
+    if not mine:
+        return found
+    both = [publication.read(connection, name) for name in publication.names(pipeline.publication_name)]
+    for table in catalog.load(connection, mine, TableMapping.of(pipeline)):
+        if any(each is not None and each.takes_in(table) for each in both):
+            continue
+        try:
+            _extend(connection, pipeline, table)
+        except (BottledWaterError, psycopg.Error) as error:
+            log.warning("%s cannot be filtered again now: %s", table.qualified, own(error, "Publishing it"))
+            continue
+        log.warning("%s had lost its row filter in a publication, and has it again.", table.qualified)
+    return row_filters.ineffective(connection, pipeline, known)
+
+
 def _still_published(name: str, table: SourceTable, why: str, error: BottledWaterError) -> Problem:
     """That the application's writes fail, since a table could not be taken out of a publication."""
     remedy = "Let the sessions that are in the way end, or end them (pg_terminate_backend): it is tried again."
@@ -226,17 +251,18 @@ def _publish(
         table = _as_known(known, seen.tables[step.oid])
         if pipeline.create_publication:
             try:
-                publication.extend(
-                    connection,
-                    pipeline.publication_name,
-                    [table],
-                    timeout=min(_PUBLISH_SECONDS, pipeline.create_slot_timeout),
-                )
+                _extend(connection, pipeline, table)
             except (BottledWaterError, psycopg.Error) as error:
                 unfit[step.oid] = checks.refused(own(error, "Publishing it"))
                 continue
         tables[step.oid] = table
     return tables, unfit
+
+
+def _extend(connection: Connection, pipeline: Settings, table: SourceTable) -> None:
+    """See :func:`airflow_bottledwater.postgres.publication.extend`."""
+    timeout = min(_PUBLISH_SECONDS, pipeline.create_slot_timeout)
+    publication.extend(connection, pipeline.publication_name, [table], timeout=timeout)
 
 
 def _has_records(pipeline: Settings, ends: dict[str, list[int]], table: PinnedTable) -> bool:
@@ -337,7 +363,7 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
         if before is not None and before.topic != step.topic and before.topic not in taken:
             values[former_key(before.topic)] = Former(step.oid, before.table.qualified)
     values = {key: value for key, value in values.items() if value is not None or key in known.raw}
-    values |= _found(prepared, known)
+    values |= _found(prepared, known, lives)
     values |= prepared.partitions
     values |= lives.changed
     values[COMPLETE] = replace(complete, tables=tuple(sorted(done)), at=time.time())
@@ -346,13 +372,16 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
     return values
 
 
-def _found(prepared: PreparedSteps, known: PipelineState) -> dict[str, StateRecord | None]:
+def _found(prepared: PreparedSteps, known: PipelineState, lives: _Lives) -> dict[str, StateRecord | None]:
     """What the look has found of the tables that go on as they are recorded."""
     left = known.tables.keys() - {step.oid for step in prepared.steps if step.do in PINNING or step.do is Do.STOP}
     values: dict[str, StateRecord | None] = {
         types_key(oid): types for oid, types in prepared.types.items() if oid in left
     }
     values |= {gap_key(oid): gap for oid, gap in prepared.gaps.items() if oid in left - known.gaps.keys()}
+    for oid in (oid for oid, gap in prepared.gaps.items() if gap.unfiltered and oid in left):
+        values[gap_key(oid)] = replace(known.gaps.get(oid, prepared.gaps[oid]), unfiltered=True)
+        lives.stop(oid)
     for oid in prepared.made.keys() & known.partitions.keys() & left:
         # a live snapshot may have recorded others meanwhile
         values[partitions_key(oid)] = Partitions({**prepared.made[oid], **known.partitions[oid]})
@@ -362,7 +391,8 @@ def _found(prepared: PreparedSteps, known: PipelineState) -> dict[str, StateReco
 def _held(known: PipelineState, step: Step) -> Gap | None:
     """The record with which a table stays held, or gets the topic of one that is; None if it goes on."""
     before = [oid for oid, pinned in known.tables.items() if pinned.topic == step.topic]
-    return next((known.gaps[oid] for oid in (step.oid, *before) if oid in known.held), None)
+    gaps = (known.gaps.get(oid) for oid in (step.oid, *before))
+    return next((gap for gap in gaps if gap is not None and gap.held), None)
 
 
 def hold(known: PipelineState, gaps: Mapping[int, Gap]) -> dict[str, StateRecord | None]:
@@ -376,9 +406,11 @@ def hold(known: PipelineState, gaps: Mapping[int, Gap]) -> dict[str, StateRecord
     # also what stays is written: only a job that has the slot answers a request
     values: dict[str, StateRecord | None] = {gap_key(oid): known.gaps.get(oid) for oid in gaps}
     lives = _Lives(known, {})
-    for oid in (gaps.keys() & known.tables.keys()) - known.held:
-        values[gap_key(oid)] = replace(gaps[oid], held=True, accepted=oid in known.accepted)
-        lives.stop(oid)
+    for oid in gaps.keys() & known.tables.keys():
+        before = known.gaps.get(oid, Gap(""))
+        if not before.held:
+            values[gap_key(oid)] = replace(gaps[oid], held=True, accepted=before.accepted, unfiltered=before.unfiltered)
+            lives.stop(oid)
     return values | lives.changed
 
 
@@ -401,7 +433,7 @@ def _covered(
         publications[name] = today.publications[name]
         why = recorded.altered(today, name)
         for oid, pinned in known.tables.items() if why else ():
-            if oid not in {*prepared.pinned, *known.gaps} and publication_of(pipeline, pinned) == name:
+            if oid not in {*prepared.pinned, *prepared.gaps, *known.gaps} and publication_of(pipeline, pinned) == name:
                 values[gap_key(oid)] = Gap(why)
     # a table that is recorded anew is covered by the rows of today
     values[COVERAGE] = Coverage(publications, recorded.with_new(today).tables | today.tables)

@@ -24,7 +24,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import control_topic, coverage, options
+from airflow_bottledwater.state import control_topic, coverage, held, options
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import VerifiedRecord, encode, verified_key
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_topics, refuse_shared, resolve
@@ -169,7 +169,8 @@ def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineS
         elif known.tables[oid].table.outbox:
             found[oid] = _OUTBOX
         elif oid in known.held:
-            found[oid] = f"it {known.gaps[oid].why}, and goes on when a person lets it (bottledwater resume-table)"
+            name = known.tables[oid].table.qualified
+            found[oid] = f"it {known.gaps[oid].why}. {held.goes_on(known.gaps[oid], name)}"
         elif oid in below:
             found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
         elif left := [name for name, meant in children.get(oid, {}).items() if not meant]:

@@ -113,8 +113,9 @@ class PreparedSteps:
 
     @property
     def changes_topics(self) -> bool:
-        """Whether the stream has other tables or topics behind it, so that it has to begin anew."""
-        return any(step.do in PINNING or step.do is Do.STOP for step in self.steps)
+        """Whether the stream has other tables or topics behind it, or reads a table from its start of which it may be
+        publishing rows that were read before: it has to begin anew, and forgets those."""
+        return any(step.do in (*PINNING, Do.STOP, Do.APART) for step in self.steps)
 
 
 def set_aside(connection: Connection, pipeline: Settings, seen: CatalogLook) -> list[Problem]:

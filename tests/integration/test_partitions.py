@@ -16,6 +16,7 @@ from airflow_bottledwater.errors import Outage, PreflightError
 from airflow_bottledwater.jobs import snapshots, status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live import reading
+from airflow_bottledwater.live.chunks import LiveChunk
 from airflow_bottledwater.live.remaining import SWEEPING
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
@@ -991,7 +992,19 @@ def test_it_is_known_which_partitions_were_made_empty(each_postgres: PostgresSer
 
 
 # ---------------------------------------------------------------------- a table of the pipeline becomes a partition
-def test_a_followed_table_that_was_a_partition_for_a_while_is_read_again(make_flow: MakeFlow) -> None:
+def test_a_followed_table_that_was_a_partition_for_a_while_is_read_again(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, may_go_on, hand_over = threading.Event(), threading.Event(), reading.LiveReader._hand_over
+    may_go_on.set()
+
+    def held(self: reading.LiveReader, chunk: LiveChunk) -> None:
+        if chunk.version.table.name == "later":
+            reads.set()
+            may_go_on.wait()
+        hand_over(self, chunk)
+
+    monkeypatch.setattr(reading.LiveReader, "_hand_over", held)
     flow = make_flow(tables=("p", "later", "gone"))
     flow.execute(
         "CREATE TABLE later (LIKE p, PRIMARY KEY (id, region))",
@@ -1025,4 +1038,21 @@ def test_a_followed_table_that_was_a_partition_for_a_while_is_read_again(make_fl
         until(lambda: not known().below, "the stream knows that it is detached", failed=errors)
         until(lambda: not any(each.unfinished for each in known().lives.values()), "it is read", failed=errors)
         assert verified()["public.later"] == equal
+        # it is a partition once more, for a part of the time in which it is read again
+        attach = "ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')"
+        detach = "ALTER TABLE p DETACH PARTITION later"
+        flow.execute(attach)
+        until(lambda: known().below, "the stream knows that it is a partition", failed=errors)
+        until(lambda: not any(each.unfinished for each in known().lives.values()), "it is read", failed=errors)
+        reads.clear()
+        may_go_on.clear()
+        flow.execute(detach)
+        until(reads.is_set, "its rows are read", failed=errors)
+        flow.execute(attach)
+        until(lambda: known().below, "the stream knows that it is a partition", failed=errors)
+        flow.published("UPDATE p SET v = 'while it was one' WHERE region = 'later' AND id = 1")
+        flow.execute(detach)
+        until(lambda: not known().below, "the stream knows that it is detached", failed=errors)
+        may_go_on.set()
+        until(lambda: not any(each.unfinished for each in known().lives.values()), "it is read", failed=errors)
     assert flow.compare("later").differences == []

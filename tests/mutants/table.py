@@ -3561,6 +3561,12 @@ MUTANTS = (
         f"{_PARTITIONS}::test_a_followed_table_that_was_a_partition_for_a_while_is_read_again",
     ),
     Mutant(
+        "what was read of a table before it was a partition is not published behind that",
+        "PreparedSteps.changes_topics",
+        swap("(*PINNING, Do.STOP, Do.APART)", "(*PINNING, Do.STOP)"),
+        f"{_PARTITIONS}::test_a_followed_table_that_was_a_partition_for_a_while_is_read_again",
+    ),
+    Mutant(
         "a table that is a partition now is not compared with a topic of its own",
         "_not_comparable",
         never("oid in below"),

@@ -20,7 +20,7 @@ from airflow_bottledwater.publish.encode import EncodedBatch
 #: ten million keys share one has a chance of 1 : 300,000, and then a row is left out that the topic has already, or
 #: that the next live snapshot brings
 _ENTRY: Final = np.dtype([("topic", np.int64), ("key", np.uint64), ("xid", np.int64)])
-#: entries beyond which what is being read is given up and read again later: 200 MB
+#: noted keys beyond which what is being read is given up and read again later: 200 MB
 MOST = 8_000_000
 
 
@@ -42,9 +42,13 @@ class SupersedingKeys:
 
 
 class ChangedKeys:
-    """Notes the keys of the changes that are published, with their transactions."""
+    """Notes the keys of the changes that are published, each with the last transaction that changed it: a snapshot that
+    does not show an earlier one does not show that either, since whoever changes a row or takes its key waits until the
+    transaction before has ended for all."""
 
     def __init__(self) -> None:
+        #: in the order of the changes, each at least twice as large as the next: there are few, however many batches
+        #: there were, and fewer than twice as many entries as the first has, which has each of its keys once
         self._parts: list[npt.NDArray[np.void]] = []
         self._all: set[tuple[int, int]] = set()
 
@@ -89,7 +93,12 @@ class ChangedKeys:
         if oldest is not None:
             entries = entries[_unseen(entries["xid"], oldest)]
         if len(entries):
-            self._parts.append(entries)
+            self._add(entries)
+
+    def _add(self, entries: npt.NDArray[np.void]) -> None:
+        self._parts.append(_last(entries))
+        while len(self._parts) > 1 and len(self._parts[-2]) < 2 * len(self._parts[-1]):
+            self._parts[-2:] = [_last(np.concatenate(self._parts[-2:]))]
 
     def newer(self, topic: int, snapshot: Snapshot | None) -> SupersedingKeys:
         """The keys of a topic with changes that a snapshot does not show.
@@ -107,7 +116,16 @@ class ChangedKeys:
         self._all = {(topic, xid) for topic, xid in self._all if not oldest.sees(xid)}
         kept = [part[_unseen(part["xid"], oldest)] for part in self._parts]
         kept = [part for part in kept if len(part)]
-        self._parts = [np.concatenate(kept)] if kept else []
+        self._parts = [_last(np.concatenate(kept))] if kept else []
+
+
+def _last(entries: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """The last entry of each key."""
+    ordered = entries[np.lexsort((entries["key"], entries["topic"]))]  # equal ones stay in their order
+    before, behind = ordered[:-1], ordered[1:]
+    same = (before["topic"] == behind["topic"]) & (before["key"] == behind["key"])
+    found: npt.NDArray[np.void] = ordered[np.append(~same, [True])]
+    return found
 
 
 def _unseen(xids: npt.NDArray[np.int64], snapshot: Snapshot) -> npt.NDArray[np.bool_]:

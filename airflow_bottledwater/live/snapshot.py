@@ -77,7 +77,7 @@ class LiveSnapshot:
         self._id, self.request = request_id, request
         self._changed = ChangedKeys()
         self._noting = False
-        #: the indices of the topics of what is read
+        #: the indices of the topics of what is read, as long as rows of it are left
         self._topics: set[int] = set()
         #: P as it was when the last batch was noted
         self._position: Position | None = None
@@ -133,7 +133,7 @@ class LiveSnapshot:
             # what is published from now on is noted; the reading's X0 is taken after that
             self._changed.clear()
             tables = self._session.state.tables
-            self._topics = {self._session.index[tables[oid].topic] for oid in progress.tables}
+            self._topics = {self._session.index[tables[oid].topic] for oid in progress.tables[progress.done :]}
             self._noting, self._position = True, self._session.state.position
             self.reading = LiveReader(self._pipeline, self.request, progress, tables)
             self._rows = RowEncoder(self._session, wire.HEADERS if self._pipeline.snapshot_headers else 0, BY_LIVE)
@@ -166,6 +166,8 @@ class LiveSnapshot:
         # the stream has its share of the time, and a change waits little longer than for a batch of changes
         reading.took(self.published_at - began, max(_HOLD_UP, self._pipeline.live_share * batch_took))
         self.boundary = format_lsn(chunk.insert_lsn)
+        if chunk.after.done > progress.done:
+            self._topics.discard(self._session.index[chunk.version.topic])
         return chunk.after.done == len(chunk.after.tables)
 
     def _publish(self, chunk: LiveChunk, progress: LiveProgress) -> None:

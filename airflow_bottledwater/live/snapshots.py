@@ -207,8 +207,13 @@ class LiveSnapshots:
     def _publish(self, served: dict[str, LiveProgress]) -> None:
         """Take what is read of those that are served, and publish one chunk: of the one that has waited longest."""
         if sum(each.noted for each in self._serving.values()) > MOST:
-            log.info("The stream has changed too many keys since the rows were read: they are read again.")
-            self._forget([max(self._serving, key=lambda each: self._serving[each].noted)])
+            most = max(self._serving, key=lambda each: self._serving[each].noted)
+            log.warning(
+                "The stream has changed too many keys since rows of live snapshot %s were read: they are read again. "
+                "If this is said of it once more, ask for its tables one at a time, or when less is changed.",
+                most,
+            )
+            self._forget([most])
         ready = [each for each, progress in served.items() if self._is_ready(each, progress)]
         if not ready or (self._shared and time.monotonic() < self._not_before):
             return

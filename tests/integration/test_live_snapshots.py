@@ -374,13 +374,25 @@ def test_a_request_that_was_answered_is_not_begun_again_when_a_job_starts(
     assert not read_state(flow.pipeline, state_topic(flow)).lives
 
 
-def test_a_sweep_ends_beside_changes_of_other_tables(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tables", "changes"),
+    [
+        pytest.param(["items"], ["UPDATE busy SET n = n + 1"], id="another table"),
+        pytest.param(["busy", "items"], ["UPDATE busy SET n = n + 1"], id="a table that is done"),
+        pytest.param(["items"], ["UPDATE items SET name = name || '!' WHERE id = 1"] * 600, id="one row"),
+    ],
+)
+def test_a_sweep_ends_beside_changes_that_are_none_of_many_of_its_keys(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, tables: list[str], changes: list[str]
+) -> None:
     monkeypatch.setattr(live_snapshots, "MOST", 500)
     original, begun = LiveReader._sweep, list[bool]()
 
     def sweep(self: LiveReader, connection: Any, oid: int) -> None:
         begun.append(True)
-        flow.published("UPDATE busy SET n = n + 1")
+        if len(begun) == len(tables):
+            flow.execute(*changes)
+            flow.published("UPDATE busy SET n = n + 1 WHERE id = 1")
         original(self, connection, oid)
 
     monkeypatch.setattr(LiveReader, "_sweep", sweep)
@@ -391,10 +403,10 @@ def test_a_sweep_ends_beside_changes_of_other_tables(make_flow: MakeFlow, monkey
     )
     _make(flow, 100)
     flow.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
-    request_id = flow.ask("items", sweep=True)
+    request_id = flow.ask(*tables, sweep=True)
     flow.stream()
     assert flow.reported(request_id).state == "finished" and flow.reported(request_id).tombstones == 1
-    assert len(begun) == 1
+    assert len(begun) == len(tables)
 
 
 def test_a_wildcard_means_the_tables_that_can_be_read_again(make_flow: MakeFlow) -> None:

@@ -3197,6 +3197,18 @@ MUTANTS = (
         f"{_LIVE}::test_changes_that_were_published_elsewhere_make_the_rows_be_read_again[by its rows]",
     ),
     Mutant(
+        "a key that is changed again and again is noted once",
+        "ChangedKeys._add",
+        swap("_last(np.concatenate(self._parts[-2:]))", "np.concatenate(self._parts[-2:])"),
+        "tests/unit/live/test_changed_keys.py::test_a_key_that_is_changed_again_and_again_is_noted_once",
+    ),
+    Mutant(
+        "changes of a table whose rows are all published are not noted any more",
+        "LiveSnapshot.publish",
+        never("chunk.after.done > progress.done"),
+        f"{_LIVE}::test_a_sweep_ends_beside_changes_that_are_none_of_many_of_its_keys",
+    ),
+    Mutant(
         "rows from before a change whose key is not known are read again",
         "ChangedKeys.note",
         swap("rows[~np.isin(rows, encoded.records.table['row'])]", "rows[:0]"),
@@ -3915,7 +3927,7 @@ MUTANTS = (
         "changes of other tables do not make a sweep begin anew",
         "ChangedKeys.note",
         drop("table = table[np.isin(table['topic'], list(wanted))]"),
-        "tests/integration/test_live_snapshots.py::test_a_sweep_ends_beside_changes_of_other_tables",
+        "tests/integration/test_live_snapshots.py::test_a_sweep_ends_beside_changes_that_are_none_of_many_of_its_keys",
     ),
     Mutant(
         "between two ranges of a sweep, what was noted is forgotten",

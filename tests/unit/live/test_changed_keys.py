@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.kafka.publisher import tombstones
@@ -18,15 +20,22 @@ from airflow_bottledwater.publish.reject import Rejection
 SNAPSHOT = Snapshot(100, 100, ())
 
 
-def noted(records: dict[int, bytes], rejected: list[int], *, outbox: bool = False) -> ChangedKeys:
-    """What is noted of a batch of three inserts by transaction 200.
+def noted(
+    records: dict[int, bytes],
+    rejected: list[int],
+    *,
+    outbox: bool = False,
+    xid: int = 200,
+    by: ChangedKeys | None = None,
+) -> ChangedKeys:
+    """What is noted of a batch of three inserts by a transaction, by those of before if there are any.
 
     :param records: the keys of the changes that were encoded, by the changes' numbers.
     :param rejected: the changes that are rejected.
     :param outbox: whether the changes that are not encoded are of an outbox.
     """
     changes = np.zeros(3, dtype=CHANGE)
-    changes["xid"], changes["kind"] = 200, ord("I")
+    changes["xid"], changes["kind"] = xid, ord("I")
     encoded = tombstones(0, [(0, key) for key in records.values()])
     encoded.table["row"] = list(records)
     version = SimpleNamespace(topic="items", table=SimpleNamespace(oid=1, outbox=False))
@@ -44,7 +53,7 @@ def noted(records: dict[int, bytes], rejected: list[int], *, outbox: bool = Fals
         records=encoded,
         rejections=[Rejection(row, "why") for row in rejected],
     )
-    touched = ChangedKeys()
+    touched = ChangedKeys() if by is None else by
     touched.note(batch, {"items": 0}, {0}, None)
     return touched
 
@@ -67,3 +76,27 @@ def test_rows_of_an_outbox_are_no_newer_versions_of_anything(rejected: list[int]
     newer = noted({0: b"a", 2: b"c"}, rejected, outbox=True).newer(0, SNAPSHOT)
     assert not newer.all
     assert newer.rows(tombstones(0, [(0, key) for key in (b"a", b"b")])).tolist() == [True, False]
+
+
+def test_a_key_that_is_changed_again_and_again_is_noted_once() -> None:
+    changed = ChangedKeys()
+    for xid in range(200, 5200):
+        noted({0: b"a"}, [], xid=xid, by=changed)
+    assert len(changed) == 1
+    records = tombstones(0, [(0, b"a")])
+    for shown, newer in ((5199, True), (5200, False)):
+        assert changed.newer(0, Snapshot(shown, shown, ())).rows(records).tolist() == [newer]
+
+
+@given(st.lists(st.sets(st.integers(0, 40), min_size=1, max_size=3), max_size=60), st.integers(200, 260))
+def test_what_is_noted_grows_with_the_keys_and_hides_no_change(batches: list[set[int]], shown: int) -> None:
+    keys, changed = [b"%d" % each for each in range(41)], ChangedKeys()
+    for xid, batch in enumerate(batches, 200):
+        noted({row: keys[each] for row, each in enumerate(batch)}, [], xid=xid, by=changed)
+    assert len(changed) <= 2 * len(set[int]().union(*batches))
+    records = tombstones(0, [(0, key) for key in keys])
+    snapshot = Snapshot(shown, shown, ())
+    for _ in range(2):
+        later = set[int]().union(*batches[shown - 200 :])
+        assert changed.newer(0, snapshot).rows(records).tolist() == [each in later for each in range(41)]
+        changed.forget(snapshot)

@@ -206,6 +206,13 @@ class TableMapping:
                 return other, column, field
         return None
 
+    def hides(self, table: SourceTable) -> bool:
+        """Whether the options may leave out rows or columns of a table, mask columns, or take its rows for others."""
+        options = self.options_of(table)
+        return options.new_columns == "leave_out" or any(
+            (options.where, options.outbox, options.include, options.exclude, options.mask)
+        )
+
     def exposes(self, before: SourceTable, schema: str, name: str, columns: Sequence[str]) -> bool:
         """Whether a table that has got another name would be published without its row filter, or with a column that
         the rules for the name that it had hide more: that is left out by them and neither left out nor masked now, or

@@ -43,6 +43,7 @@ from airflow_bottledwater.state.records import (
     SavedSettings,
     StateRecord,
     partitions_key,
+    stopped_key,
     table_key,
 )
 
@@ -244,6 +245,7 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
             oldest_xid = slot.fresh_xid(connection)
         pinned = pin(pipeline, claim.cluster, TableMapping.of(pipeline).by_topic(added), oldest_xid)
         values: dict[str, StateRecord | None] = {table_key(p.table.oid): p for p in pinned}
+        values |= {stopped_key(t.oid): None for t in added if t.oid in claim.state.stopped}
         if without := [table for table in added if pipeline.skip_snapshot or table.outbox]:
             completed = sorted({*claim.state.completed, *(t.oid for t in without)})
             values[COMPLETE] = Complete(tuple(completed), pipeline.skip_snapshot, time.time())

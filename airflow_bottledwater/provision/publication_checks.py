@@ -52,7 +52,8 @@ def check_publications(connection: Connection, pipeline: Settings, found: Findin
 def _existing(connection: Connection, pipeline: Settings, present: publication.Published, found: Findings) -> list[str]:
     """The problems of a publication that exists: whether this pipeline created it, and whether it makes the
     application's writes fail."""
-    intent, mine = found.state.intent, {t.oid for t in found.tables} | set(found.state.tables)
+    intent = found.state.intent
+    mine = {*(t.oid for t in found.tables), *found.state.tables, *found.state.stopped}
     problems = publication.problems(present, found.tables)
     if not pipeline.create_publication:
         problems += row_filters.foreign(connection, present, found.tables)

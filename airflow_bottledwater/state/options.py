@@ -159,15 +159,16 @@ def exposed(pipeline: Settings, known: PipelineState, today: Iterable[SourceTabl
     """The tables whose columns would not be left out or masked any more, or whose keys would have other forms, since
     they have got other names; by oid.
 
-    :param today: tables that are followed, as they are published by today's options.
+    :param today: tables that are followed, or were, as they are published by today's options.
     """
     mapping = TableMapping.of(pipeline)
     found = {}
     for table in today:
         columns = [column.name for column in table.columns]
-        pinned = known.tables[table.oid]
-        why = exposed_table(mapping, pinned.table, table.schema, table.name, columns)
-        if not why and table.oid not in known.accepted:
+        pinned = known.tables.get(table.oid)
+        before = known.stopped[table.oid] if pinned is None else pinned.table
+        why = exposed_table(mapping, before, table.schema, table.name, columns)
+        if not why and pinned is not None and table.oid not in known.accepted:
             why = _other_form(pinned, table)
         if why:
             found[table.oid] = why

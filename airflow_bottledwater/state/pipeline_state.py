@@ -11,6 +11,7 @@ from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
@@ -40,6 +41,7 @@ from airflow_bottledwater.state.records import (
     Reached,
     SavedSettings,
     StateRecord,
+    Stopped,
     Sweep,
     decode,
     encode,
@@ -186,6 +188,11 @@ class PipelineState:
         """The tables of which no changes are published until a person lets them go on, or until they are filtered
         again."""
         return frozenset(oid for oid, gap in self.gaps.items() if gap.held or gap.unfiltered)
+
+    @property
+    def stopped(self) -> dict[int, SourceTable]:
+        """The tables that are not followed any more, as they were recorded, by oid."""
+        return {oid: found.table for oid, found in self._of_tables("stopped", Stopped).items()}
 
     @property
     def former(self) -> set[str]:

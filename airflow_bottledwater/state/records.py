@@ -3,9 +3,9 @@
 Keys: ``claim``, ``ids``, ``intent``, ``settings``, ``slot``, ``coverage``, ``complete``, ``position``; and by table oid
 ``table/…``, ``boundary/…``, ``plan/…``, ``progress/…/<range>``, ``sweep/…``, ``partitions/…``; plan and progress of a
 partitioned table by the oids of its leaf partitions; ``below/…`` by the oid of a table whose changes are sent as
-another one's; ``gap/…`` by that of one of which changes were left out; ``former/…`` by the name of a topic that no
-table of the pipeline has any more; ``live/…`` by the id of a live snapshot; and ``letters/…/<writer>`` by a table's oid
-and by what has written dead letters of it.
+another one's; ``gap/…`` by that of one of which changes were left out; ``stopped/…`` by that of one that is not
+followed any more; ``former/…`` by the name of a topic that no table of the pipeline has any more; ``live/…`` by the id
+of a live snapshot; and ``letters/…/<writer>`` by a table's oid and by what has written dead letters of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Column
+from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
@@ -78,6 +78,11 @@ def gap_key(oid: int) -> str:
 def types_key(oid: int) -> str:
     """The key of what the types of a table's columns consist of."""
     return f"types/{oid}"
+
+
+def stopped_key(oid: int) -> str:
+    """The key of a table that is not followed any more."""
+    return f"stopped/{oid}"
 
 
 def former_key(topic: str) -> str:
@@ -307,6 +312,17 @@ class ChangedTypes:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """A table is not followed any more, and is still there: taken in again by another name, it must not show what is
+    hidden by the one that it had.
+
+    :param table: as it was recorded.
+    """
+
+    table: SourceTable
+
+
+@dataclass(frozen=True, slots=True)
 class Former:
     """A topic had the rows of a table, and no table of the pipeline has it now: whichever gets its name gets the topic,
     with a sweep.
@@ -368,7 +384,7 @@ class LiveProgress:
 StateRecord = (
     Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan
     | Progress | Sweep
-    | Partitions | AttachedTable | Gap | ChangedTypes | Former | LiveProgress | Letters
+    | Partitions | AttachedTable | Gap | ChangedTypes | Stopped | Former | LiveProgress | Letters
 )  # fmt: skip
 
 #: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the
@@ -390,6 +406,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     "partitions": Partitions,
     "gap": Gap,
     "types": ChangedTypes,
+    "stopped": Stopped,
     "former": Former,
     "below": AttachedTable,
     "live": LiveProgress,

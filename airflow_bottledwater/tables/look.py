@@ -53,7 +53,8 @@ class CatalogLook:
     :param below: see :func:`airflow_bottledwater.state.coverage.below`.
     :param attached: what was attached, and no live snapshot is to read yet
         (:func:`airflow_bottledwater.state.coverage.unread`).
-    :param hindered: the reasons why followed tables cannot be published or read as they are, as sentences, by oid.
+    :param hindered: the reasons why tables that are followed, or were, cannot be published or read as they are, as
+        sentences, by oid.
     :param elsewhere: see :func:`airflow_bottledwater.provision.source_checks.elsewhere`.
     :param altered: the tables of which columns' types have other names now, see
         :func:`airflow_bottledwater.tables.types.altered`.
@@ -117,6 +118,7 @@ def look(
             members = frozenset(first.tables)
         loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
         followed = [table for table in loaded if table.oid in known.tables]
+        named = [table for table in loaded if table.oid in {*known.tables, *known.stopped}]
         changed = compared.unsent(connection, known)
         identifiable = [table for table in loaded if table.identifiable]
         uncovered = publication.uncovered(connection, first, identifiable) if first is not None else {}
@@ -137,7 +139,7 @@ def look(
             compared.unread(compared.attached(connection, pipeline, known), known) if changed else {},
             unreadable(connection, followed)
             | compared.mismatches(connection, followed)
-            | options.exposed(pipeline, known, followed)
+            | options.exposed(pipeline, known, named)
             | options.unsettled(connection, pipeline, followed)
             | uncovered
             | _unlogged(followed)

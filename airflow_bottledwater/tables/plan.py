@@ -107,7 +107,8 @@ def plan(
 
 class _Planner:
     def __init__(self, pipeline: Settings, known: PipelineState, seen: CatalogLook, unfit: Mapping[int, Unfit]) -> None:
-        self._pipeline, self._known, self._seen, self._unfit = pipeline, known, seen, unfit
+        self._pipeline, self._known, self._seen = pipeline, known, seen
+        self._unfit = {**{oid: _to_mend(said) for oid, said in seen.hindered.items()}, **unfit}
         self._tables = known.tables
         self._owners = {pinned.topic: pinned for pinned in self._tables.values()}
         # those that are to be followed, and those whose changes are sent as another one's
@@ -172,7 +173,7 @@ class _Planner:
             yield from self._as_it_is(oid)
             return
         step = Step(oid, table.qualified, topic, "bears another name, whose topic it gets", Do.MOVE)
-        unfit = self._unfit.get(oid) or (_incomparable(owner or pinned, table))
+        unfit = self._unfit.get(oid) or _incomparable(owner or pinned, table)
         if unfit is None and self._bearers.get(topic) != oid:
             unfit = self._same_topic(oid)
         if unfit is None:
@@ -264,8 +265,7 @@ class _Planner:
     def _hindered(self, oid: int) -> Unfit | None:
         """What somebody has to mend before the table can be published, or its rows read."""
         if oid in self._seen.hindered:
-            what, _, remedy = self._seen.hindered[oid].partition(". ")
-            return Unfit(f"cannot be followed as it is: {what}", remedy)
+            return _to_mend(self._seen.hindered[oid])
         name, recorded = publication_of(self._pipeline, self._tables[oid]), self._known.coverage
         if recorded is None or not (lacking := recorded.lacking(self._seen.coverage, name)):
             return None
@@ -295,6 +295,11 @@ class _Planner:
     @staticmethod
     def _nothing(step: Step, unfit: Unfit) -> Step:
         return _because(step, unfit.why, Do.NOTHING, unfit.remedy)
+
+
+def _to_mend(said: str) -> Unfit:
+    what, _, remedy = said.partition(". ")
+    return Unfit(f"cannot be followed as it is: {what}", remedy)
 
 
 def _because(step: Step, why: str, do: Do | None = None, remedy: str = "", *, known: bool | None = None) -> Step:

@@ -48,6 +48,7 @@ from airflow_bottledwater.state.records import (
     LiveProgress,
     Partitions,
     StateRecord,
+    Stopped,
     attached_key,
     boundary_key,
     former_key,
@@ -56,6 +57,7 @@ from airflow_bottledwater.state.records import (
     partitions_key,
     plan_key,
     progress_key,
+    stopped_key,
     sweep_key,
     table_key,
     types_key,
@@ -91,6 +93,7 @@ class PreparedSteps:
     :param made: see :class:`airflow_bottledwater.tables.look.CatalogLook`, and ``gaps`` as well.
     :param rows: those of new tables without a key, which are published together with the records.
     :param unfit: the tables for which nothing could be made, and why.
+    :param dropped: the oids of those that are not followed any more, and are not there any more.
     """
 
     steps: tuple[Step, ...] = ()
@@ -105,6 +108,7 @@ class PreparedSteps:
     gaps: dict[int, Gap] = field(default_factory=dict)
     rows: NewRows | None = None
     unfit: dict[int, Unfit] = field(default_factory=dict)
+    dropped: frozenset[int] = frozenset()
 
     def close(self) -> None:
         """Give up what was read, if it is not carried out."""
@@ -216,6 +220,7 @@ def prepare(
     rows = None
     if new and not unfit:
         rows, unfit = _read(connection, pipeline, [each.table for each in new], oldest_xid)
+    stopped = {*known.stopped, *(step.oid for step in steps if step.do is Do.STOP)}
     return PreparedSteps(
         left,
         pinned,
@@ -227,6 +232,7 @@ def prepare(
         gaps=seen.gaps,
         rows=rows,
         unfit=unfit,
+        dropped=frozenset(stopped - catalog.names(connection, list(stopped)).keys()),
     )
 
 
@@ -326,7 +332,7 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
 
     :param known: the state as it is in this moment; the stream is between two transactions.
     """
-    values: dict[str, StateRecord | None] = {}
+    values: dict[str, StateRecord | None] = {stopped_key(oid): None for oid in prepared.dropped}
     complete = known.get(COMPLETE, Complete)
     assert complete is not None
     done = set(complete.tables)
@@ -339,7 +345,7 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
         if step.do in PINNING:
             pinned = prepared.pinned[step.oid]
             values |= dict.fromkeys(_obsolete(known, step.oid))
-            values |= {table_key(step.oid): pinned, former_key(pinned.topic): None}
+            values |= {table_key(step.oid): pinned, former_key(pinned.topic): None, stopped_key(step.oid): None}
             done.add(step.oid)
             if (gap := _held(known, step)) is not None:
                 values[gap_key(step.oid)] = gap
@@ -351,6 +357,8 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
             values |= dict.fromkeys([table_key(step.oid), boundary_key(step.oid), *_obsolete(known, step.oid)])
             done.discard(step.oid)
             lives.stop(step.oid)
+            if step.oid not in prepared.dropped and TableMapping.of(pipeline).hides(known.tables[step.oid].table):
+                values[stopped_key(step.oid)] = Stopped(known.tables[step.oid].table)
         elif step.do is Do.BELOW:
             values[attached_key(step.oid)] = AttachedTable(step.root) if step.root else None
         elif step.do is Do.APART:

@@ -529,6 +529,37 @@ def test_a_new_name_does_not_show_what_is_left_out_by_the_old_one(make_flow: Mak
     assert SECRET.encode() not in everything(flow)
 
 
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_a_hidden_table_whose_name_another_one_gets_is_not_shown(make_flow: MakeFlow, exchanged: bool) -> None:
+    options = {"people": {"exclude": ["email", "scan*"], "mask": {"note": "null"}, "where": "id > 0"}}
+    flow = make_flow(tables="*", table_options=options, allow_unkeyed=True)
+    flow.execute("CREATE TABLE staff (LIKE people INCLUDING ALL)") if exchanged else None
+    flow.create()
+    flow.snapshot()
+    row = f"INSERT INTO {{}} VALUES ('{SECRET}', {{}}, 1, '{SECRET}', '{SECRET}', NULL)"
+    flow.execute(row.format("people", 1), row.format("people", -1))
+    other = "ALTER TABLE staff RENAME TO people" if exchanged else "CREATE TABLE people (LIKE moved INCLUDING ALL)"
+    renamed = "ALTER TABLE moved RENAME TO staff"
+    flow.transaction("ALTER TABLE people RENAME TO moved", other, *([renamed] if exchanged else []))
+    name = "staff" if exchanged else "moved"
+    with flow.streaming() as errors:
+        until(lambda: f"{name} was public.people" in str(_problems(flow)), "the table is red", failed=errors)
+        flow.execute(row.format(name, 2), row.format("people", 3))
+        until(lambda: {"id": 3, "n": 1, "note": None} in [e.value for e in flow.read("people")], "taken in")
+    flow.stream()  # and a look at each start
+    flow.create()
+    flow.stream()
+    assert f"{name} was public.people" in str(_problems(flow))
+    assert SECRET.encode() not in everything(flow)
+    flow.change(table_options=options | {name: options["people"]})
+    flow.stream()
+    flow.stream()
+    assert not _problems(flow)
+    verified(flow)
+    assert {1, 2} <= {each.value["id"] for each in flow.read(name) if each.value}
+    assert SECRET.encode() not in everything(flow)
+
+
 def test_a_large_value_is_found_beside_columns_that_are_left_out(make_flow: MakeFlow) -> None:
     """They move the others, whose catalog rows are compared where they were written since."""
     flow = make_flow(tables=("people",), table_options={"people": {"exclude": ["email", "n"]}})

@@ -1181,6 +1181,18 @@ MUTANTS = (
         "name]",
     ),
     Mutant(
+        "a table whose new name hides less gets no topic of that name",
+        "_Planner.__init__",
+        swap("{oid: _to_mend(said) for oid, said in seen.hindered.items()}", "{}"),
+        "tests/unit/tables/test_plan.py::test_a_table_whose_new_name_would_show_more_gets_no_other_topic[a rotation]",
+    ),
+    Mutant(
+        "a table that is not followed any more is not shown by another name",
+        "writer.records",
+        drop("values[stopped_key(step.oid)] = Stopped(...)"),
+        f"{_CHOOSE}::test_a_hidden_table_whose_name_another_one_gets_is_not_shown[False]",
+    ),
+    Mutant(
         "a topic that had rows is never forgotten",
         "_Planner._of_followed",
         drop("topic in self._known.former"),

@@ -112,6 +112,26 @@ def test_a_topic_stays_where_it_is_while_the_table_that_bears_its_name_cannot_ge
     assert steps(before, rotated, {1: Unfit("has no rights")}) == {1: (Do.STOP, "old"), 3: (Do.FOLLOW, "a")}
 
 
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        pytest.param((table(1, "old"), table(3, "a"), B), {1: (Do.STOP, "old"), 3: (Do.FOLLOW, "a")}, id="a rotation"),
+        pytest.param((table(2, "a"), table(1, "b")), {1: (Do.STOP, "b"), 2: (Do.MOVE, "a")}, id="an exchange"),
+        pytest.param((table(1, "b"), table(2, "c")), {1: (Do.NOTHING, "b")}, id="a chain"),
+    ],
+)
+def test_a_table_whose_new_name_would_show_more_gets_no_other_topic(
+    now: tuple[SourceTable, ...], expected: object
+) -> None:
+    hindered = {1: "public.b was public.a. Put its options under the new name."}
+    looked = replace(seen(*now), hindered=hindered)
+    assert steps(known(A, B), looked) == expected
+    # also not as a new one, at the next look
+    if expected[1][0] is Do.STOP:  # type: ignore[index]
+        before = known(*(each for each in now if each.oid != 1))
+        assert [(each.oid, each.do) for each in plan(PIPELINE, before, looked)] == [(1, Do.NOTHING)]
+
+
 def test_a_topic_that_had_rows_is_never_forgotten() -> None:
     assert steps(known(A, former=("b",)), seen(table(1, "b"))) == {1: (Do.MOVE, "b")}
 

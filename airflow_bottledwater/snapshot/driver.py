@@ -18,6 +18,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
     BottledWaterError,
     Outage,
+    Refused,
     SourcePressed,
     StateError,
     TakenOver,
@@ -273,10 +274,12 @@ class _SnapshotDriver:
         """Record the tables as they are today, since they are read by today's names and files, and return them, with
         the keys that their topics have. If columns changed since the slot was created, their new schema is registered.
 
-        :raises Refused: a key changed.
+        :raises Refused: a key changed; or a table has another name, by which less of it is hidden.
         """
         changed: dict[str, StateRecord | None] = {}
         known = self._claim.state.tables
+        if exposed := options.exposed(self._pipeline, self._claim.state, tables):
+            raise Refused(" ".join(exposed.values()))
         tables = [
             # the publication has the filter that was recorded; another one of today's options is for the stream
             replace(pinned.check_key(table, complete=False), where=pinned.table.where, filtered=pinned.table.filtered)

@@ -529,6 +529,20 @@ def test_a_new_name_does_not_show_what_is_left_out_by_the_old_one(make_flow: Mak
     assert SECRET.encode() not in everything(flow)
 
 
+def test_a_snapshot_does_not_show_what_is_left_out_by_the_name_of_before(make_flow: MakeFlow) -> None:
+    hidden = {"exclude": ["email", "scan*", "note"]}
+    flow = make_flow(tables="*", table_options={"people": hidden}, allow_unkeyed=True)
+    flow.execute(f"INSERT INTO people VALUES ('{SECRET}', 1, 1, '{SECRET}', '{SECRET}', NULL)")
+    flow.create()
+    flow.execute("ALTER TABLE people RENAME TO staff")
+    with pytest.raises(Refused, match=r"public\.staff was public\.people.* Put its options under the new name"):
+        flow.snapshot()
+    flow.change(table_options={"people": hidden, "staff": hidden})
+    flow.snapshot()
+    assert [each.value for each in flow.read("people")] == [{"id": 1, "n": 1}]
+    assert SECRET.encode() not in everything(flow)
+
+
 @pytest.mark.parametrize("exchanged", [False, True])
 def test_a_hidden_table_whose_name_another_one_gets_is_not_shown(make_flow: MakeFlow, exchanged: bool) -> None:
     options = {"people": {"exclude": ["email", "scan*"], "mask": {"note": "null"}, "where": "id > 0"}}

@@ -976,6 +976,12 @@ MUTANTS = (
         f"{_CHOOSE}::test_a_new_name_does_not_show_what_is_left_out_by_the_old_one",
     ),
     Mutant(
+        "a snapshot does not show what is left out by the name of before",
+        "_SnapshotDriver._refresh_pinned",
+        never("exposed := options.exposed(self._pipeline, self._claim.state, tables)"),
+        f"{_CHOOSE}::test_a_snapshot_does_not_show_what_is_left_out_by_the_name_of_before",
+    ),
+    Mutant(
         "a new name by which the key has another form does not end the stream",
         "TableWatch._look",
         drop("table.qualified == pinned.table.qualified"),

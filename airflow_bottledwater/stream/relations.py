@@ -100,7 +100,8 @@ class Resolver:
         table = pinned.check_key(replace(table, columns=columns, left_out=left_out))
         if (table.columns, table.name) == (known.columns, known.name):
             found = current or pinned.version
-            return found if known.left_out == left_out else replace(found, table=table)
+            same = (known.left_out, known.filtered) == (left_out, table.filtered)
+            return found if same else replace(found, table=table)
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
         # a renamed table keeps its topic, where its consumers and its keys are
         return self._registered(Version(table, pinned.topic, pinned.key_schema))

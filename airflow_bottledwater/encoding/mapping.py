@@ -14,6 +14,7 @@ from airflow_bottledwater.encoding.outbox_message import chooses
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, SourceTable
+from airflow_bottledwater.model.renames import Names
 from airflow_bottledwater.pipeline.formats import AVRO, Format
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.pipeline.table import Table
@@ -128,14 +129,7 @@ class TableMapping:
         """
         if (options := self.options(schema, name)) == _NO_OPTIONS:
             return ()
-        others = options.new_columns
-        if others == "auto":
-            others = "leave_out" if options.include else "publish"
-        return tuple(
-            place
-            for place, column in enumerate(columns)
-            if matches(options.exclude, column) or not (others == "publish" or matches(options.include, column))
-        )
+        return tuple(place for place, column in enumerate(columns) if _leaves_out(options, column))
 
     def published(self, schema: str, name: str, columns: Iterable[Column]) -> tuple[Column, ...]:
         """Columns with their masks, and their names and the forms of their dates and times as the options choose them.
@@ -213,24 +207,41 @@ class TableMapping:
             (options.where, options.outbox, options.include, options.exclude, options.mask)
         )
 
-    def exposes(self, before: SourceTable, schema: str, name: str, columns: Sequence[str]) -> bool:
-        """Whether a table that has got another name would be published without its row filter, or with a column that
-        the rules for the name that it had hide more: that is left out by them and neither left out nor masked now, or
-        masked and now neither left out nor masked as much. Or as an outbox that was none, or the other way round.
+    def exposes(
+        self, before: SourceTable, schema: str, name: str, columns: Sequence[str], others: Names | None = None
+    ) -> bool:
+        """Whether a table that has got another name, or other names of columns, would be published without its row
+        filter, or with a column that is exposed. Or as an outbox that was none, or the other way round.
 
         :param before: the table with the name that it had; it has ``schema`` and ``name`` now.
         :param columns: the names of its columns; those that are not published now may be missing.
+        :param others: the names that columns had, or may have had.
         """
         had, has = self.options(before.schema, before.name), self.options(schema, name)
         if (had.where and not has.where) or bool(had.outbox) != bool(has.outbox):
             return True
-        were_left_out = self.left_out(before.schema, before.name, columns)
-        shown = set(range(len(columns))) - {*self.left_out(schema, name, columns)}
-        for place in shown:
-            was, now = rule_of(had.mask, columns[place]), rule_of(has.mask, columns[place])
-            if (not now) if place in were_left_out else (was and now not in (was, "null")):
-                return True
-        return False
+        return bool(self.exposed(before, schema, name, columns, others))
+
+    def exposed(
+        self, before: SourceTable, schema: str, name: str, columns: Sequence[str], others: Names | None = None
+    ) -> list[str]:
+        """The columns that the rules for other names hide more: that are left out by them and neither left out nor
+        masked now, or masked and now neither left out nor masked as much.
+
+        :param before: see :meth:`exposes`, for all parameters.
+        """
+        has, others = self.options(schema, name), others or {}
+        rules = [self.options(before.schema, before.name), *([has] if others else [])]
+        return [
+            column
+            for column in columns
+            if not _leaves_out(has, column)
+            and any(
+                _hides_more(rule, other, rule_of(has.mask, column))
+                for rule in rules
+                for other in others.get(column, [column])
+            )
+        ]
 
     def policy(self, table: SourceTable) -> str:
         """What happens at a record of a table that cannot be published: ``exit``, ``log`` or ``isolate``. What is no
@@ -309,6 +320,19 @@ def _named(topic: str, table: SourceTable) -> str:
     """A topic of an option, with the table's names in their places."""
     of_schema, of_table = names.mangle(table.schema, dots=True), names.mangle(table.name)
     return topic.replace("{schema}", of_schema).replace("{table}", of_table)
+
+
+def _leaves_out(options: Table, column: str) -> bool:
+    others = options.new_columns
+    if others == "auto":
+        others = "leave_out" if options.include else "publish"
+    return matches(options.exclude, column) or not (others == "publish" or matches(options.include, column))
+
+
+def _hides_more(options: Table, column: str, mask: str) -> bool:
+    """Whether options hide more of a column than a mask does; it may be empty."""
+    said = rule_of(options.mask, column)
+    return not mask if _leaves_out(options, column) else bool(said) and mask not in (said, "null")
 
 
 def rule_of(rules: Mapping[str, str], column: str) -> str:

@@ -41,7 +41,7 @@ from airflow_bottledwater.postgres.snapshot import blocks as block_range
 from airflow_bottledwater.publish import hashed
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from airflow_bottledwater.state.options import exposed_table
+from airflow_bottledwater.state.options import exposed_now
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import LiveProgress, Partitions
 from airflow_bottledwater.state.schemas import register_value, wait_for
@@ -331,12 +331,12 @@ class LiveReader(threading.Thread):
         """The relation version of the rows. A changed table has a new schema, which is registered here.
 
         :raises Outage: the registry has lost the table's schemas.
-        :raises Refused: the table's key changed; or it has another name, by which less of it is hidden.
+        :raises Refused: the table's key changed; or it has another name, or a column has, by which less of it is
+            hidden.
         """
         pinned = self._tables[found.table.oid]
         mapping, table = TableMapping.of(self._pipeline), found.table
-        columns = [column.name for column in table.columns]
-        if exposed := exposed_table(mapping, pinned.table, table.schema, table.name, columns):
+        if exposed := exposed_now(mapping, pinned.table, table):
             raise Refused(exposed)
         if found.table.oid not in self._versions and self._pipeline.record_format.uses_registry:
             wait_for(self._pipeline, pinned)

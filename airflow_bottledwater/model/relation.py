@@ -125,6 +125,8 @@ class SourceTable:
     :param where: the row filter: a condition that the published rows fulfil; empty for all rows.
     :param filtered: whether it has or has had a row filter, so that an insert may be an update that has brought a row
         into the filter, and lack the large values that the update left unchanged.
+    :param sent: all columns that PostgreSQL sends, with their numbers in its catalog, which stay when they get other
+        names; empty where nobody has asked for them.
     :param partition_by: the columns of the key that choose a record's partition; empty if the whole key does.
     :param outbox: whether its rows are published as the records that they describe. It has no key then, since its rows
         are no rows to a consumer, and no topic of its own.
@@ -149,6 +151,7 @@ class SourceTable:
     filtered: bool = field(default=False, compare=False)
     outbox: bool = False
     partition_by: tuple[str, ...] = ()
+    sent: tuple[tuple[int, str], ...] = field(default=(), compare=False)
 
     @property
     def qualified(self) -> str:

@@ -45,7 +45,8 @@ SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod, a.attndims, format_type(a
        -- since PostgreSQL 18 also while rows from before are NULL: NOT NULL ... NOT VALID
        a.attnotnull AND NOT EXISTS (
            SELECT FROM pg_constraint n WHERE n.conrelid = a.attrelid AND n.contype = 'n'
-           AND n.conkey = ARRAY[a.attnum] AND NOT n.convalidated)
+           AND n.conkey = ARRAY[a.attnum] AND NOT n.convalidated),
+       a.attnum
 FROM pg_attribute a
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 ORDER BY a.attrelid, a.attnum
@@ -256,7 +257,7 @@ def load(
     """
     mapping = mapping or TableMapping()
     wanted, forms = {"oids": list(oids)}, mapping.forms
-    columns, nullable = _columns(connection, wanted, forms)
+    columns, nullable, numbers = _columns(connection, wanted, forms)
     indexes: dict[int, list[_Index]] = {}
     for oid, *index in connection.execute(_INDEXES, wanted):
         indexes.setdefault(oid, []).append(_Index(*index))
@@ -297,6 +298,7 @@ def load(
                 bool(options.where),
                 bool(options.outbox),
                 options.partition_by if key else (),
+                tuple(zip(numbers.get(oid, []), (column.name for column in sent), strict=True)),
             )
         )
     return loaded
@@ -304,18 +306,20 @@ def load(
 
 def _columns(
     connection: Connection, wanted: Mapping[str, list[int]], forms: TypeOptions
-) -> tuple[dict[int, list[Column]], dict[int, set[str]]]:
-    """The columns that PostgreSQL sends, and the names of those that may be NULL, by the table's oid."""
+) -> tuple[dict[int, list[Column]], dict[int, set[str]], dict[int, list[int]]]:
+    """The columns that PostgreSQL sends, the names of those that may be NULL, and their numbers, by the table's oid."""
     columns: dict[int, list[Column]] = {}
     nullable: dict[int, set[str]] = {}
+    numbers: dict[int, list[int]] = {}
     rows = connection.execute(_COLUMNS, wanted).fetchall()
     types = describe(connection, [Declared(*row[2:6]) for row in rows], forms=forms)
-    for (oid, name, *_, comment, not_null), kind in zip(rows, types, strict=True):
+    for (oid, name, *_, comment, not_null, number), kind in zip(rows, types, strict=True):
         required = not_null and forms.not_null == "required"
         columns.setdefault(oid, []).append(Column(name, kind, comment, required))
+        numbers.setdefault(oid, []).append(number)
         if not not_null:
             nullable.setdefault(oid, set()).add(name)
-    return columns, nullable
+    return columns, nullable, numbers
 
 
 def measured(connection: Connection, oids: Sequence[int]) -> dict[int, int]:

@@ -83,7 +83,7 @@ class DeadLetter:
         }
         if self.whole and len(self.message) < limit:
             again = {
-                **msgspec.to_builtins(self.version),
+                **msgspec.to_builtins(replace(self.version, table=replace(table, sent=()))),
                 **self.context,
                 "message": base64.b64encode(self.message).decode(),
             }

@@ -9,6 +9,7 @@ from dataclasses import replace
 from airflow_bottledwater.encoding import masks
 from airflow_bottledwater.encoding.mapping import TableMapping, matches, rule_of
 from airflow_bottledwater.errors import PreflightError, Refused
+from airflow_bottledwater.model import renames
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
@@ -32,7 +33,7 @@ def problems(
     if not mapping.rules:
         return []
     loaded = catalog.load(connection, list({*oids, *(followed or ())}), mapping.all_columns())
-    found = _without_match(mapping, _by_all_names(loaded, followed)) if followed is not None else []
+    found = _without_match(mapping, loaded, followed) if followed is not None else []
     whole = [table for table in loaded if table.oid in oids]
     for table in whole:
         columns = [column.name for column in table.columns]
@@ -164,10 +165,8 @@ def exposed(pipeline: Settings, known: PipelineState, today: Iterable[SourceTabl
     mapping = TableMapping.of(pipeline)
     found = {}
     for table in today:
-        columns = [column.name for column in table.columns]
         pinned = known.tables.get(table.oid)
-        before = known.stopped[table.oid] if pinned is None else pinned.table
-        why = exposed_table(mapping, before, table.schema, table.name, columns)
+        why = exposed_now(mapping, known.stopped[table.oid] if pinned is None else pinned.table, table)
         if not why and pinned is not None and table.oid not in known.accepted:
             why = _other_form(pinned, table)
         if why:
@@ -192,14 +191,41 @@ def _other_form(pinned: PinnedTable, table: SourceTable) -> str:
     return ""
 
 
-def exposed_table(mapping: TableMapping, before: SourceTable, schema: str, name: str, columns: Sequence[str]) -> str:
+def exposed_now(mapping: TableMapping, before: SourceTable, table: SourceTable) -> str:
+    """See :func:`exposed_table`.
+
+    :param table: as the catalog has it.
+    """
+    columns = [column.name for column in table.columns]
+    others = renames.by_number(table.sent, before.sent)
+    return exposed_table(mapping, before, table.schema, table.name, columns, others)
+
+
+def exposed_table(
+    mapping: TableMapping,
+    before: SourceTable,
+    schema: str,
+    name: str,
+    columns: Sequence[str],
+    others: renames.Names | None = None,
+) -> str:
     """What is said of a table whose columns would not be left out or masked any more; empty if all is well.
 
     :param before: the table as it was called; it has ``schema`` and ``name`` now.
-    :param columns: see :meth:`~airflow_bottledwater.encoding.mapping.TableMapping.exposes`.
+    :param columns: see :meth:`~airflow_bottledwater.encoding.mapping.TableMapping.exposes`; ``others`` as well.
     """
-    if not mapping.exposes(before, schema, name, columns):
+    if not mapping.exposes(before, schema, name, columns, others):
         return ""
+    if (before.schema, before.name) == (schema, name):
+        shown = mapping.exposed(before, schema, name, columns, others)[0]
+        hidden = [
+            each for each in (others or {})[shown] if mapping.exposed(before, schema, name, [shown], {shown: [each]})
+        ]
+        return (
+            f"Column {shown!r} of {schema}.{name} was {' or '.join(map(repr, hidden))}, of which table_options hide "
+            "more. Name it in exclude or mask, beside the name that it had, and start again; or take that one out, if "
+            "it is to be shown."
+        )
     if before.outbox or mapping.options(schema, name).outbox:
         return (
             f"{schema}.{name} was {before.qualified}, and only one of these names is an outbox by table_options. Put "
@@ -297,9 +323,12 @@ def _by_all_names(tables: Iterable[SourceTable], followed: Mapping[int, PinnedTa
     return found
 
 
-def _without_match(mapping: TableMapping, tables: Sequence[SourceTable]) -> list[str]:
-    """The rules that match no table, or name no column of the tables that they match."""
-    found = []
+def _without_match(
+    mapping: TableMapping, today: Iterable[SourceTable], followed: Mapping[int, PinnedTable]
+) -> list[str]:
+    """The rules that match no table, or name no column of the tables that they match; also by the names that these, and
+    their columns, had when they were recorded."""
+    found, tables = [], _by_all_names(today, followed)
     for pattern, rule in mapping.rules.items():
         meant = [table for table in tables if describes(pattern, table.schema, table.name)]
         if not meant:
@@ -308,6 +337,7 @@ def _without_match(mapping: TableMapping, tables: Sequence[SourceTable]) -> list
             continue
         of = meant[0].qualified if len(meant) == 1 else f"the {len(meant)} tables of {pattern!r}"
         columns = {column.name for table in meant for column in table.columns}
+        columns |= {name for table in meant if table.oid in followed for _, name in followed[table.oid].table.sent}
         dated = {name for table in meant for name in _dated(table)}
         for option in ("include", "exclude", "mask", "rename", "temporal"):
             known = sorted(dated if option == "temporal" else columns)

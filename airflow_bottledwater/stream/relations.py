@@ -17,6 +17,7 @@ from airflow_bottledwater.errors import (
     SchemasLost,
 )
 from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.model import renames
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
@@ -79,9 +80,8 @@ class Resolver:
                 self._check_partition(message)
             return None
         self._identities[message.oid] = message.identity
-        names = [column.name for column in message.columns]
-        if exposed := exposed_table(self._mapping, pinned.table, message.schema, message.name, names):
-            raise Refused(exposed)
+        if self._mapping.rules:
+            self._check_hidden(message, pinned.table, first=current is None)
         left_out = self._left_out(message)
         message = replace(message, columns=tuple(c for place, c in enumerate(message.columns) if place not in left_out))
         known = current.table if current else pinned.table
@@ -105,6 +105,38 @@ class Resolver:
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
         # a renamed table keeps its topic, where its consumers and its keys are
         return self._registered(Version(table, pinned.topic, pinned.key_schema))
+
+    def _check_hidden(self, message: pgoutput.RelationMessage, before: SourceTable, *, first: bool) -> None:
+        """Check that a table and its columns are hidden by the names of a message as they are by those that they had
+        when the table was recorded; and by those of today: the options may have been given to these only, while changes
+        of before are still to come.
+
+        :param first: whether it is the table's first message, so that the options may be others than for the last one.
+        :raises Refused: less of it is hidden.
+        """
+        names = [column.name for column in message.columns]
+        altered = bool(before.sent) and names != [name for _, name in before.sent]
+        if first:
+            today = self._today(message.oid)
+        else:
+            today = self._loaded([message.oid]).get(message.oid) if altered else None
+        known = [each.sent for each in (today, before) if each is not None]
+        sent = next((each for each in known if [name for _, name in each] == names), None)
+
+        def others(table: SourceTable) -> renames.Names:
+            if sent is not None:
+                return renames.by_number(sent, table.sent)
+            return renames.by_order(names, [name for _, name in table.sent])
+
+        if exposed := exposed_table(self._mapping, before, message.schema, message.name, names, others(before)):
+            raise Refused(exposed)
+        if today is not None and not before.outbox:
+            shown = self._mapping.exposed(today, message.schema, message.name, names, others(today))
+            if shown:
+                raise Refused(
+                    f"{message.schema}.{message.name} was changed when it, or its column {shown[0]!r}, had another "
+                    "name than today, of which table_options hide less."
+                )
 
     def _left_out(self, message: pgoutput.RelationMessage) -> tuple[int, ...]:
         """The places of the columns that are not published.
@@ -275,17 +307,21 @@ class Resolver:
         all of them."""
         if message.identity == "f":
             return None  # its key must be read from the catalog each time
-        if time.monotonic() - self._read_at > _ONE_READING:
-            with session(
-                self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
-            ) as connection:
-                tables = catalog.load(connection, list(self._pinned), self._mapping)
-            self._read, self._read_at = {table.oid: table for table in tables}, time.monotonic()
-        table = self._read.get(message.oid)
+        table = self._today(message.oid)
         said = [(c.name, c.type_oid, c.typmod) for c in message.columns]
         if table is None or [(c.name, c.type.oid, c.type.typmod) for c in table.columns] != said:
             return None
         return table
+
+    def _today(self, oid: int) -> SourceTable | None:
+        """A table as it was read from the catalog together with all others, a moment ago."""
+        if time.monotonic() - self._read_at > _ONE_READING:
+            self._read, self._read_at = self._loaded(self._pinned), time.monotonic()
+        return self._read.get(oid)
+
+    def _loaded(self, oids: Iterable[int]) -> dict[int, SourceTable]:
+        with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
+            return {table.oid: table for table in catalog.load(connection, list(oids), self._mapping)}
 
     def _made(
         self,

@@ -529,6 +529,55 @@ def test_a_new_name_does_not_show_what_is_left_out_by_the_old_one(make_flow: Mak
     assert SECRET.encode() not in everything(flow)
 
 
+def test_a_new_name_of_a_column_does_not_show_what_is_hidden_by_the_old_one(make_flow: MakeFlow) -> None:
+    options = {"exclude": ["email", "scan*"], "mask": {"note": "null"}}
+    flow = make_flow(tables=("people",), table_options={"people": options})
+    flow.create()
+    flow.snapshot()
+    row = f"INSERT INTO people VALUES ('{SECRET}', {{}}, 1, '{SECRET}', '{SECRET}', NULL)"
+    flow.execute(row.format(1), "ALTER TABLE people RENAME scan TO scanned", row.format(2))
+    flow.stream()
+    assert not _problems(flow) and len(flow.read("people")) == 2
+    flow.execute("ALTER TABLE people RENAME email TO mail", row.format(3), "ALTER TABLE people RENAME note TO remark")
+    with flow.streaming() as errors:
+        until(lambda: "was 'email'" in str(_problems(flow)), "the table is red", failed=errors)
+        flow.execute(row.format(4))
+        flow.streams()
+    flow.stream()
+    assert not errors and "Name it in exclude or mask" in str(_problems(flow))
+    assert SECRET.encode() not in everything(flow)
+    flow.change(table_options={"people": {"exclude": ["email", "mail", "scan*"], "mask": options["mask"]}})
+    flow.stream()
+    assert "was 'note'" in str(_problems(flow))
+    flow.change(table_options={"people": {"exclude": ["mail", "scan*"], "mask": {"note": "null", "remark": "null"}}})
+    flow.stream()
+    flow.stream()
+    assert not _problems(flow)
+    verified(flow)
+    assert {each.value["id"] for each in flow.read("people")} == {1, 2, 3, 4}
+    assert SECRET.encode() not in everything(flow)
+
+
+def test_a_new_name_of_a_key_does_not_show_what_its_hash_hides(make_flow: MakeFlow) -> None:
+    hidden = {"exclude": ["email"], "mask": {"id": "hash"}}
+    flow = make_flow(tables=("sales.orders",), table_options={"sales.orders": hidden}, hash_key="0123456789abcdef")
+    flow.create()
+    flow.execute("INSERT INTO sales.orders VALUES (918273645, 'e', 1)")
+    flow.snapshot()
+    flow.execute("ALTER TABLE sales.orders RENAME id TO number", "UPDATE sales.orders SET total = 2")
+    with flow.streaming() as errors:
+        until(lambda: "was 'id'" in str(_problems(flow)), "the table is red", failed=errors)
+        flow.streams()
+    flow.stream()
+    assert not errors and b"918273645" not in everything(flow)
+    flow.change(table_options={"sales.orders": {**hidden, "mask": {"id": "hash", "number": "hash"}}})
+    flow.stream()
+    flow.stream()
+    assert not _problems(flow)
+    verified(flow)
+    assert b"918273645" not in everything(flow)
+
+
 def test_a_snapshot_does_not_show_what_is_left_out_by_the_name_of_before(make_flow: MakeFlow) -> None:
     hidden = {"exclude": ["email", "scan*", "note"]}
     flow = make_flow(tables="*", table_options={"people": hidden}, allow_unkeyed=True)

@@ -36,6 +36,7 @@ _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_prefl
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _NEW_OPTIONS = "tests/integration/test_new_options.py"
 _KEYS = "tests/integration/test_keys.py"
+_RELATIONS = "tests/unit/stream/test_relations.py"
 _PARTITION_BY, _UNIT_PARTITION_BY = (
     "tests/integration/test_partition_by.py", "tests/unit/encoding/test_partition_by.py"
 )  # fmt: skip
@@ -971,8 +972,8 @@ MUTANTS = (
     ),
     Mutant(
         "a table that is renamed does not show what is left out by its old name",
-        "TableMapping.exposes",
-        swap("self.left_out(before.schema, before.name, columns)", "()"),
+        "mapping._hides_more",
+        never("_leaves_out(options, column)"),
         f"{_CHOOSE}::test_a_new_name_does_not_show_what_is_left_out_by_the_old_one",
     ),
     Mutant(
@@ -982,6 +983,30 @@ MUTANTS = (
         f"{_CHOOSE}::test_a_snapshot_does_not_show_what_is_left_out_by_the_name_of_before",
     ),
     Mutant(
+        "a column is hidden by the name that it had",
+        "Resolver.__call__",
+        drop("self._check_hidden(...)"),
+        f"{_RELATIONS}::test_a_column_is_hidden_by_the_name_that_it_had",
+    ),
+    Mutant(
+        "a change of before is hidden by the names of today",
+        "Resolver._check_hidden",
+        never("today is not None and not before.outbox"),
+        f"{_RELATIONS}::test_a_change_of_before_is_hidden_by_the_names_of_today",
+    ),
+    Mutant(
+        "names that were exchanged may be each column's",
+        "renames.by_order",
+        never("[name for name in columns if name in both] != [name for name in others if name in both]"),
+        "tests/unit/model/test_renames.py::test_without_numbers_the_order_says_which_names_a_column_may_have_had",
+    ),
+    Mutant(
+        "a look finds columns with other names by their numbers",
+        "options.exposed_now",
+        swap("renames.by_number(table.sent, before.sent)", "{}"),
+        f"{_CHOOSE}::test_a_new_name_of_a_column_does_not_show_what_is_hidden_by_the_old_one",
+    ),
+    Mutant(
         "a new name by which the key has another form does not end the stream",
         "TableWatch._look",
         drop("table.qualified == pinned.table.qualified"),
@@ -989,8 +1014,8 @@ MUTANTS = (
     ),
     Mutant(
         "a table that is renamed does not show what is masked by its old name",
-        "TableMapping.exposes",
-        never("was and now not in (was, 'null')"),
+        "mapping._hides_more",
+        never("bool(said) and mask not in (said, 'null')"),
         f"{_MAPPING}::test_a_new_name_must_hide_what_the_old_one_hides",
     ),
     Mutant(
@@ -1013,7 +1038,7 @@ MUTANTS = (
     ),
     Mutant(
         "what exclude names is left out though include names it",
-        "TableMapping.left_out",
+        "mapping._leaves_out",
         drop("matches(options.exclude, column)"),
         f"{_MAPPING}::test_columns_are_published_by_include_exclude_and_new_columns",
     ),
@@ -1121,7 +1146,7 @@ MUTANTS = (
     ),
     Mutant(
         "a new column is left out where others are named",
-        "TableMapping.left_out",
+        "mapping._leaves_out",
         never("others == 'auto'"),
         f"{_MAPPING}::test_columns_are_published_by_include_exclude_and_new_columns",
     ),

@@ -251,3 +251,22 @@ def test_a_new_name_must_hide_what_the_old_one_hides(rules: dict[str, Any], expo
     before = replace(ORDERS, schema="public", name="customers")
     columns = ["id", "email", "phone"]
     assert mapping(rules).exposes(before, "public", "clients", columns) is exposed
+
+
+@pytest.mark.parametrize(
+    ("rules", "shown"),
+    [
+        (_HIDDEN, ["mail", "mobile"]),
+        ({"exclude": ["*mail"], "mask": {"phone": "first:3", "mobile": "first:3"}}, []),
+        ({"exclude": ["*mail"], "mask": {"phone": "first:3", "mobile": "first:9"}}, ["mobile"]),
+        ({"include": ["id", "email"]}, []),
+        ({"include": ["id", "mail", "mobile"]}, ["mail", "mobile"]),
+        ({"mask": {"email": "null", "mail": "first:1"}}, ["mail"]),
+    ],
+)
+def test_a_new_name_of_a_column_must_hide_what_the_old_one_hides(rules: dict[str, Any], shown: list[str]) -> None:
+    others = {"mail": ["email"], "mobile": ["note", "phone"]}
+    before = replace(ORDERS, schema="public", name="customers")
+    # also if the options are under the new name of the table only
+    for name in ("customers", "clients"):
+        assert mapping({name: rules}).exposed(before, "public", name, ["id", "mail", "mobile"], others) == shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,7 +21,8 @@ def made(
     columns: dict[str, str | None], *, whole: bool = True, limit: int = 10**6, key: tuple[str, ...] = ("id",)
 ) -> tuple[bytes, dict[str, Any], bytes]:
     """A dead letter, what a consumer reads in it, and its row's message."""
-    table = w.table(*((name, w.plain(w.TEXT)) for name in columns), key=key, oid=7)
+    sent = tuple(enumerate([*columns, "left_out"], start=1))
+    table = replace(w.table(*((name, w.plain(w.TEXT)) for name in columns), key=key, oid=7), sent=sent)
     message = w.insert(7, *(None if text is None else text.encode() for text in columns.values()))
     version = Version(table, "shop.items")
     of = DeadLetter(
@@ -39,13 +41,15 @@ def made(
 
 
 def test_it_has_the_row_the_reason_and_what_it_takes_to_publish_it_later() -> None:
-    _, read, message = made({"id": "1", "v": "ü", "n": None})
+    value, read, message = made({"id": "1", "v": "ü", "n": None})
     assert read["columns"] == {"id": "1", "v": "ü", "n": None}
     assert (read["key"], read["error"], read["truncated"]) == ({"id": "1"}, "no representation", False)
     assert read["pipeline"] == "7/shop/slot"
     again = read["again"]
     assert (again["topic"], again["xid"], base64.b64decode(again["message"])) == ("shop.items", 9, message)
     assert msgspec.convert(again, Version).table.key == ("id",)
+    # nor does it say which columns there are besides
+    assert b'"left_out": []' in value and b'"left_out"]' not in value
 
 
 def test_a_row_without_a_key_has_none() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from airflow_bottledwater.encoding.mapping import TableMapping
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
@@ -14,13 +17,20 @@ from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.stream.relations import Resolver
 from tests.support import wire as w
 
-TABLE = w.table(("id", w.plain(w.TEXT)), ("a", w.plain(w.TEXT)), key=["id"], oid=7)
+TABLE = replace(w.table(("id", w.plain(w.TEXT)), ("a", w.plain(w.TEXT)), key=["id"], oid=7), sent=((1, "id"), (2, "a")))
 
 
-def resolver(monkeypatch: pytest.MonkeyPatch, today: SourceTable = TABLE, **options: Any) -> Resolver:
-    """One whose catalog has a table as it is today."""
-    pipeline = Settings.of(postgres="dbname=none", format="json", table_options={TABLE.qualified: options})
-    monkeypatch.setattr(Resolver, "_as_read", lambda self, message: today)
+def resolver(
+    monkeypatch: pytest.MonkeyPatch, today: SourceTable = TABLE, by_name: dict[str, Any] | None = None, **options: Any
+) -> Resolver:
+    """One whose catalog has a table as it is today.
+
+    :param by_name: the options by the tables' names; ``options`` are those of its recorded name.
+    """
+    by_name = by_name or {TABLE.qualified: options}
+    pipeline = Settings.of(postgres="dbname=none", format="json", table_options=by_name)
+    left_out = TableMapping.of(pipeline).left_out(today.schema, today.name, [name for _, name in today.sent])
+    monkeypatch.setattr(Resolver, "_today", lambda self, oid: today.without(left_out))
     return Resolver(pipeline, {7: PinnedTable(TABLE, "t", "id", 1, 0, 0, 700)})
 
 
@@ -34,3 +44,55 @@ def test_a_filter_that_is_new_is_known_of_a_table_that_has_not_changed(monkeypat
     assert resolver(monkeypatch)(message("id", "a"), None) == Version(TABLE, "t")
     found = resolver(monkeypatch, where="a <> ''")(message("id", "a"), None)
     assert found is not None and found.table.filtered
+
+
+def named(*columns: str) -> SourceTable:
+    """The table, with other columns of these names."""
+    made = w.table(*((name, w.plain(w.TEXT)) for name in columns), key=[columns[0]], oid=7)
+    return replace(made, sent=tuple(enumerate(columns, start=1)))
+
+
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        ({"exclude": ["a"]}, ("id", "b")),
+        ({"mask": {"a": "null"}}, ("id", "b")),
+        ({"mask": {"id": "hash"}}, ("key", "a")),
+        ({"exclude": ["a"], "mask": {"b": "first:1"}}, ("id", "c")),
+    ],
+)
+def test_a_column_is_hidden_by_the_name_that_it_had(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], columns: tuple[str, ...]
+) -> None:
+    with pytest.raises(Refused, match=r"was '\w+', of which table_options hide more"):
+        resolver(monkeypatch, named(*columns), **options)(message(*columns), None)
+    # also if the catalog has other columns by now
+    with pytest.raises(Refused, match="table_options hide more"):
+        resolver(monkeypatch, named("x", "y", "z"), **options)(message(*columns), None)
+
+
+def test_a_change_of_before_is_hidden_by_the_names_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options may have been given to the new name only, and the stream be behind."""
+    with pytest.raises(Refused, match="its column 'a', had another name than today"):
+        resolver(monkeypatch, named("id", "b"), exclude=["b"])(message("id", "a"), None)
+    renamed = replace(named("id", "a"), name="renamed")
+    assert resolver(monkeypatch, renamed)(message("id", "a"), None) is not None
+    hidden = {TABLE.qualified: {}, renamed.qualified: {"exclude": ["a"]}}
+    with pytest.raises(Refused, match="another name than today"):
+        resolver(monkeypatch, renamed, by_name=hidden)(message("id", "a"), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "today"),
+    [
+        ({"exclude": ["a*"]}, named("id", "a2")),
+        ({"mask": {"a*": "null"}}, named("id", "a2")),
+        ({"exclude": ["x"]}, named("id", "a2")),
+        # it is another column
+        ({"exclude": ["a"]}, replace(named("id", "a2"), sent=((1, "id"), (3, "a2")))),
+    ],
+)
+def test_a_column_with_another_name_that_is_hidden_all_the_same_goes_on(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], today: SourceTable
+) -> None:
+    assert resolver(monkeypatch, today, **options)(message("id", "a2"), None) is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import json
 import math
 import re
 import struct
@@ -21,6 +20,7 @@ from typing import Any
 from airflow_bottledwater.encoding import names, wire
 from airflow_bottledwater.encoding.types import mapping, numeric_precision
 from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.verify.documents import parsed
 from airflow_bottledwater.verify.nested import Unrepresentable, elements, pairs, quoted_parts, ranges
 
 _EPOCH = date(1970, 1, 1).toordinal()
@@ -329,14 +329,6 @@ def protobuf_native(column: ColumnType, text: str) -> Any:
         return _nested(column, text, protobuf_native, names.mangle)
     make = _PROTOBUF.get(opcode) or _JSON.get(opcode)
     return text if make is None else make(column, text)
-
-
-def parsed(text: str | bytes) -> Any:
-    """A JSON text with its numbers as they are written, however many digits they have: Python makes no int of more than
-    4,300."""
-    return json.loads(
-        text, parse_float=Decimal, parse_int=lambda digits: int(digits) if len(digits) < 4000 else Decimal(digits)
-    )
 
 
 def json_native(column: ColumnType, text: str) -> Any:

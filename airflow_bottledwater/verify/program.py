@@ -28,7 +28,7 @@ from airflow_bottledwater.pipeline.formats import Format
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.verify import fields as f
 from airflow_bottledwater.verify.buckets import Hashes
-from airflow_bottledwater.verify.expected import parsed
+from airflow_bottledwater.verify.documents import parsed
 from airflow_bottledwater.verify.fields import finish, hash_rows
 from airflow_bottledwater.verify.messages import AFTER, AVRO, JSON, PAYLOAD, PROTOBUF, hash_records, schema_ids
 from airflow_bottledwater.verify.nested import delimiter

@@ -23,7 +23,8 @@ from airflow_bottledwater.encoding import avro, json_schema, masks, names, proto
 from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import Format
-from airflow_bottledwater.verify.expected import json_native, native, parsed, protobuf_native
+from airflow_bottledwater.verify.documents import members, parsed
+from airflow_bottledwater.verify.expected import json_native, native, protobuf_native
 from airflow_bottledwater.verify.nested import Unrepresentable
 from airflow_bottledwater.verify.protobuf import decode
 
@@ -138,7 +139,7 @@ class TopicReader:
         """
         found, older = self._decode(data)
         if self._envelope is not None:
-            after = self._payload(found).get("after")
+            after = _members(self._payload(found).get("after"))
             if not isinstance(after, dict):
                 raise Unreadable("it is an envelope without a new row, and not followed by a tombstone")
             found = after
@@ -149,7 +150,7 @@ class TopicReader:
     def _payload(self, found: dict[str, Any]) -> dict[str, Any]:
         if self._envelope is None or not self._envelope.with_schema:
             return found
-        payload = found.get("payload")
+        payload = _members(found.get("payload"))
         if not isinstance(payload, dict):
             raise Unreadable("it has no payload beside a schema")
         return payload
@@ -259,13 +260,21 @@ def _plain(schema: Any) -> Any:
 
 
 def _json(schema: Any, data: bytes) -> dict[str, Any]:
-    try:
-        found = parsed(data)
-    except ValueError as error:
-        raise Unreadable(f"it is not JSON: {error}") from None
+    found = _members(data)
     if not isinstance(found, dict):
         raise Unreadable("it is not a JSON object")
     return found
+
+
+def _members(found: Any) -> Any:
+    """See :func:`~.documents.members`; bytes are parsed first.
+
+    :raises Unreadable: it is not JSON.
+    """
+    try:
+        return members(parsed(found) if isinstance(found, bytes) else found)
+    except ValueError as error:
+        raise Unreadable(f"it is not JSON: {error}") from None
 
 
 def unverified(table: SourceTable) -> list[str]:

@@ -321,3 +321,40 @@ def test_a_canonical_number_does_not_depend_on_its_type() -> None:
     assert canonical(0.1) == canonical(Decimal("0.1")) != canonical(Decimal("0.1000000000000000055"))
     assert canonical(True) != canonical(1) != canonical("1")
     assert canonical(struct.unpack("<f", struct.pack("<f", 0.1))[0]) != canonical(0.1)
+
+
+#: what PostgreSQL's json takes and Python's parser does not, and texts that differ from these in the innermost value
+DOCUMENTS = {
+    "number": ("1e99999999999999999999", "1e99999999999999999998"),
+    "nested": (f"{'[' * 1500}1, 0{']' * 1500}", f"{'[' * 1500}1, 2{']' * 1500}"),
+    "objects": (''' {"a":''' * 1500 + '''"]\\"}"''' + "}" * 1500, ''' {"a":''' * 1500 + '''"]\\"]"''' + "}" * 1500),
+    # with the record around it, it has one level more
+    "nearly": (f"{'[' * 100}1.50{']' * 100}", f"{'[' * 100}1.51{']' * 100}"),
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize(("way", "envelope"), [("compiled", ""), ("plain", ""), ("plain", "envelope"), ("plain", "schema")])
+def test_a_document_that_python_cannot_parse_is_compared_by_its_text(way: str, envelope: str, document: str) -> None:
+    text, other = DOCUMENTS[document]
+    table = SourceTable(
+        1, "public", "t", "d", ("id",), (Column("id", kind(20)), Column("d", replace(kind(114), form="value")))
+    )
+    around = ENVELOPES.get(envelope)
+    found: Scan | None = compile_scan(table, JSON, None, bytes(range(32)))
+    reader, expectation = TopicReader(table, JSON, None, around), Expectation(table, JSON)
+    if way == "plain":
+        found = PlainScan(expectation, reader, bytes(range(32)))
+    assert found is not None
+    heads = {"": ("", ""), "envelope": ('{"before":null,"after":', "}")}
+    heads["schema"] = ('{"schema":{},"payload":' + heads["envelope"][0], "}}")
+    head, tail = heads[envelope]
+    key = b'{"schema":{},"payload":{"id":1}}' if envelope == "schema" else b'{"id":1}'
+    made = [(key, f'{head}{{"id":1,"d":{each}}}{tail}'.encode()) for each in (text, other)]
+    _, (ours,) = found.rows(rows([line(("1", text))]))
+    _, theirs = found.records(Records(made))
+    assert ours == theirs[0] != theirs[1]
+    assert expectation.difference(["1", text], reader.value(made[0][1])) is None
+    assert expectation.difference(["1", text], reader.value(made[1][1])) is not None
+    with pytest.raises(Unreadable):
+        reader.value(made[0][1][:-1])

@@ -94,6 +94,16 @@ class HolderEnded(Outage):
     tried."""
 
 
+class TypeAltered(Outage):
+    """The type of a column was altered while its table was read or streamed, which PostgreSQL does not report: the
+    definitions are to be read anew. The stream does so itself.
+
+    :ivar lsn: the final LSN of the first transaction with a value that does not fit; 0 if it is not known.
+    """
+
+    lsn = 0
+
+
 class ApplicationEnded(Outage):
     """The Spark application of a job was ended by its cluster; the job may be submitted again."""
 

@@ -33,6 +33,7 @@ COLUMN = int64s(
     "converted",  # whether the server first converts the value into what the opcode takes
     "child",  # the first row of its parts
     "required",  # whether it is not a union with null
+    "oid",  # of an attribute of a composite: the type that its values arrive as
 )
 
 #: a version of a table, and where its records go
@@ -111,6 +112,7 @@ class Program(NamedTuple):
     :param json: whether the output is JSON instead of Avro.
     :param protobuf: whether it is Protocol Buffers.
     :param framed: whether keys and values begin with the ids of their schemas.
+    :param shorter: whether values of composites may lack attributes at their ends, which are NULL then.
     :param relations: rows of :data:`RELATION`.
     :param keys: the key columns, by their number within their relation.
     :param columns: rows of :data:`COLUMN`: the columns, their parts, and the segments of envelopes, which have a name
@@ -122,6 +124,7 @@ class Program(NamedTuple):
     json: bool
     protobuf: bool
     framed: bool
+    shorter: bool
     relations: Rows
     keys: npt.NDArray[np.int64]
     columns: Rows

@@ -66,6 +66,11 @@ class Programs:
         """Whether values are envelopes, of which a change can become three."""
         return self.around > 0
 
+    @property
+    def for_older(self) -> Programs:
+        """The same for values of composites from before attributes were added to their types."""
+        return replace(self, program=self.program._replace(shorter=True))
+
     def error(self, relation: int, code: int, column: int, offset: int = -1) -> str:
         """The error of a kernel as text.
 
@@ -130,9 +135,10 @@ class _Builder:
         return first if any(segments) else -1
 
     def _add(self, part: types.Part, *, converted: bool = False, required: bool = False) -> None:
-        opcode = argument = 0
+        opcode = argument = oid = 0
         if part.mapping is not None and part.type is not None:
             opcode, argument = part.mapping.opcode, part.mapping.argument(part.type)
+            oid = part.mapping.arrives_as(part.type)
             self._made_of.append((len(self.columns), part.type, part.mapping))
         self.columns.append(
             {
@@ -143,6 +149,7 @@ class _Builder:
                 "converted": int(converted),
                 "child": 0,
                 "required": int(required),
+                "oid": oid,
             }
         )
         self.names.extend(part.name)
@@ -196,6 +203,7 @@ def compile_programs(tables: list[tuple[SourceTable, Target]], format: Format, *
             json=format.as_json,
             protobuf=format.as_protobuf,
             framed=format.uses_registry,
+            shorter=False,
             relations=layout.rows(layout.RELATION, built.relations),
             keys=np.array(built.keys or [0], dtype=np.int64),
             columns=layout.rows(layout.COLUMN, built.columns),

@@ -74,6 +74,14 @@ class TypeMapping:
     convert: Sql | None = None
     parts: tuple[Part, ...] = ()
 
+    def arrives_as(self, column: ColumnType) -> int:
+        """The oid of the type that a value has where it is encoded: its own, or that of what the server makes of it."""
+        return column.oid if self.convert is None else _CONVERTED.get(self.opcode, _TEXT_OID)
+
+
+#: what the server converts values into, by opcode: text[] and record, or a text
+_CONVERTED, _TEXT_OID = {wire.OP_ARRAY: 1009, wire.OP_RECORD: 2249}, 25
+
 
 def _plain(schema: Schema) -> Callable[[ColumnType], Schema]:
     return lambda column: schema

@@ -93,6 +93,7 @@ class Column:
     :param required: whether it is published as never null.
     :param mask: what is published instead of its values, as the option says it; empty for the values.
     :param renamed: the name that it is published under; empty for its own.
+    :param number: of an attribute, ``pg_attribute.attnum``, which no other one of its type gets; 0 if it is not known.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Column:
     required: bool = False
     mask: str = ""
     renamed: str = ""
+    number: int = field(default=0, compare=False)
 
     @property
     def field(self) -> str:

@@ -25,7 +25,7 @@ WHERE t.oid = ANY (%s::oid[])
 """
 _ATTRIBUTES = """
 SELECT attrelid, attname, atttypid, atttypmod, attndims,
-       format_type(atttypid, atttypmod), col_description(attrelid, attnum)
+       format_type(atttypid, atttypmod), col_description(attrelid, attnum), attnum
 FROM pg_attribute WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
 """
 _LABELS = (
@@ -71,17 +71,17 @@ class _Catalog:
     def __init__(self, connection: Connection, wanted: set[int], forms: TypeOptions) -> None:
         self._forms = forms
         self._rows: dict[int, _Row] = {}
-        self._attributes: dict[int, list[tuple[str, Declared, str | None]]] = {}
+        self._attributes: dict[int, list[tuple[str, Declared, str | None, int]]] = {}
         while wanted:
             found = {row[0]: _Row(*row[1:]) for row in connection.execute(_TYPES, (sorted(wanted),)).fetchall()}
             self._rows |= found
             if gone := wanted - set(self._rows):
                 raise LookupError(f"type {min(gone)}")
             relations = [row.relation for row in found.values() if row.relation]
-            for relation, name, *declared, comment in connection.execute(_ATTRIBUTES, (relations,)).fetchall():
-                self._attributes.setdefault(relation, []).append((name, Declared(*declared), comment))
+            for relation, name, *declared, comment, number in connection.execute(_ATTRIBUTES, (relations,)).fetchall():
+                self._attributes.setdefault(relation, []).append((name, Declared(*declared), comment, number))
             below = {oid for row in found.values() for oid in (row.base, row.element) if oid}
-            below |= {d.oid for relation in relations for _, d, _ in self._attributes.get(relation, [])}
+            below |= {d.oid for relation in relations for _, d, _, _ in self._attributes.get(relation, [])}
             wanted = below - set(self._rows)
         enums = [oid for oid, row in self._rows.items() if row.kind == "e"]
         self._labels: dict[int, list[tuple[int, str]]] = {}
@@ -108,7 +108,8 @@ class _Catalog:
         attributes: tuple[Column, ...] = ()
         if form != "text":
             attributes = tuple(
-                Column(name, self.describe(d), comment) for name, d, comment in self._attributes.get(row.relation, [])
+                Column(name, self.describe(d), comment, number=number)
+                for name, d, comment, number in self._attributes.get(row.relation, [])
             )
         members = tuple(self._labels.get(base, ()))
         return ColumnType(

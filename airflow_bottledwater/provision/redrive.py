@@ -301,7 +301,11 @@ class _Letters:
         if dead_letter.copied:
             headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
         encoded = encode_changes(
-            completed, programs, headers=headers, largest=self._publishing.largest_record, facts=dead_letter.facts
+            completed,
+            programs.for_older,
+            headers=headers,
+            largest=self._publishing.largest_record,
+            facts=dead_letter.facts,
         )
         if dead_letter.copied:
             encoded.records.table["event"] = wire.EVENT_SNAPSHOT

@@ -10,7 +10,7 @@ _NULL = (-1).to_bytes(4, "big", signed=True)
 
 def with_known_attributes(kind: ColumnType, value: bytes) -> bytes | None:
     """A value with NULL for each attribute that was added to its type after it was written; None if it has attributes
-    that are not known.
+    that are not known, or of other types.
 
     :param kind: the value's type, as it is known: a composite, an array of composites, or a type without attributes.
     :param value: as record_send and array_send write it (src/backend/utils/adt/rowtypes.c, arrayfuncs.c).
@@ -37,13 +37,19 @@ def _record(kind: ColumnType, value: bytes) -> bytes | None:
         return None
     parts = [len(kind.attributes).to_bytes(4, "big")]
     for attribute in kind.attributes[:count]:
-        parts.append(value[at : at + 4])
+        parts.append(_oid(attribute.type))
+        if value[at : at + 4] != parts[-1]:
+            return None
         item, at = _item(attribute.type, value, at + 4)
         if item is None:
             return None
         parts.append(item)
-    parts += [attribute.type.oid.to_bytes(4, "big") + _NULL for attribute in kind.attributes[count:]]
+    parts += [_oid(attribute.type) + _NULL for attribute in kind.attributes[count:]]
     return b"".join(parts)
+
+
+def _oid(kind: ColumnType) -> bytes:
+    return kind.oid.to_bytes(4, "big")
 
 
 def _item(kind: ColumnType, value: bytes, at: int) -> tuple[bytes | None, int]:

@@ -114,7 +114,7 @@ class BlockEncoder:
                 block.data, block.offsets, start, programs.program, 0, scratch, facts, output
             )
             rejections = [
-                Rejection(row, programs.error(0, code, column, offset), code)
+                Rejection(row, programs.error(0, code, column, offset), code, column)
                 for row, code, column, offset in output.errors[:failed].tolist()
             ]
             if start == first and not failed:

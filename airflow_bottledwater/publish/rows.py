@@ -19,6 +19,7 @@ from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish.dead_letter import MAX_BYTES, DeadLetter, column_texts
+from airflow_bottledwater.publish.definitions import check_definitions
 from airflow_bottledwater.publish.encode import BlockEncoder, Encoded
 from airflow_bottledwater.publish.refusals import find_refused
 from airflow_bottledwater.publish.reject import Rejection, distinct, oversized, without
@@ -53,12 +54,15 @@ class RowEncoder:
         :param programs: of this version alone.
         :param insert_lsn: L of the snapshot that shows the rows; 0: it does not matter.
         :raises RecordError: a row cannot be published and ``on_error`` is exit.
+        :raises TypeAltered: rows do not fit the types of columns since these were altered.
         """
         facts = None
         if programs.enveloped:  # a block has less than a hundred rows, so it would cost a tenth of their time
             origin = wire.FROM_LIVE if self._by == BY_LIVE else wire.FROM_SNAPSHOT
             facts = layout.facts(origin, time.time(), insert_lsn)
         for encoded in self._encoder.encode(block, programs, self._session.largest_record, facts):
+            if changed := {each.column for each in encoded.rejections if each.code == wire.CHANGED}:
+                check_definitions(self._session.pipeline, version.table, changed)
             found = [*oversized(self._session, encoded.records), *encoded.rejections]
             if self._refused:
                 digests = ((row, _digest(block, row)) for row in encoded.rows)

@@ -6,7 +6,7 @@ Both are rare or done in bulk, so this is Python; both use one connection of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from airflow_bottledwater.postgres.connect import Connection, connect, outage, q
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.composites import with_known_attributes
 from airflow_bottledwater.publish.current import CurrentRows
+from airflow_bottledwater.publish.definitions import MISFITS
 from airflow_bottledwater.publish.unchanged import UnchangedValues
 
 #: values in one conversion query
@@ -31,20 +32,17 @@ _CHUNK = 1000
 #: bytes of values to fill in for several transactions at a time; more of them would not make the query faster
 _LACKING_BYTES = 16 << 20
 
-
-#: a composite has other attributes than the value, or than are known: their types, or their names
-_ALTERED = (psycopg.errors.DatatypeMismatch, psycopg.errors.UndefinedColumn)
-
 #: the texts of a batch without converted values
 NOTHING_CONVERTED = layout.Texts(np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
-    """Why a value cannot be converted, and whether its type may have been altered."""
+class _Text:
+    """What became of a value: its text, or why it has none; and whether its type may have been altered."""
 
-    reason: str
-    changed: bool
+    text: bytes = b""
+    reason: str = ""
+    changed: bool = False
 
 
 @dataclass(slots=True)
@@ -52,7 +50,8 @@ class Completed:
     """A batch, or a leading part of it, whose rows have all their values.
 
     :param texts: the server's text of values that no kernel can encode.
-    :param failed: change → why it cannot be completed; ``changed`` has the column, if its type may have been altered.
+    :param failed: change → why it cannot be completed.
+    :param changed: change → the column whose type may have been altered, also where the value could be completed.
     :param superseded: changes whose new row is left out, since a later change of the same key is still to come.
     """
 
@@ -137,11 +136,10 @@ class ToastResolver:
             places = np.flatnonzero(found["column"] == column)
             values = [bytes(batch.data[v["position"] : v["position"] + v["length"]]) for v in found[places]]
             for place, text in zip(places, self._texts(*programs.conversions[int(column)], values), strict=True):
-                if isinstance(text, bytes):
-                    texts[place] = text
-                    continue
                 change = int(found[place]["change"])
-                done.failed[change] = text.reason
+                texts[place] = text.text
+                if text.reason:
+                    done.failed[change] = text.reason
                 if text.changed:
                     first = programs.program.relations[int(batch.changes[change]["relation"])]["column"]
                     done.changed[change] = int(column - first)
@@ -149,16 +147,22 @@ class ToastResolver:
         data = np.frombuffer(bytearray(b"".join(texts) or b"\0"), dtype=np.uint8)
         done.texts = layout.Texts(data, np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64))
 
-    def _texts(self, kind: ColumnType, convert: Sql | None, values: list[bytes]) -> list[bytes | _Failed]:
+    def _texts(self, kind: ColumnType, convert: Sql | None, values: list[bytes]) -> list[_Text]:
         """The server's text of binary values of one type, as bytes."""
         # what has more attributes than are known would lose them
         known = [with_known_attributes(kind, value) for value in values]
         # the base type and not a domain, whose constraints may have changed since; the value is the same
         texts = iter(self._converted(kind.base_oid, convert, [value for value in known if value is not None]))
-        return [_Failed(wire.REASONS[wire.CHANGED], changed=True) if value is None else next(texts) for value in known]
+        unknown = _Text(reason=wire.REASONS[wire.CHANGED], changed=True)
+        made = [unknown if value is None else next(texts) for value in known]
+        # what lacks attributes may be from before these were added, or from behind one that was dropped
+        return [
+            text if value == whole else replace(text, changed=True)
+            for text, value, whole in zip(made, values, known, strict=True)
+        ]
 
-    def _converted(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | _Failed]:
-        texts: list[bytes | _Failed] = []
+    def _converted(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[_Text]:
+        texts: list[_Text] = []
         for start in range(0, len(values), _CHUNK):
             chunk = values[start : start + _CHUNK]
             try:
@@ -170,19 +174,19 @@ class ToastResolver:
                     return texts + self._converted(oid, convert, values[start:])
                 if len(chunk) == 1:
                     reason = f"PostgreSQL cannot turn a value into text: {str(error).splitlines()[0]}"
-                    texts.append(_Failed(reason, changed=isinstance(error, _ALTERED)))
+                    texts.append(_Text(reason=reason, changed=isinstance(error, MISFITS)))
                 else:  # one of the values is to blame: convert each on its own
                     for value in chunk:
                         texts += self._converted(oid, convert, [value])
         return texts
 
-    def _query(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[bytes | _Failed]:
+    def _query(self, oid: int, convert: Sql | None, values: list[bytes]) -> list[_Text]:
         rows = sql.SQL(",".join(f"({i},${i + 1})" for i in range(len(values))))
         # a value list keeps arrays whole, where unnest would flatten them
         assert convert is not None
         query = sql.SQL("SELECT {} FROM (VALUES {}) t(n, v) ORDER BY n").format(convert(sql.Identifier("v")), rows)
         result = query_with(self._session(), query, values, [oid] * len(values), [1] * len(values))
-        return [result.get_value(i, 0) or b"" for i in range(len(values))]
+        return [_Text(result.get_value(i, 0) or b"") for i in range(len(values))]
 
     # ------------------------------------------------------------------ unchanged TOAST
     def _fill_unchanged(self, done: Completed, programs: Programs) -> None:

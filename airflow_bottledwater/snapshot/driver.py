@@ -22,6 +22,7 @@ from airflow_bottledwater.errors import (
     SourcePressed,
     StateError,
     TakenOver,
+    TypeAltered,
 )
 from airflow_bottledwater.guard.guard import SourceGuard, guarded
 from airflow_bottledwater.jobs import status
@@ -185,6 +186,12 @@ class _SnapshotDriver:
         except SourcePressed as pressed:
             self._give_up(holder, watch, meter, pressed)
             return None
+        except TypeAltered as altered:
+            if self._in_vain >= _IN_VAIN:
+                raise
+            log.warning("%s The plan is made anew.", altered.what)
+            self._renew(holder, watch, meter, altered)
+            return None
         self._movement.end()
         # nothing is read under it any more: it must not block others while a topic is swept, nor the guard ask for it
         self._guard.watch(list(known.tables), tuple)
@@ -211,8 +218,7 @@ class _SnapshotDriver:
     def _give_up(
         self, holder: pg.SnapshotExporter, watch: HolderWatch, meter: SnapshotMeter, pressed: SourcePressed
     ) -> None:
-        """Give up the snapshot, its locks and its xmin, so that what is left is read under a new one. That is what a
-        snapshot does that is run again, in the same job: finished ranges stay, with the first boundary.
+        """Give up the snapshot since it presses on the source.
 
         :raises SourcePressed: the job has to end instead: what is left cannot be read under another snapshot, or the
             last ones were given up before any range was finished.
@@ -222,11 +228,19 @@ class _SnapshotDriver:
             self._guard.stepped(limit, "stopped", f"{pressed.what} The job ends.")
             raise pressed
         self._guard.stepped(limit, "renewed", f"{pressed.what} What is left is read under a new snapshot.")
+        self._renew(holder, watch, meter, pressed)
+
+    def _renew(self, holder: pg.SnapshotExporter, watch: HolderWatch, meter: SnapshotMeter, why: Outage) -> None:
+        """Give up the snapshot, its locks and its xmin, so that what is left is read under a new one. That is what a
+        snapshot does that is run again, in the same job: finished ranges stay, with the first boundary.
+
+        :raises Outage: what still reads under it does not end.
+        """
         self._guard.watch(list(self._claim.state.tables), tuple)
         holder.close()
         # each lane publishes the range that it reads, and then finds that nobody holds the snapshot any more
         if not watch.ended(self._pipeline.transaction_timeout):
-            raise pressed
+            raise why
         # one that goes on elsewhere cannot commit any more; what it has committed is in the state
         self._claim.initialise_all()
         made = meter.since(self._claim.state)
@@ -345,7 +359,8 @@ class _SnapshotDriver:
         # before the boundary is stored: if PostgreSQL crashed and lost commits that B sees, it would use their ids
         # again
         holder.wait_flushed(held.insert_lsn, timeout=self._pipeline.outage_timeout)
-        # read again under the locks: definitions cannot change until the holder ends
+        # read again under the locks: until the holder ends, no ALTER TABLE changes what is read here, but an ALTER TYPE
+        # may, which lanes notice by the values
         tables = holder.load(wanted, TableMapping.of(self._pipeline))
         tables = self._refresh_pinned(tables)
         plans = Plans(self._pipeline, self._claim, tables, holder.partitions(tables))

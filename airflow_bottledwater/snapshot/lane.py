@@ -32,6 +32,7 @@ from airflow_bottledwater.postgres.pressure import standbys
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.publish import hashed
 from airflow_bottledwater.publish.dead_letter import counted
+from airflow_bottledwater.publish.definitions import MISFITS, check_definitions
 from airflow_bottledwater.publish.refusals import rule_out
 from airflow_bottledwater.publish.reject import without
 from airflow_bottledwater.publish.rows import RowEncoder
@@ -64,6 +65,7 @@ def run(pipeline: Settings, task: LaneTask, *, stopped: Callable[[], bool] = lam
     :raises TakenOver: another job has claimed the slot.
     :raises Outage: source or broker were not available for too long, or the snapshot's holder is gone; the snapshot can
         be resumed.
+    :raises TypeAltered: a column's type is another one than in the plan.
     :raises RecordError: a row cannot be published and ``on_error`` is exit, or a single block takes too long.
     """
     lane = _Lane(pipeline, task, stopped)
@@ -128,6 +130,9 @@ class _Lane:
             try:
                 self._session.run(functools.partial(self._take, chunk, *pending[0]))
             except psycopg.Error as error:
+                if isinstance(error, MISFITS):
+                    table = self._tables[chunk.oid].table
+                    check_definitions(self._pipeline, table, range(len(table.columns)))
                 if not large_rows.too_large(error):
                     raise
                 self._find_large(chunk, *pending[0], error)

@@ -19,6 +19,7 @@ from airflow_bottledwater.errors import (
     RecordError,
     Refused,
     StopRequested,
+    TypeAltered,
 )
 from airflow_bottledwater.guard.guard import SourceGuard, guarded
 from airflow_bottledwater.jobs import snapshots
@@ -39,7 +40,6 @@ from airflow_bottledwater.state.records import Gap, StateRecord, gap_key, table_
 from airflow_bottledwater.state.schemas import SchemaWatch
 from airflow_bottledwater.stream.pausing import TableControl
 from airflow_bottledwater.stream.publisher import MakeRecords, StreamPublisher
-from airflow_bottledwater.stream.relations import TypeAltered
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import Start
 from airflow_bottledwater.tables import writer

@@ -16,7 +16,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs
-from airflow_bottledwater.errors import Refused, StaleBatch
+from airflow_bottledwater.errors import Refused, StaleBatch, TypeAltered
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.publisher import NO_RECORDS, Records, keyed, merged, single
 from airflow_bottledwater.live.snapshots import LiveSnapshots
@@ -33,6 +33,7 @@ from airflow_bottledwater.publish.ahead import Ahead
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.chosen import ChosenTopics
 from airflow_bottledwater.publish.dead_letter import DeadLetter, counted
+from airflow_bottledwater.publish.definitions import check_definitions
 from airflow_bottledwater.publish.encode import EncodedBatch, encode_changes
 from airflow_bottledwater.publish.messages import Messages
 from airflow_bottledwater.publish.outbox import Outbox
@@ -58,7 +59,6 @@ from airflow_bottledwater.stream.aside import left_out, set_aside
 from airflow_bottledwater.stream.behind import passed
 from airflow_bottledwater.stream.ends import ended, transactions
 from airflow_bottledwater.stream.events import published_truncates, truncate_events
-from airflow_bottledwater.stream.relations import check_definitions
 from airflow_bottledwater.stream.start import Start, fingerprint
 from airflow_bottledwater.stream.stops import position_of, rejection_stop, truncate_stop
 from airflow_bottledwater.tables.new_rows import NewRows
@@ -266,14 +266,16 @@ class StreamPublisher:
         stop = truncate_stop(self._pipeline, part, held)
         if stop is not None:
             part = part.before(Position.parse(stop.position).lsn)
-        encoded = self._encode(part, programs)
+        encoded = self._encode_known(part, programs)
         if (rejected := rejection_stop(self._pipeline, encoded, programs)) is not None:
             stop = rejected
             part = part.before(Position.parse(stop.position).lsn)
             encoded = self._encode(part, programs)
         encoded = set_aside(self._pipeline, encoded, programs, held)
         if encoded.batch.end < part.end:
-            stop = None  # its turn comes with the rest: the values of all changes before it do not fit into memory
+            # its turn comes with the rest: the values of all changes before it do not fit into memory, or a type was
+            # altered before it
+            stop = None
         if stop is None and (following := rest.after(encoded.batch.end)) is not None:
             self._completer.prepare(following, programs)
         if stop is None or encoded.batch.end > rest.start:
@@ -292,7 +294,7 @@ class StreamPublisher:
         if limit < math.inf:
             part = part.leading(int(np.searchsorted(np.cumsum(part.changes["length"]), limit, side="right")))
         while len(part) > 1:
-            encoded = self._encode(part, programs)
+            encoded = self._encode_known(part, programs)
             records = max(encoded.records, encoded.outbox, key=lambda each: int(each.sizes().sum()))
             ends = np.cumsum(records.sizes())
             if not len(records) or ends[-1] <= limit:
@@ -302,16 +304,34 @@ class StreamPublisher:
         return part
 
     # ------------------------------------------------------------------ one batch
+    def _encode_known(self, batch: Batch, programs: Programs) -> EncodedBatch:
+        """Encode a batch as :meth:`_encode` does; if a type was altered, what was committed before, with the
+        definitions of before.
+
+        :raises TypeAltered: the first transaction has values of altered types.
+        """
+        try:
+            return self._encode(batch, programs)
+        except TypeAltered as altered:
+            if not len(before := batch.before(altered.lsn)):
+                raise
+            return self._encode(before, programs)
+
     def _encode(self, batch: Batch, programs: Programs) -> EncodedBatch:
-        """Complete and encode a batch, or a leading part of it, and find the rows that cannot be published."""
+        """Complete and encode a batch, or a leading part of it, and find the rows that cannot be published.
+
+        :raises TypeAltered: it has values that do not fit their types since these were altered.
+        """
         completed = self._completer.complete(batch, programs)
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
-        found = encode_changes(completed, programs, headers=headers, largest=self._session.largest_record)
         session, nothing = self._session, (NO_RECORDS, list[Rejection]())
+        found = encode_changes(completed, programs, headers=headers, largest=session.largest_record)
         messages, no_records = self._messages.records(completed.batch, headers) if self._messages else nothing
         outbox, unfit = self._outbox.records(completed.batch, headers) if self._outbox else nothing
-        for relation, columns in _changed(completed, found.rejections).items():
-            check_definitions(self._pipeline, programs.tables[relation], columns)
+        if changed := _changed(completed, found.rejections):
+            self._check_definitions(completed, programs, changed)
+            # so what lacks attributes is from before these were added
+            found = encode_changes(completed, programs.for_older, headers=headers, largest=session.largest_record)
         rejections = [
             *(Rejection(row, reason) for row, reason in completed.failed.items()),
             *found.rejections,
@@ -324,6 +344,21 @@ class StreamPublisher:
             *oversized(session, outbox),
         ]
         return EncodedBatch(completed, found.records, distinct(rejections), messages=messages, outbox=outbox)
+
+    def _check_definitions(self, completed: Completed, programs: Programs, changed: Mapping[int, set[int]]) -> None:
+        """See :func:`check_definitions`.
+
+        :param changed: the columns with values that do not fit their types, by change.
+        """
+        changes, columns = completed.batch.changes, dict[int, set[int]]()
+        for row, found in changed.items():
+            columns.setdefault(int(changes[row]["relation"]), set()).update(found)
+        try:
+            for relation, each in columns.items():
+                check_definitions(self._pipeline, programs.tables[relation], each)
+        except TypeAltered as altered:
+            altered.lsn = int(changes[min(changed)]["lsn"])
+            raise
 
     def _known_to_be_refused(self, batch: Batch) -> Iterator[Rejection]:
         for i, change in enumerate(batch.changes if self._refused else ()):
@@ -441,11 +476,11 @@ def _rest(batch: Batch, reached: Position | None) -> Batch:
 
 
 def _changed(completed: Completed, rejections: list[Rejection]) -> dict[int, set[int]]:
-    """The columns with values that do not fit their types, for each relation version, by index."""
-    changed: dict[int, set[int]] = {}
-    found = [(rejection.row, rejection.column) for rejection in rejections if rejection.code == wire.CHANGED]
-    for row, column in [*completed.changed.items(), *found]:
-        changed.setdefault(int(completed.batch.changes[row]["relation"]), set()).add(column)
+    """The columns with values that do not fit their types, by change."""
+    changed = {row: {column} for row, column in completed.changed.items()}
+    for rejection in rejections:
+        if rejection.code == wire.CHANGED:
+            changed.setdefault(rejection.row, set()).add(rejection.column)
     return changed
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
     BottledWaterError,
-    Outage,
     Refused,
     SchemaRefused,
     SchemasLost,
@@ -356,30 +355,3 @@ class Resolver:
             outbox=known.outbox,
             partition_by=known.partition_by,
         )
-
-
-class TypeAltered(Outage):
-    """A type was altered, which the stream does not report: the definitions are to be read anew."""
-
-
-def check_definitions(pipeline: Settings, table: SourceTable, columns: Iterable[int]) -> None:
-    """Check whether values do not fit their types because a type was altered, which the stream does not report. The job
-    then has to read the definitions anew, as it does at its start: a column has the type that it was declared with, as
-    that type is today.
-
-    :param table: the relation version.
-    :param columns: its columns with values that do not fit, by number.
-    :raises TypeAltered: such a column's definition would be another one after a start.
-    """
-    mapping = TableMapping.of(pipeline)
-    with session(pipeline.postgres, f"Reading the columns of {table.qualified}") as connection:
-        today = {c.name: c for t in catalog.load(connection, [table.oid], mapping) for c in t.columns}
-        for column in (table.columns[c] for c in columns):
-            declared = Declared(column.type.oid, column.type.typmod, column.type.dimensions, column.type.name)
-            try:
-                (kind,) = describe(connection, [declared], forms=mapping.forms)
-            except LookupError:
-                continue  # it was dropped; a job that starts knows it as it was, at most
-            (made,) = mapping.published(table.schema, table.name, [replace(column, type=kind)])
-            if (column.type, column.required) != (made.type, column.name in today and today[column.name].required):
-                raise TypeAltered(f"A column's type in {table.qualified} was altered while the stream ran.")

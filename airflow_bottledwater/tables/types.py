@@ -1,5 +1,5 @@
 """What the types of the followed tables' columns consist of: PostgreSQL sends nothing when an attribute of a composite
-or a label of an enum gets another name."""
+or a label of an enum gets another name, or when an attribute is replaced."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def altered(known: PipelineState, today: Mapping[int, SourceTable]) -> tuple[dic
     no record has it yet.
 
     :param today: the tables as they are, by oid.
-    :returns: by table, the end of a sentence: which column's type has other names now, so that the table's records are
-        to be published again; and what is to be recorded for the next comparison, by table.
+    :returns: by table, the end of a sentence: which column's type has other names or attributes now, so that the
+        table's records are to be published again; and what is to be recorded for the next comparison, by table.
     """
     reasons: dict[int, str] = {}
     changed: dict[int, ChangedTypes] = {}
@@ -45,8 +45,8 @@ def _declared(column: Column) -> tuple[int, int]:
 
 
 def _names(kind: ColumnType) -> tuple[Any, ...]:
-    """All names that a type gives its values."""
-    inside = [(attribute.name, *_names(attribute.type)) for attribute in kind.attributes]
+    """All names that a type gives its values, and what tells an attribute from another one of its name."""
+    inside = [(each.name, each.number, *_declared(each), *_names(each.type)) for each in kind.attributes]
     return (*kind.members, *inside, *(_names(kind.element) if kind.element is not None else ()))
 
 
@@ -55,7 +55,7 @@ def _compared(columns: Any) -> dict[str, Any]:
 
 
 def _renamed(before: ColumnType, now: ColumnType) -> str:
-    """Which names of a type are others now, of those that were published; empty if none are."""
+    """Which names or attributes of a type are others now, of those that were published; empty if none are."""
     if before.element is not None and now.element is not None:
         return _renamed(before.element, now.element)
     labels = dict(now.members)
@@ -64,7 +64,7 @@ def _renamed(before: ColumnType, now: ColumnType) -> str:
     if len(now.attributes) < len(before.attributes):
         return f"whose type {now.name} has other attributes now"
     for old, new in zip(before.attributes, now.attributes, strict=False):
-        if old.name != new.name:
+        if (old.name, *_declared(old)) != (new.name, *_declared(new)) or (old.number or new.number) != new.number:
             return f"whose type {now.name} has other attributes now"
         if why := _renamed(old.type, new.type):
             return why

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import threading
+import time
 from datetime import date
 from typing import Any
 
@@ -15,7 +17,12 @@ from airflow_bottledwater.errors import RecordError, Refused
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.provision import redrive
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.snapshot import lane
+from airflow_bottledwater.snapshot.task import SnapshotChunk
+from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.verify import driver
 from tests.support.scan import scan
 from tests.support.tables import look_often
@@ -202,6 +209,110 @@ def test_a_type_that_is_altered_is_read_anew_even_if_the_column_has_another_one_
     assert errors == []
     flow.stream()
     assert [m.value["p"] for m in flow.read("t") if m.key == {"id": 3}] == [{"a": 1, "b": "y", "c": 7}]
+
+
+#: a change of the attributes (a int8, b int8), a value behind it, and what its record says
+ATTRIBUTES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "replaced": ("ALTER TYPE span DROP ATTRIBUTE b, ADD ATTRIBUTE b float8", "(7,12.5)", {"a": 7, "b": 12.5}),
+    "of another size": ("ALTER TYPE span DROP ATTRIBUTE b, ADD ATTRIBUTE b bool", "(7,t)", {"a": 7, "b": True}),
+    "dropped": ("ALTER TYPE span DROP ATTRIBUTE a", "(7)", {"b": 7}),
+    "added": ("ALTER TYPE span ADD ATTRIBUTE c int", "(7,8,9)", {"a": 7, "b": 8, "c": 9}),
+}
+
+
+def spans(make_flow: MakeFlow, **settings: Any) -> Flow:
+    flow = make_flow(skip_snapshot=True, tables="spans", **settings)
+    flow.execute("CREATE TYPE span AS (a int8, b int8)", "CREATE TABLE spans (id int PRIMARY KEY, s span, l span[])")
+    flow.create()
+    return flow
+
+
+def span(number: int, value: str = "(1,2)") -> str:
+    return f"INSERT INTO spans VALUES ({number}, '{value}', '{{\"{value}\"}}')"
+
+
+def says_span(flow: Flow, number: int, value: dict[str, Any]) -> bool:
+    found = [m.value for m in flow.read("spans") if m.key == {"id": number}]
+    return bool(found) and found[-1] == {"id": number, "s": value, "l": [value]}
+
+
+@pytest.mark.parametrize("change", ATTRIBUTES)
+def test_attributes_that_change_while_the_stream_runs_are_read_anew(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    alter, value, expected = ATTRIBUTES[change]
+    flow, publish = spans(make_flow), StreamPublisher.publish
+
+    def slowly(self: StreamPublisher, batch: Batch, *more: Any) -> Position:
+        if len(batch):
+            time.sleep(1.5)
+        return publish(self, batch, *more)
+
+    monkeypatch.setattr(StreamPublisher, "publish", slowly)
+    with flow.streaming() as errors:
+        flow.execute(span(1))
+        until(lambda: flow.read("spans"), "the first row", failed=errors)
+        flow.execute(span(2))
+        time.sleep(0.5)
+        # one batch, of which the first transaction has the definition that is known
+        flow.execute(span(3), alter, span(4, value))
+        until(lambda: says_span(flow, 4, expected), "the stream notices the change", failed=errors)
+    assert errors == []
+    assert {"id": 3, "s": {"a": 1, "b": 2}, "l": [{"a": 1, "b": 2}]} in [m.value for m in flow.read("spans")]
+
+
+@pytest.mark.parametrize("change", ATTRIBUTES)
+def test_values_from_before_attributes_changed_are_a_record_error_unless_they_lack_what_was_added(
+    make_flow: MakeFlow, change: str
+) -> None:
+    alter, value, expected = ATTRIBUTES[change]
+    flow = spans(make_flow, on_error="log")
+    flow.execute(span(1), alter, span(2, value))
+    added = change == "added"
+    assert flow.stream()["dead_letters"] == (not added)
+    assert says_span(flow, 2, expected)
+    if added:
+        assert says_span(flow, 1, {"a": 1, "b": 2, "c": None})
+
+
+#: a type's attributes, a value, what alters the type during a snapshot, what a row's record says then
+DURING_SNAPSHOT = {
+    # the rows of a COPY have the attributes of today
+    "added": ("a int8, b int8", "(1,2)", "ADD ATTRIBUTE c int", {"a": 1, "b": 2, "c": None}),
+    "dropped": ("a int8, b int8", "(1,2)", "DROP ATTRIBUTE a", {"b": 2}),
+    # the query names the attributes, since the server turns one into text
+    "renamed": ("a int8, b point", '(1,"(1,2)")', "RENAME ATTRIBUTE b TO c", {"a": 1, "c": "(1,2)"}),
+}
+
+
+@pytest.mark.parametrize("change", DURING_SNAPSHOT)
+def test_a_type_that_is_altered_during_a_snapshot_is_read_anew(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """ALTER TYPE does not wait for the locks of the table."""
+    attributes, value, alter, expected = DURING_SNAPSHOT[change]
+    flow = make_flow(tables="spans", range_bytes=64 * 1024, lanes=2)
+    flow.execute(
+        f"CREATE TYPE span AS ({attributes})",
+        "CREATE TABLE spans (id int PRIMARY KEY, s span)",
+        f"INSERT INTO spans SELECT g, '{value}' FROM generate_series(1, 3000) g",
+    )
+    flow.create()
+    read, lock, altered = lane._Lane._read, threading.Lock(), list[str]()
+
+    def then(self: lane._Lane, chunk: SnapshotChunk) -> None:
+        with lock:
+            read(self, chunk)
+            if not altered:
+                altered.append(alter)
+                flow.execute(f"ALTER TYPE span {alter}")
+
+    monkeypatch.setattr(lane._Lane, "_read", then)
+    assert flow.snapshot().open_dead_letters == 0
+    assert {m.key["id"]: m.value["s"] for m in flow.read("spans")} == dict.fromkeys(range(1, 3001), expected)
+    flow.execute("INSERT INTO spans SELECT 0, s FROM spans WHERE id = 1")
+    flow.stream()
+    assert flow.read("spans")[-1].value == {"id": 0, "s": expected}
 
 
 #: a composite with an attribute that the server has to turn into text, a composite with such a one inside, and arrays

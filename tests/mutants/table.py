@@ -33,6 +33,7 @@ _LARGE = "tests/integration/test_large_rows.py"
 _REGISTRY = "tests/integration/test_registry.py"
 _PREFLIGHT = "tests/integration/test_preflight.py"
 _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
+_COMPOSITES = "tests/unit/encoding/test_composites.py"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _NEW_OPTIONS = "tests/integration/test_new_options.py"
 _KEYS = "tests/integration/test_keys.py"
@@ -1745,8 +1746,59 @@ MUTANTS = (
     Mutant(
         "a type that was altered is read anew",
         "StreamPublisher._encode",
-        drop("check_definitions(...)"),
+        drop("self._check_definitions(...)"),
         f"{_EVOLUTION}::test_a_type_that_changes_while_the_stream_runs_is_read_anew[attribute]",
+    ),
+    Mutant(
+        "what was committed before a type was altered has the definitions of before",
+        "StreamPublisher._encode_known",
+        always("not len(before := batch.before(altered.lsn))"),
+        f"{_EVOLUTION}::test_attributes_that_change_while_the_stream_runs_are_read_anew[dropped]",
+    ),
+    Mutant(
+        "a type that was altered during a snapshot is noticed by its rows",
+        "RowEncoder.encode",
+        drop("check_definitions(...)"),
+        f"{_EVOLUTION}::test_a_type_that_is_altered_during_a_snapshot_is_read_anew[added]",
+    ),
+    Mutant(
+        "a type that was altered during a snapshot is noticed by what the server says of it",
+        "_Lane._read",
+        drop("check_definitions(...)"),
+        f"{_EVOLUTION}::test_a_type_that_is_altered_during_a_snapshot_is_read_anew[renamed]",
+    ),
+    *(
+        Mutant(
+            f"an attribute of another type is no value of the known one ({format})",
+            writer,
+            never("u32(b, p) != program.columns[child].oid"),
+            f"{_COMPOSITES}::test_a_value_with_other_attributes_than_are_known_is_told_from_a_damaged_one"
+            f"[itself-{format}]",
+        )
+        for writer, format in (("write_value", "json"), ("message_value", "protobuf"))
+    ),
+    *(
+        Mutant(
+            f"a value that lacks attributes may lack others than the last ones ({format})",
+            writer,
+            never("there < count and (not program.shorter)"),
+            f"{_COMPOSITES}::test_a_value_with_other_attributes_than_are_known_is_told_from_a_damaged_one"
+            f"[itself-{format}]",
+        )
+        for writer, format in (("write_value", "json"), ("message_value", "protobuf"))
+    ),
+    Mutant(
+        "an attribute of another type is none that the server can convert",
+        "composites._record",
+        never("value[at:at + 4] != parts[-1]"),
+        f"{_COMPOSITES}::test_a_value_for_the_server_has_the_known_attributes_or_is_none",
+    ),
+    Mutant(
+        "a document that Python cannot follow is compared by its text",
+        "documents.parsed",
+        never("_too_deep(text)"),
+        "tests/unit/verify/test_scan.py::test_a_document_that_python_cannot_parse_is_compared_by_its_text"
+        "[compiled--nested]",
     ),
     Mutant(
         "no attribute of a composite is lost in the server's texts",
@@ -1757,7 +1809,7 @@ MUTANTS = (
     Mutant(
         "a type that was altered behind a value is noticed by what the server says of it",
         "ToastResolver._converted",
-        never("isinstance(error, _ALTERED)"),
+        never("isinstance(error, MISFITS)"),
         f"{_EVOLUTION}::test_an_attribute_that_is_renamed_in_a_composite_of_the_servers_texts_is_read_anew",
     ),
     Mutant(
@@ -2513,15 +2565,15 @@ MUTANTS = (
         "Spark does not repeat a permanent error",
         "returned",
         swap(
-            "repeated and transient(error) and (not isinstance(error, errors.SchemasLost | errors.HolderEnded))",
-            "True or not isinstance(error, errors.SchemasLost | errors.HolderEnded)",
+            "repeated and transient(error) and (not isinstance(error, settled))",
+            "True or not isinstance(error, settled)",
         ),
         f"{_TASKS}::test_a_lanes_permanent_error_is_not_tried_again",
     ),
     Mutant(
         "a task whose snapshot was given up is not started again",
         "returned",
-        swap("errors.SchemasLost | errors.HolderEnded", "errors.SchemasLost"),
+        swap("errors.SchemasLost | errors.HolderEnded | errors.TypeAltered", "errors.SchemasLost"),
         "tests/unit/spark/test_error_codec.py::test_a_task_whose_snapshot_was_given_up_is_not_started_again",
     ),
     Mutant(
@@ -3787,8 +3839,14 @@ MUTANTS = (
     Mutant(
         "attributes that get other names are noticed",
         "_renamed",
-        never("old.name != new.name"),
+        never("(old.name, *_declared(old)) != (new.name, *_declared(new))"),
         "tests/integration/test_tables.py::test_names_inside_of_types_that_change_are_published_again",
+    ),
+    Mutant(
+        "an attribute that was dropped and made again is another one",
+        "_renamed",
+        never("(old.number or new.number) != new.number"),
+        "tests/unit/tables/test_types.py::test_an_attribute_that_is_another_one_now_is_noticed[itself-made again]",
     ),
     Mutant(
         "labels that get other names are noticed",

@@ -113,7 +113,8 @@ def encoded(batch: Batch, completer: ToastResolver, format: str) -> tuple[list[M
         [(v.table, Target(0, 5, KEY_ID, VALUE_ID)) for v in batch.versions], FORMATS[format], copied=False
     )
     completed = completer.complete(batch, programs)
-    result = encode_changes(completed, programs)
+    # the definitions are those of today
+    result = encode_changes(completed, programs.for_older)
     rows = [(row["row"], made(row, result.records.data)) for row in result.records.table]
     rows += [(rejection.row, Made(error=rejection.reason)) for rejection in result.rejections]
     rows += [(change, Made(error=reason)) for change, reason in completed.failed.items()]

@@ -27,6 +27,7 @@ def program_of(opcode: int, argument: int = 0, *, json: bool = True) -> layout.P
         json,
         False,
         False,
+        True,
         layout.rows(layout.RELATION, []),
         np.zeros(1, dtype=np.int64),
         layout.rows(layout.COLUMN, [column]),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import callee, inlined
-from airflow_bottledwater.encoding.kernels.reading import i32
+from airflow_bottledwater.encoding.kernels.reading import i32, u32
 from airflow_bottledwater.encoding.kernels.to_avro import avro_value
 from airflow_bottledwater.encoding.kernels.to_json import json_value
 from airflow_bottledwater.encoding.kernels.writing import (
@@ -190,10 +190,10 @@ def write_value(program, node, b, p, n, out, o):
         p += 4
         count = there
         if op == OP_RECORD:
-            # attributes that were added to the type after the value was written are NULL; if the value has more than
-            # are known, their names are not known
+            # attributes that were added to the type after the value was written are NULL; but if one was dropped since
+            # the type became known, the value does not tell which
             count = program.columns[node].argument
-            if there > count:
+            if there > count or (there < count and not program.shorter):
                 return np.int64(CHANGED)
         if json:
             out[o] = OPEN_ARRAY if op == OP_MULTIRANGE else OPEN
@@ -223,6 +223,10 @@ def write_value(program, node, b, p, n, out, o):
             is_there = op != OP_RECORD or i < there
         if is_there:
             if op == OP_RECORD:
+                if end - p < 4:
+                    return np.int64(MALFORMED)
+                if u32(b, p) != program.columns[child].oid:
+                    return np.int64(CHANGED)
                 p += 4
             if end - p < 4:
                 return np.int64(MALFORMED)

@@ -330,7 +330,7 @@ def message_value(program, node, b, p, n, out, o):
         count = there
         if op == OP_RECORD:
             count = program.columns[node].argument
-            if there > count:
+            if there > count or (there < count and not program.shorter):
                 return np.int64(CHANGED)
     for i in range(count):
         child = first if op == OP_ARRAY or op == OP_MULTIRANGE else first + i
@@ -344,6 +344,10 @@ def message_value(program, node, b, p, n, out, o):
             is_there = op != OP_RECORD or i < there
         if is_there:
             if op == OP_RECORD:
+                if end - p < 4:
+                    return np.int64(MALFORMED)
+                if u32(b, p) != program.columns[child].oid:
+                    return np.int64(CHANGED)
                 p += 4
             if end - p < 4:
                 return np.int64(MALFORMED)

@@ -214,11 +214,15 @@ def prefixed(values: list[bytes | None]) -> bytes:
 
 @st.composite
 def composites(draw: st.DrawFn, kind: ColumnType) -> bytes:
-    """Sometimes of before an attribute was added, or of after one was."""
+    """Sometimes of before an attribute was added, or of after one was, or with another one."""
     converted = any(a.type.oid == 3904 for a in kind.attributes)
+    oids = [*(25 if converted and a.type.oid == 3904 else a.type.oid for a in kind.attributes), 23]
+    if draw(st.integers(0, 15)) == 0:
+        oids[draw(st.integers(0, len(oids) - 1))] = 26
     values = [draw(st.none() | (sized if converted and a.type.oid == 3904 else good(a.type))) for a in kind.attributes]
     values = draw(st.sampled_from([values] * 12 + [values[:-1], [*values, None]]))
-    return struct.pack(">i", len(values)) + b"".join(struct.pack(">I", 23) + prefixed([v]) for v in values)
+    each = zip(oids, values, strict=False)
+    return struct.pack(">i", len(values)) + b"".join(struct.pack(">I", oid) + prefixed([v]) for oid, v in each)
 
 
 @st.composite

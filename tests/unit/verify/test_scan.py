@@ -327,14 +327,16 @@ def test_a_canonical_number_does_not_depend_on_its_type() -> None:
 DOCUMENTS = {
     "number": ("1e99999999999999999999", "1e99999999999999999998"),
     "nested": (f"{'[' * 1500}1, 0{']' * 1500}", f"{'[' * 1500}1, 2{']' * 1500}"),
-    "objects": (''' {"a":''' * 1500 + '''"]\\"}"''' + "}" * 1500, ''' {"a":''' * 1500 + '''"]\\"]"''' + "}" * 1500),
+    "objects": (""" {"a":""" * 1500 + '''"]\\"}"''' + "}" * 1500, """ {"a":""" * 1500 + '''"]\\"]"''' + "}" * 1500),
     # with the record around it, it has one level more
     "nearly": (f"{'[' * 100}1.50{']' * 100}", f"{'[' * 100}1.51{']' * 100}"),
 }
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-@pytest.mark.parametrize(("way", "envelope"), [("compiled", ""), ("plain", ""), ("plain", "envelope"), ("plain", "schema")])
+@pytest.mark.parametrize(
+    ("way", "envelope"), [("compiled", ""), ("plain", ""), ("plain", "envelope"), ("plain", "schema")]
+)
 def test_a_document_that_python_cannot_parse_is_compared_by_its_text(way: str, envelope: str, document: str) -> None:
     text, other = DOCUMENTS[document]
     table = SourceTable(

@@ -89,7 +89,7 @@ def wanted(
         if request.where:
             _check_condition(connection, oid, names[oid], request.where)
     if request.sweep:
-        refuse_shared(pipeline, [tables[oid].topic for oid in oids], "Keys cannot be removed (sweep)")
+        refuse_shared(pipeline, known, [tables[oid].topic for oid in oids], "Keys cannot be removed (sweep)")
     return tuple(oids)
 
 

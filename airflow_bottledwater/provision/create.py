@@ -23,10 +23,9 @@ from airflow_bottledwater.postgres import catalog, coverage, partitions, publica
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.provision import kafka_checks, preflight
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.state import control_topic, saved
+from airflow_bottledwater.state import saved
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
-from airflow_bottledwater.state.identity import topic_of, topic_problems
+from airflow_bottledwater.state.identity import own, topic_of, topic_problems
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
@@ -341,7 +340,7 @@ def pin(
     present = topics.describe(list(by_topic), confirm=True)
     if missing := sorted(by_topic.keys() - present.keys()):
         raise Refused(f"Kafka does not know topic {missing[0]!r}.", "Create it, or set create_topics.")
-    _own(pipeline, cluster, by_topic)
+    own(pipeline, cluster.pipeline(pipeline.slot), by_topic)
     pinned = [PinnedTable(each, TableMapping.of(pipeline).route(each), "", 1, 0, 0, oldest_xid) for each in outboxes]
     ids = _schema_ids(pipeline, by_topic)
     for name, table in by_topic.items():
@@ -368,7 +367,7 @@ def make_named(pipeline: Settings, cluster: Cluster) -> None:
         replication = min(pipeline.replication_factor, topics.brokers())
         topics.make(*(kafka_checks.new_topic(pipeline, name, None, replication) for name in missing))
         topics.describe(missing, confirm=True)
-    _own(pipeline, cluster, names)
+    own(pipeline, cluster.pipeline(pipeline.slot), names)
     _check_owners(pipeline, cluster, names)
 
 
@@ -397,19 +396,9 @@ def make_chosen(pipeline: Settings, cluster: Cluster, chosen: Sequence[str], tab
     if denied := [name for name, topic in present.items() if not topic.may_write]:
         raise Refused(f"Kafka denies Write on topic {denied[0]!r}, which {who} chooses.", GRANT)
     ours = [name for name in chosen if name not in refused]
-    _own(pipeline, cluster, ours)
+    own(pipeline, cluster.pipeline(pipeline.slot), ours)
     # another pipeline may have taken one meanwhile
     return refused | _not_ours(pipeline, cluster, ours)
-
-
-def _own(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
-    """Record this pipeline as the owner of topics, unless it is recorded."""
-    owners = control_topic.read(pipeline.kafka)
-    owner = cluster.pipeline(pipeline.slot)
-    keys = [owner_key(name, owner) for name in topics]
-    # written once only: written again, it would have a later offset than a record of a pipeline that came after it
-    unowned = [key for key in keys if decode(OwnerRecord, owners.get(key)) is None]
-    control_topic.write(pipeline.kafka, dict.fromkeys(unowned, encode(OwnerRecord(owner, time.time()))))
 
 
 def _check_owners(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
@@ -426,7 +415,7 @@ def _not_ours(pipeline: Settings, cluster: Cluster, topics: Sequence[str]) -> di
 
 
 def _owned_by_others(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> list[str]:
-    return [] if pipeline.share_topics else kafka_checks.owners_problems(pipeline, cluster, list(topics))
+    return [] if pipeline.share_topics else kafka_checks.owners_problems(pipeline, cluster, PipelineState(), topics)
 
 
 def _schema_ids(pipeline: Settings, by_topic: Mapping[str, SourceTable]) -> dict[str, int]:

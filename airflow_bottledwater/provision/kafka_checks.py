@@ -90,7 +90,7 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     problems += _definitions(found.tables, state_topic, limit)
     control = present.get(store.CONTROL_TOPIC)
     if not pipeline.share_topics and control is not None and control.may_read:
-        problems += owners_problems(pipeline, found.cluster, [*data, *named])
+        problems += owners_problems(pipeline, found.cluster, found.state, [*data, *named])
     problems += _transactions(pipeline)
 
 
@@ -140,7 +140,7 @@ def check_topics(
     problems += _policies(pipeline, by_topic, present)
     problems += _partitions(mapping, by_topic, present)
     problems += misplaced(pipeline, known, by_topic, present)
-    return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, list(by_topic)))
+    return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, known, list(by_topic)))
 
 
 def name_problems(
@@ -332,12 +332,17 @@ def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
     return problems
 
 
-def owners_problems(pipeline: Settings, cluster: Cluster, topics: Sequence[str]) -> list[str]:
-    """Topics that another pipeline owns: the pipeline whose record has the lowest offset in the shared state topic."""
+def owners_problems(pipeline: Settings, cluster: Cluster, known: PipelineState, topics: Iterable[str]) -> list[str]:
+    """Topics that another pipeline owns: the pipeline whose record has the lowest offset in the shared state topic.
+
+    :param known: the pipeline's state: what it publishes to already was checked when that began. If the shared topic
+        has lost its records, another one may be the first to be recorded again.
+    """
     mine = cluster.pipeline(pipeline.slot)
     records = control_topic.read(pipeline.kafka)
     problems = []
-    for topic in topics:
+    followed = {pinned.topic for pinned in known.tables.values()}
+    for topic in (each for each in topics if each not in followed):
         owner = next(iter(owners(records, topic)), mine)
         if owner != mine:
             problems.append(

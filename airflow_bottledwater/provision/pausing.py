@@ -93,5 +93,5 @@ def _meant(
             "Stop the whole pipeline instead (bottledwater stop), or give the table a primary key.",
         )
     if paused:
-        refuse_shared(pipeline, [each.topic for each in pinned], "The table cannot be paused")
+        refuse_shared(pipeline, known, [each.topic for each in pinned], "The table cannot be paused")
     return oids

@@ -43,7 +43,7 @@ from airflow_bottledwater.snapshot.progress import Report, SnapshotMeter
 from airflow_bottledwater.snapshot.task import LaneTask, SnapshotResult
 from airflow_bottledwater.state import held, letters, options, schemas
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.identity import check_slot, check_topics
+from airflow_bottledwater.state.identity import check_slot, check_topics, own_again
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -138,6 +138,7 @@ class _SnapshotDriver:
             end_of_wal(self._connection),
         )
         check_topics(self._pipeline, known)
+        own_again(self._pipeline, known)
         options.check(self._connection, self._pipeline, known)
         schemas.settle(self._pipeline, self._connection, self._claim)
         while (result := self._once(started)) is None:

@@ -134,7 +134,7 @@ class Plans:
         published = self._published(
             [table for table in self._tables if table.oid not in known.boundaries or table.oid in self._begin]
         )
-        kept = shared(self._pipeline, [topic for topic, ends in published.items() if any(ends)])
+        kept = shared(self._pipeline, known, [topic for topic, ends in published.items() if any(ends)])
         for table in self._tables:
             if table.partitioned and table.oid not in self._finished:
                 today = partitions.remembered(self._below.get(table.oid, ()))

@@ -7,7 +7,8 @@ and a new table may take the name of an old one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -20,7 +21,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.state import control_topic, store
-from airflow_bottledwater.state.control_records import OwnerRecord, decode, owners_prefix
+from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key, owners_prefix
 from airflow_bottledwater.state.pinned import Pin, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
@@ -281,14 +282,15 @@ def check_topics(pipeline: Settings, known: PipelineState) -> None:
         check_topic(name, present.get(name), pin)
 
 
-def refuse_shared(pipeline: Settings, topics: Sequence[str], what: str) -> None:
+def refuse_shared(pipeline: Settings, known: PipelineState, topics: Sequence[str], what: str) -> None:
     """Check that nobody else publishes to topics: keys that a table does not have may then be another pipeline's.
 
+    :param known: the state of this one.
     :param what: cannot be done, as the beginning of a sentence.
     :raises Refused: one is shared.
     :raises Outage: Kafka does not answer.
     """
-    if with_whom := shared(pipeline, topics):
+    if with_whom := shared(pipeline, known, topics):
         topic, others = next(iter(with_whom.items()))
         raise Refused(
             f"{what}: topic {topic!r} is shared with {others}, whose keys cannot be told from those that the table "
@@ -298,20 +300,51 @@ def refuse_shared(pipeline: Settings, topics: Sequence[str], what: str) -> None:
         )
 
 
-def shared(pipeline: Settings, topics: Sequence[str]) -> dict[str, str]:
-    """The topics among these that other pipelines publish to, too, and who that is.
+def shared(pipeline: Settings, known: PipelineState, topics: Sequence[str]) -> dict[str, str]:
+    """The topics among these that other pipelines publish to, too, and who that is. If this one is not recorded, the
+    others may not be, either: the shared state topic has lost its records.
 
+    :param known: the state of this one.
     :raises Outage: Kafka does not answer.
     """
     if pipeline.share_topics or not topics:
         return dict.fromkeys(topics, "other pipelines (share_topics)")
     records = control_topic.read(pipeline.kafka)
     by_topic = {topic: sorted(set(owners(records, topic))) for topic in topics}
+    name = known.slot.pipeline if known.slot is not None else ""
+    forgotten = (
+        f"others, perhaps (topic {store.CONTROL_TOPIC!r} does not know any more who writes to it; each pipeline is "
+        "recorded again when its job starts)"
+    )
     return {
-        topic: f"other pipelines (it is written to by {', '.join(names)})"
+        topic: f"other pipelines (it is written to by {', '.join(names)})" if name in names else forgotten
         for topic, names in by_topic.items()
-        if len(names) > 1
+        if len(names) > 1 or name not in names
     }
+
+
+def own(pipeline: Settings, name: str, topics: Iterable[str]) -> None:
+    """Record this pipeline as one that publishes to topics, unless it is recorded.
+
+    :param name: the pipeline's.
+    :raises Outage: Kafka does not answer.
+    """
+    records, keys = control_topic.read(pipeline.kafka), [owner_key(topic, name) for topic in topics]
+    # written once only: written again, it would have a later offset than a record of a pipeline that came after it
+    missing = [key for key in keys if decode(OwnerRecord, records.get(key)) is None]
+    control_topic.write(pipeline.kafka, dict.fromkeys(missing, encode(OwnerRecord(name, time.time()))))
+
+
+def own_again(pipeline: Settings, known: PipelineState) -> None:
+    """Record a pipeline that is about to publish as one of those that publish to its topics, if the shared state topic
+    has lost that: otherwise others would take its keys for some that their tables lost.
+
+    :param known: its state.
+    :raises Outage: Kafka does not answer.
+    """
+    if known.slot is not None:
+        topics = {pinned.topic for pinned in known.tables.values() if not pinned.table.outbox}
+        own(pipeline, known.slot.pipeline, [*sorted(topics), *TableMapping.of(pipeline).named_topics])
 
 
 def owners(records: store.RawRecords, topic: str) -> list[str]:

@@ -22,7 +22,7 @@ from airflow_bottledwater.provision import kafka_checks
 from airflow_bottledwater.provision.create import make_named
 from airflow_bottledwater.state import coverage, options, saved, schemas, store
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.identity import check_slot, check_topics
+from airflow_bottledwater.state.identity import check_slot, check_topics, own_again
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import live_key, stream_id
 from airflow_bottledwater.state.schemas import Settled
@@ -96,6 +96,7 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
     if more := coverage.followed(connection, known):
         claimed.write(more)
     check_topics(pipeline, known)
+    own_again(pipeline, known)
     options.check(connection, pipeline, known)
     before = {
         name: (known.settings or {}).get(name, SETTINGS[name].default)

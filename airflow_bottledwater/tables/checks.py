@@ -44,7 +44,7 @@ def unfit(
             continue
         if problems := _in_source(connection, pipeline, cluster, known, tables[step.oid]):
             found[step.oid] = _unfit(problems)
-        elif step.known and (with_whom := shared(pipeline, [step.topic])):
+        elif step.known and (with_whom := shared(pipeline, known, [step.topic])):
             found[step.oid] = Unfit(
                 f"needs topic {step.topic!r} to be swept, which is shared with {with_whom[step.topic]}",
                 "Give the pipeline topics of its own: another topic_prefix, with a new slot and a snapshot.",

@@ -213,7 +213,7 @@ def prepare(
     found = list(pinned.values())
     used = Topics(pipeline.kafka).all_ends({each.topic: each.partitions for each in found}) if found else {}
     filled = [topic for topic, ends in used.items() if any(ends)]
-    alone = set(filled) - shared(pipeline, filled).keys()
+    alone = set(filled) - shared(pipeline, known, filled).keys()
     new = [each for oid, each in pinned.items() if not each.table.keyed and oid not in known.tables]
     # its end may be behind markers of transactions only, of a job that died
     unfit |= {each.table.oid: _FILLED for each in new if each.topic in filled and _has_records(pipeline, used, each)}
@@ -365,7 +365,7 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
             values[attached_key(step.oid)] = None
             if step.oid not in known.held:
                 # the keys of another pipeline are not removed
-                lives.read(step.oid, sweep=not shared(pipeline, [step.topic]))
+                lives.read(step.oid, sweep=not shared(pipeline, known, [step.topic]))
         elif step.do is Do.READ_PARTS:
             parts = tuple(part.oid for part in step.parts)
             values[live_key(uuid.uuid4().hex[:12])] = LiveProgress((step.oid,), parts=parts, required=True)

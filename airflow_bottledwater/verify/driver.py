@@ -90,7 +90,7 @@ def run(
         aside = _not_comparable(connection, pipeline, known)
         wanted = {oid: pinned for oid, pinned in chosen.items() if oid not in aside}
         check_complete(known, wanted, _to_be_read(connection, pipeline, known))
-        refuse_shared(pipeline, [pinned.topic for pinned in wanted.values()], "Topics cannot be verified")
+        refuse_shared(pipeline, known, [pinned.topic for pinned in wanted.values()], "Topics cannot be verified")
         check_topics(pipeline, known)
         results = {oid: _result(pinned, aside.get(oid, "")) for oid, pinned in chosen.items()}
         moments = Moments(

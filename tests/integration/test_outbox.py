@@ -14,7 +14,6 @@ from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
-from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import create
 from airflow_bottledwater.provision.drop import drop
@@ -248,16 +247,16 @@ def test_a_row_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow) ->
 def test_a_topic_that_another_pipeline_takes_at_the_same_moment_is_theirs(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flow, own, theirs = make_flow(on_error="isolate", skip_snapshot=True), create._own, "1/db/other"
+    flow, own, theirs = make_flow(on_error="isolate", skip_snapshot=True), create.own, "1/db/other"
     flow.create()
     taken = owner_key(flow.topic("outbox.order"), theirs)
 
-    def late(pipeline: Settings, cluster: Cluster, topics: Sequence[str]) -> None:
+    def late(pipeline: Settings, name: str, topics: Sequence[str]) -> None:
         """Another pipeline records itself after this one has looked."""
         control_topic.write(pipeline.kafka, {taken: encode(OwnerRecord(theirs, 1.0))})
-        own(pipeline, cluster, topics)
+        own(pipeline, name, topics)
 
-    monkeypatch.setattr(create, "_own", late)
+    monkeypatch.setattr(create, "own", late)
     flow.transaction(event("order", "1", 1))
     flow.stream()
     assert not flow.read("outbox.order") and f"belongs to pipeline {theirs!r}" in _problems(flow)

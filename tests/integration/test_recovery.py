@@ -37,13 +37,15 @@ from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
-from airflow_bottledwater.provision import letters, live, redrive
+from airflow_bottledwater.provision import letters, live, preflight, redrive
 from airflow_bottledwater.provision.create import assume_complete
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, sweep
 from airflow_bottledwater.snapshot.plans import Plans
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import reached
-from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.control_records import SnapshotRequest, owner_key
+from airflow_bottledwater.state.identity import owners
 from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
@@ -411,6 +413,19 @@ def test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_share
                 live.ask(flow.pipeline, SnapshotRequest(("a",), sweep=True))
             with pytest.raises(Refused, match=r"verified.*is shared"):
                 verification.run(flow.pipeline, verification.in_threads(flow.pipeline))
+        # the shared topic is lost, and made again: until both have started anew, nobody knows who writes to the topic
+        names = [one.name, two.name]
+        control_topic.write(one.pipeline.kafka, {owner_key(one.topic("a"), each): None for each in names})
+        with pytest.raises(
+            Refused, match=r"sweep.*is shared with others, perhaps .*recorded again when its job starts"
+        ):
+            live.ask(one.pipeline, SnapshotRequest(("a",), sweep=True))
+        for flow in (two, one):
+            preflight.run(flow.pipeline)
+            flow.stream()
+        assert set(owners(control_topic.read(one.pipeline.kafka), one.topic("a"))) == set(names)
+        with pytest.raises(Refused, match=r"sweep.*is shared with other pipelines"):
+            live.ask(one.pipeline, SnapshotRequest(("a",), sweep=True))
         two.execute("DROP TABLE a", "CREATE TABLE a (id bigint PRIMARY KEY, t text, n int)")
         two.stream()
         # after a lost slot, the other one owns the topic

@@ -4803,11 +4803,23 @@ MUTANTS = (
         f"{_ENDS}::test_a_dead_letter_is_a_record_of_its_transaction",
     ),
     Mutant(
+        "what the shared topic has lost is not taken for nobody's",
+        "identity.shared",
+        drop("name not in names"),
+        f"{_RECOVERY}::test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_shared",
+    ),
+    Mutant(
+        "a pipeline whose owner's records are lost writes them again",
+        "start._check",
+        drop("own_again(pipeline, known)"),
+        f"{_RECOVERY}::test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_shared",
+    ),
+    Mutant(
         "the topic of transactions' ends belongs to one pipeline",
         "kafka_checks.check_kafka",
         swap(
-            "owners_problems(pipeline, found.cluster, [*data, *named])",
-            "owners_problems(pipeline, found.cluster, [*data])",
+            "owners_problems(pipeline, found.cluster, found.state, [*data, *named])",
+            "owners_problems(pipeline, found.cluster, found.state, [*data])",
         ),
         f"{_ENDS}::test_the_topic_belongs_to_one_pipeline",
     ),

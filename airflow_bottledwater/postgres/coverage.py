@@ -4,12 +4,16 @@ while.
 pgoutput decides by the catalog as it was at the time of each change: what was written while a table was not published
 is never sent. The catalog rows that publish a table (pg_publication_rel, pg_publication_namespace) are created anew
 when it is added again, and so have other oids.
+
+Neither is what was written while a table was unlogged. PostgreSQL refuses that for a table that a publication names
+(src/backend/commands/tablecmds.c, ATPrepChangePersistence), but not for one that is in a publication of all tables or
+of its schema: there, only its files show that it may have been.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psycopg import sql
 
@@ -41,6 +45,14 @@ _SCHEMAS = _ROWS.format(
 )
 _EVERYTHING = _ROWS.format(row="p.oid", source="pg_publication p ON p.puballtables")
 
+#: the files of tables that no publication names. ALTER TABLE, which makes a table unlogged and logged again, gives it
+#: another TOAST table with each new file; TRUNCATE, VACUUM FULL and CLUSTER keep that one (finish_heap_swap in
+#: src/backend/commands/cluster.c)
+_FILES = """
+SELECT oid, relfilenode, reltoastrelid FROM pg_class
+WHERE oid = ANY (%(oids)s::oid[]) AND relkind = 'r' AND oid NOT IN (SELECT prrelid FROM pg_publication_rel)
+"""
+
 #: rows of a catalog that are of transactions whose end a slot's reader may not have seen
 _LATE = sql.SQL(
     "SELECT oid FROM {} WHERE age(xmin) BETWEEN 0 AND (SELECT age(catalog_xmin) FROM pg_replication_slots "
@@ -69,14 +81,24 @@ class Coverage:
 
     :param publications: the publications by name.
     :param tables: table oid → oids of the catalog rows that publish it.
+    :param files: of the tables that no publication names: file and TOAST table (0: it has none), by table oid.
     """
 
     publications: dict[str, Publication]
     tables: dict[int, frozenset[int]]
+    files: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def with_new(self, today: Coverage) -> Coverage:
         """This coverage, extended by the tables and publications of ``today`` that it does not contain."""
-        return Coverage({**today.publications, **self.publications}, {**today.tables, **self.tables})
+        files = {oid: each for oid, each in today.files.items() if oid not in self.tables}
+        return Coverage(
+            {**today.publications, **self.publications}, {**today.tables, **self.tables}, {**files, **self.files}
+        )
+
+    def renewed(self, today: Coverage) -> Coverage:
+        """This coverage, with the tables of ``today`` as they are covered there."""
+        others = {oid: each for oid, each in self.files.items() if oid not in today.tables}
+        return Coverage(self.publications, {**self.tables, **today.tables}, {**others, **today.files})
 
     def lacking(self, today: Coverage, name: str) -> list[str]:
         """The operations that a publication has sent when this coverage was recorded, and does not send now."""
@@ -106,6 +128,16 @@ class Coverage:
         if today.tables.get(oid):
             return "was removed from its publication and added again"
         return "is no longer published"
+
+    def rewritten(self, today: Coverage, oid: int) -> str:
+        """Why changes of one table may not have been in the WAL since this coverage was recorded, as the end of a
+        sentence; empty if all were."""
+        if oid not in self.files or oid not in today.files:
+            return ""
+        (file, toast), (file_now, toast_now) = self.files[oid], today.files[oid]
+        if toast == toast_now if toast and toast_now else file == file_now:
+            return ""
+        return "was rewritten, and may have been unlogged meanwhile"
 
 
 def late(connection: Connection, publications: Sequence[str], tables: Mapping[int, str], slot: str) -> list[str]:
@@ -145,4 +177,6 @@ def read(connection: Connection, publications: Sequence[str], oids: Sequence[int
         for oid, rows, above in connection.execute(query, parameters):
             tables.setdefault(oid, set()).update(rows)
             as_another |= {oid} if above else set()
-    return Coverage(found, {oid: frozenset(rows) for oid, rows in tables.items() if oid not in as_another})
+    covered = {oid: frozenset(rows) for oid, rows in tables.items() if oid not in as_another}
+    files = {oid: (file, toast) for oid, file, toast in connection.execute(_FILES, parameters) if oid in covered}
+    return Coverage(found, covered, files)

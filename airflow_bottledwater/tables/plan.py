@@ -251,6 +251,9 @@ class _Planner:
             return f"has another row filter in table_options ({where or 'none'}) than before"
         if recorded is not None and (lost := recorded.lost(self._seen.coverage, oid)):
             return lost
+        if recorded is not None and pinned.table.keyed and (why := recorded.rewritten(self._seen.coverage, oid)):
+            # without a key it could not be mended, and would be told for ever also of a table that was always logged
+            return why
         if recorded is not None and (
             why := recorded.altered(self._seen.coverage, publication_of(self._pipeline, pinned))
         ):

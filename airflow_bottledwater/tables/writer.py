@@ -445,7 +445,7 @@ def _covered(
             if oid not in {*prepared.pinned, *prepared.gaps, *known.gaps} and publication_of(pipeline, pinned) == name:
                 values[gap_key(oid)] = Gap(why)
     # a table that is recorded anew is covered by the rows of today
-    values[COVERAGE] = Coverage(publications, recorded.with_new(today).tables | today.tables)
+    values[COVERAGE] = replace(recorded, publications=publications).renewed(today)
     return values
 
 

@@ -175,6 +175,27 @@ def test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again(fl
     assert errors == []
 
 
+@pytest.mark.parametrize("kind", ["ALL TABLES", "TABLES IN SCHEMA public"])
+def test_a_table_that_was_unlogged_between_two_looks_is_read_again(flow: Flow, kind: str) -> None:
+    name = flow.pipeline.slot
+    flow.execute(f"DROP PUBLICATION {name}", f"CREATE PUBLICATION {name} FOR {kind}")
+    flow.execute("INSERT INTO first VALUES (2, 'two'), (3, 'three')")
+    flow.stream()
+    flow.transaction(
+        "ALTER TABLE first SET UNLOGGED",
+        "DELETE FROM first WHERE id = 1",
+        "INSERT INTO first VALUES (4, 'four')",
+        "ALTER TABLE first SET LOGGED",
+    )
+    flow.stream()
+    assert flow.compare("first").equal
+    known = len(flow.read("first"))
+    # what keeps all changes in the WAL lets nothing be read again
+    flow.execute("VACUUM FULL first", "TRUNCATE first", "INSERT INTO first VALUES (5, 'five')")
+    flow.stream()
+    assert len(flow.read("first")) == known + 1
+
+
 def test_with_stop_it_ends_the_stream(flow: Flow) -> None:
     flow.change(new_tables="stop")
     flow.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (1)")

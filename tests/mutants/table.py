@@ -4872,6 +4872,12 @@ MUTANTS = (
         f"{_WHOLE}::test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again[ALL TABLES]",
     ),
     Mutant(
+        "a table that may have been unlogged for a while is read again",
+        "Coverage.rewritten",
+        always("oid not in self.files or oid not in today.files"),
+        f"{_WHOLE}::test_a_table_that_was_unlogged_between_two_looks_is_read_again[ALL TABLES]",
+    ),
+    Mutant(
         "a partition stays with its root when that has another name",
         "look.look",
         swap("wanted -= belonging(connection, known)", "pass"),

@@ -61,3 +61,24 @@ def test_what_is_new_is_added_and_what_was_known_stays_as_it_was() -> None:
     other = replace(OURS, oid=600)
     today = Coverage({"p": replace(OURS, oid=501), "q": other}, {1: frozenset({950}), 3: frozenset({903})})
     assert RECORDED.with_new(today) == Coverage({"p": OURS, "q": other}, {**RECORDED.tables, 3: frozenset({903})})
+    before, now = replace(RECORDED, files={1: (10, 11)}), replace(today, files={1: (12, 13), 3: (30, 31)})
+    assert before.with_new(now).files == {1: (10, 11), 3: (30, 31)}
+    assert before.renewed(now).files == {1: (12, 13), 3: (30, 31)}
+    assert before.renewed(replace(now, files={})).files == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        pytest.param((10, 11), (10, 11), False, id="as it was"),
+        pytest.param((10, 11), (12, 11), False, id="truncated"),
+        pytest.param((10, 11), (12, 13), True, id="rewritten"),
+        pytest.param((10, 0), (10, 13), False, id="a first large column"),
+        pytest.param((10, 0), (12, 0), True, id="rewritten, or truncated, without large columns"),
+    ],
+)
+def test_a_table_that_may_have_been_unlogged_is_told(before: tuple[int, int], now: tuple[int, int], told: bool) -> None:
+    recorded, today = replace(RECORDED, files={1: before}), replace(RECORDED, files={1: now})
+    assert bool(recorded.rewritten(today, 1)) is told
+    # one that a publication names, today or then, is always logged
+    assert not RECORDED.rewritten(today, 1) and not recorded.rewritten(RECORDED, 1)

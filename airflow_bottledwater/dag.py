@@ -26,7 +26,8 @@ def dag_of(dag_id: str, description: str, **dag: Any) -> DAG:
     """A DAG as all of this package are: no catch-up, one run at a time, templates that are rendered to what they are,
     tags. Those on a schedule begin paused: they need a pipeline that exists.
 
-    :param dag: further arguments of :class:`airflow.sdk.DAG`, which may override these.
+    :param dag: further arguments of :class:`airflow.sdk.DAG`, which may override these, but for how templates are
+        rendered.
     """
     scheduled = dag.get("schedule") is not None
     return DAG(
@@ -38,11 +39,20 @@ def dag_of(dag_id: str, description: str, **dag: Any) -> DAG:
             "max_active_runs": 1,
             # what Airflow's list of DAGs can be filtered by
             "tags": ["cdc", "postgresql", "kafka"],
-            "render_template_as_native_obj": True,
             **({"is_paused_upon_creation": True} if scheduled else {}),
             **dag,
+            "render_template_as_native_obj": True,
         }
     )
+
+
+def text_of(field: str) -> str:
+    """The template for a form's field that is text, in a DAG as :func:`dag_of` makes it. Without the filter, what a
+    template gives is evaluated if it can be: a text like ``4711``, ``2024_01`` or ``None`` would be none any more.
+
+    :param field: its name.
+    """
+    return f"{{{{ (params.{field} or '') | pprint }}}}"
 
 
 def _is_start(params: dict[str, Any] | None = None) -> bool:
@@ -261,10 +271,10 @@ class Pipeline(Description):
                 pipeline=self,
                 action="{{ params.action }}",
                 tables="{{ params.tables }}",
-                where="{{ params.where or '' }}",
+                where=text_of("where"),
                 sweep="{{ params.sweep }}",
-                snapshot_id="{{ params.snapshot_id or '' }}",
-                reason="{{ params.reason or '' }}",
+                snapshot_id=text_of("snapshot_id"),
+                reason=text_of("reason"),
             )
             start = TriggerDagRunOperator(task_id="start", trigger_dag_id=starts or self.name, conf=conf or {})
             control >> task.short_circuit(_is_start)() >> start

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from airflow.sdk import Param
 
-from airflow_bottledwater.dag import Pipeline
+from airflow_bottledwater.dag import Pipeline, text_of
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.section import Section
 from airflow_bottledwater.pipeline.setting import Setting
@@ -74,13 +74,16 @@ def _field(path: str, setting: Setting, *, opened: bool) -> Param:
 
 
 def pipeline(only: Collection[str] = ()) -> Pipeline:
-    """The pipeline whose values are those of the form, as templates.
+    """The pipeline whose values are those of the form, as templates for a DAG with ``render_template_as_native_obj``,
+    as all of this package are.
 
     :param only: as of :func:`fields`; the other settings are those of the pipeline's saved state.
     """
     values: dict[str, Any] = {"saved": bool(only)}
-    for path in only or _settings():
+    settings = _settings()
+    for path in only or settings:
         section, _, name = path.rpartition(".")
         place = values.setdefault(section, {}) if section else values
-        place[name] = f"{{{{ params.{field_of(path)} }}}}"
+        field = field_of(path)
+        place[name] = text_of(field) if settings[path].type is str else f"{{{{ params.{field} }}}}"
     return Pipeline.of(values)

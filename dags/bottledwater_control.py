@@ -11,11 +11,12 @@ from __future__ import annotations
 from airflow.sdk import Param
 
 from airflow_bottledwater import form
+from airflow_bottledwater.dag import text_of
 
 PIPELINE = ("name", "source.conn_id", "kafka.conn_id", "kafka.registry")
 
 dag = form.pipeline(PIPELINE).control_dag(
-    starts="{{ params.dag_id }}",
+    starts=text_of("dag_id"),
     conf=(
         "{{ dict(params.conf or {}, slot=params.slot, postgres_conn_id=params.postgres_conn_id, "
         "kafka_conn_id=params.kafka_conn_id, schema_registry_conn_id=params.schema_registry_conn_id) }}"

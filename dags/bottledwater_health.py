@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from airflow.sdk import Param
 
-from airflow_bottledwater.dag import dag_of
+from airflow_bottledwater.dag import dag_of, text_of
 from airflow_bottledwater.operators.health import PipelineHealthOperator
 
 with dag_of(
@@ -77,7 +77,7 @@ with dag_of(
 ) as dag:
     PipelineHealthOperator(
         task_id="health",
-        kafka_conn_id="{{ params.kafka_conn_id }}",
+        kafka_conn_id=text_of("kafka_conn_id"),
         pipelines="{{ params.pipelines }}",
         postgres_conn_ids="{{ params.postgres_conn_ids }}",
         max_lag="{{ params.max_lag }}",

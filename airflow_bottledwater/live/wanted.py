@@ -14,7 +14,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 from airflow_bottledwater.state import held
-from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.control_records import SnapshotRequest, check
 from airflow_bottledwater.state.identity import refuse_shared, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
@@ -94,10 +94,12 @@ def wanted(
 
 
 def check_named(request: SnapshotRequest) -> None:
-    """Check that a request names tables: no name would mean all of them.
+    """Check that a request can be read, and names tables: no name would mean all of them.
 
+    :raises Refused: a value has not its type.
     :raises SettingError: it names none.
     """
+    check(request)
     if not request.tables:
         raise SettingError(
             "tables",

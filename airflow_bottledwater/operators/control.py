@@ -52,6 +52,9 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
     A stop that is asked for is no failure: the task that runs the job succeeds, and
     :class:`~airflow_bottledwater.operators.health.PipelineHealthOperator` does not expect the pipeline to run.
 
+    In a DAG with ``render_template_as_native_obj``, ``"{{ params.reason | pprint }}"`` gives a text as it is: without
+    the filter, one that looks like a number becomes one.
+
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param action: one of :data:`ACTIONS`. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated: which ``snapshot`` reads again, and whose

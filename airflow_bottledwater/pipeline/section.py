@@ -72,7 +72,7 @@ class Section:
                     raise SettingError(f"{cls.AT}{name}", value, _names(part))
                 value = part.of(value)
             elif part is None and cls.described()[name].type is str and type(value) in (int, float):
-                # YAML, and a template that is rendered to a native value, make a number of a name like 2024
+                # YAML, and a user's template that is rendered to a native value, make a number of a name like 2024
                 value = str(value)
             made[name] = value
         return cls(**made)

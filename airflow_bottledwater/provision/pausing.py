@@ -14,7 +14,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.state import control_topic
-from airflow_bottledwater.state.control_records import TableRequest, encode, table_requests_prefix
+from airflow_bottledwater.state.control_records import TableRequest, check, encode, table_requests_prefix
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.identity import refuse_shared, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -29,7 +29,8 @@ def ask(pipeline: Settings, tables: Sequence[str], *, paused: bool, by: str = ""
     :raises SettingError: no table is named.
     :raises StateError: there is no such pipeline, or its first snapshot is not complete.
     :raises PreflightError: a pattern matches nothing.
-    :raises Refused: a table is not the pipeline's; or it could not be brought up to date after a pause.
+    :raises Refused: a table is not the pipeline's; it could not be brought up to date after a pause; or ``by`` or
+        ``why`` is no text.
     :raises Outage: a server does not answer.
     """
     if not tables:
@@ -39,6 +40,7 @@ def ask(pipeline: Settings, tables: Sequence[str], *, paused: bool, by: str = ""
         oids = _meant(pipeline, connection, known, tables, paused)
     name = cluster.pipeline(pipeline.slot)
     request, request_id = TableRequest(tuple(oids), paused, by, why, time.time()), uuid.uuid4().hex[:12]
+    check(request)
     control_topic.write(pipeline.kafka, {table_requests_prefix(name) + request_id: encode(request)})
     return name, request_id
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 import msgspec
 
 from airflow_bottledwater.decoding import prepare
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.problem import Problem
@@ -396,6 +397,21 @@ def encode(record: ControlRecord) -> dict[str, Any]:
     """A record as plain JSON values; fields that are None are left out."""
     found: dict[str, Any] = msgspec.to_builtins(record)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def check(record: ControlRecord) -> None:
+    """See that a record is read again as it is: :func:`decode` finds none where a value has another type.
+
+    :raises Refused: it is not.
+    """
+    try:
+        msgspec.convert(encode(record), type(record))
+    except msgspec.ValidationError as error:
+        raise Refused(
+            f"No job could read this {type(record).__name__}: {error}.",
+            "Give text as text. In a DAG with render_template_as_native_obj, a template makes a number of what looks "
+            "like one; '{{ params.reason | pprint }}' gives it as it is.",
+        ) from None
 
 
 def decode(kind: type[R], raw: Mapping[str, Any] | None) -> R | None:

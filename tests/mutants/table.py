@@ -2750,6 +2750,18 @@ MUTANTS = (
         "tests/integration/test_health.py::test_why_no_job_could_begin_is_told_until_one_reports",
     ),
     Mutant(
+        "a text of a form that looks like a number stays one",
+        "dag.text_of",
+        text(" | pprint", ""),
+        "tests/unit/test_dag.py::test_what_is_asked_of_a_pipeline_is_asked_as_it_was_filled_in",
+    ),
+    Mutant(
+        "a request that no job could read is not written",
+        "pausing.ask",
+        drop("check(request)"),
+        f"{_OPERATORS}::test_what_no_job_could_read_is_not_asked_for",
+    ),
+    Mutant(
         "old news of a trigger end no watch",
         "StreamErrorSensor.execute_complete",
         never("status is not None and not status.ended and event['seen'] != identity(status)"),

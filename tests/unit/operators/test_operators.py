@@ -42,7 +42,7 @@ from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
 from airflow_bottledwater.state import control_topic, saved
-from airflow_bottledwater.state.control_records import JobRecord, encode, job_key
+from airflow_bottledwater.state.control_records import JobRecord, SnapshotRequest, encode, job_key
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
 OPERATORS: list[Any] = [
@@ -869,6 +869,26 @@ def test_control_asks_about_single_tables(
         )
     task.execute({**CONTEXT, "dag_run": SimpleNamespace(triggering_user_name=user)})
     assert found == [(["a", "b"], asked), (("name", "id1"), 5.0)]
+
+
+def test_what_no_job_could_read_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's template may be rendered to a number."""
+    written: list[Any] = []
+    cluster = SimpleNamespace(pipeline=lambda _: "1/d/orders")
+    monkeypatch.setattr(pausing, "session", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(live, "session", lambda *_, **__: written.append("asked the source"))
+    monkeypatch.setattr(live, "streamed", lambda *_: (cluster, None))
+    monkeypatch.setattr(pausing, "_meant", lambda *_: [1])
+    monkeypatch.setattr(control_topic, "write", lambda _, records: written.append(records))
+    pipeline: Any = SimpleNamespace(slot="orders", postgres="", kafka={})
+    number: Any = 4711
+    with pytest.raises(errors.Refused, match=r"`\$.why`.*pprint"):
+        pausing.ask(pipeline, ["a"], paused=True, why=number)
+    with pytest.raises(errors.Refused, match=r"`\$.where`"):
+        live.ask(pipeline, SnapshotRequest(("a",), number))
+    assert written == []
+    pausing.ask(pipeline, ["a"], paused=True, why="4711")
+    assert len(written) == 1
 
 
 def test_each_task_of_the_group_says_what_it_is_for() -> None:

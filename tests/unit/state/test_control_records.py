@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.state.control_records import (
     ControlRecord,
     OwnerRecord,
+    SnapshotRequest,
     StatusRecord,
     StoppedBy,
     StopRequest,
+    TableRequest,
+    check,
     decode,
     encode,
     owner_key,
@@ -97,6 +101,22 @@ def test_what_is_missing_has_its_default() -> None:
 )
 def test_what_is_none_of_ours_is_as_if_it_were_not_there(kind: type[ControlRecord], raw: dict[str, Any] | None) -> None:
     assert decode(kind, raw) is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "wrong"),
+    [
+        (TableRequest((1,), True, "ann", 4711), "why"),  # type: ignore[arg-type]
+        (SnapshotRequest(("a",), 2024), "where"),  # type: ignore[arg-type]
+        (SnapshotRequest(("a", 5)), "tables"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_would_not_be_read_is_refused_before_it_is_written(request_: ControlRecord, wrong: str) -> None:
+    assert decode(type(request_), encode(request_)) is None
+    with pytest.raises(Refused, match=rf"No job could read this {type(request_).__name__}: .*{wrong}"):
+        check(request_)
+    check(TableRequest((1,), True, "ann", "4711"))
+    check(SnapshotRequest(("a",), "day = 1"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""The DAGs of a pipeline, and the form: what their templates are rendered to."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_bottledwater import form
+from airflow_bottledwater.dag import Pipeline
+from airflow_bottledwater.operators.control import PipelineControlOperator
+from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.sensors.dead_letters import DeadLettersSensor
+
+DAGS = Path(__file__).parents[2] / "dags"
+#: texts that Python takes for something else
+LOOKING: Any = ["4711", "1234e5678901", "2024_01", "1.10", "None", "True", "['a']", "'quoted'", "0x10", "{{ ds }}"]
+
+
+def rendered(dag: DAG, task_id: str, **params: Any) -> Any:
+    """A copy of a task, rendered with what was filled into the DAG's form."""
+    task = dag.get_task(task_id).prepare_for_execution()
+    task.render_template_fields({"params": {**dag.params.dump(), **params}})
+    return task
+
+
+@pytest.mark.parametrize("text", LOOKING)
+def test_what_is_asked_of_a_pipeline_is_asked_as_it_was_filled_in(text: str) -> None:
+    # how templates are rendered is no matter of the user's
+    for dag in (Pipeline("shop").control_dag(), Pipeline("shop").control_dag(render_template_as_native_obj=False)):
+        control: PipelineControlOperator = rendered(
+            dag, "control", reason=text, where=text, snapshot_id=text, tables=[text, "b"], sweep=True
+        )
+        assert (control.reason, control.where, control.snapshot_id) == (text, text, text)
+        assert (control.tables, control.sweep) == ([text, "b"], True)
+        empty: PipelineControlOperator = rendered(dag, "control", reason=None)
+        assert (empty.reason, empty.where) == ("", "")
+
+
+@given(st.text())
+def test_any_text_is_rendered_to_itself(text: str) -> None:
+    control = _CONTROL.get_task("control")
+    found = control.render_template(control.reason, {"params": {"reason": text}}, _CONTROL.get_template_env())  # type: ignore[typeddict-item]
+    assert (type(found), found) == (str, text)
+
+
+_CONTROL = Pipeline("shop").control_dag()
+
+
+@pytest.mark.parametrize("only", [(), ("name", "kafka.topic_prefix", "source.conn_id")])
+def test_a_text_of_the_form_is_the_pipelines_to_the_letter(only: tuple[str, ...]) -> None:
+    with DAG("d", schedule=None, params=form.fields(only), render_template_as_native_obj=True) as dag:
+        DeadLettersSensor(task_id="t", pipeline=form.pipeline(only))
+    found = rendered(dag, "t", slot="2024_01", topic_prefix="1.10", postgres_conn_id="None").described()
+    assert (found.name, found.kafka.topic_prefix, found.source.conn_id) == ("2024_01", "1.10", "None")
+    if not only:
+        assert found.as_dict() == {
+            **Description("2024_01").as_dict(), "source": {"conn_id": "None"}, "kafka": {"topic_prefix": "1.10"},
+        }  # fmt: skip
+
+
+def test_the_fields_of_the_ready_dags_are_as_they_were_filled_in() -> None:
+    control, health = (runpy.run_path(str(DAGS / f"bottledwater_{name}.py"))["dag"] for name in ("control", "health"))
+    assert rendered(control, "start", dag_id="2024_01").trigger_dag_id == "2024_01"
+    assert rendered(health, "health", kafka_conn_id="2024_01").kafka_conn_id == "2024_01"

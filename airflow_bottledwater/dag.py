@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from airflow.sdk import DAG, CronDataIntervalTimetable, Param, task
+from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetable, Param, task
 
 from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.operators.approval import PipelineControlApprovalOperator
@@ -53,6 +53,24 @@ def text_of(field: str) -> str:
     :param field: its name.
     """
     return f"{{{{ (params.{field} or '') | pprint }}}}"
+
+
+def _with_intervals(schedule: Any) -> Any:
+    """A schedule whose runs have data intervals: what Airflow makes of a cron expression, or a timedelta, has empty
+    ones (``[scheduler] create_cron_data_intervals``)."""
+    if isinstance(schedule, str) and schedule not in ("@once", "@continuous"):
+        return CronDataIntervalTimetable(schedule, timezone="UTC")
+    return DeltaDataIntervalTimetable(schedule) if isinstance(schedule, timedelta) else schedule
+
+
+def _of_interval(column: str, zone: str) -> str:
+    """The template of a condition: the rows of a run's data interval. Its bounds are in a time zone, with their offset:
+    PostgreSQL heeds that for a timestamptz, ignores it for a timestamp, and takes the day of a bound for a date.
+
+    :param zone: as an expression of the template.
+    """
+    start, end = (f"{{{{ data_interval_{each}.in_timezone({zone}) | ts }}}}" for each in ("start", "end"))
+    return f"{column} >= '{start}' AND {column} < '{end}'"
 
 
 def _is_start(params: dict[str, Any] | None = None) -> bool:
@@ -203,13 +221,16 @@ class Pipeline(Description):
         """The DAG that publishes the rows of its run's data interval again, by the stream. Airflow's backfills of it
         publish many days.
 
-        :param by: the column that dates a row, in each of the tables. (templated)
+        :param by: the column that dates a row, in each of the tables: a timestamptz; or a timestamp or date, which is
+            taken to be in the schedule's time zone. (templated)
         :param tables: whose rows; None: of all tables that the pipeline names. (templated)
-        :param schedule: when; None: every day at midnight, in UTC.
+        :param schedule: when: a timetable with data intervals; a cron expression, in UTC, or a timedelta, of which such
+            a timetable is made; None: every day at midnight, in UTC.
         :param rows_per_second: how many rows are read in a second at most; 0: as many as there is time for. (templated)
         """
+        schedule = _with_intervals(schedule or "@daily")
         more = {
-            "schedule": schedule or CronDataIntervalTimetable("0 0 * * *", timezone="UTC"),
+            "schedule": schedule,
             # they queue at the slot anyway, and the triggerer holds them while they do
             "max_active_runs": 16,
             "default_args": {"retries": 3, "retry_delay": timedelta(minutes=1)},
@@ -220,7 +241,7 @@ class Pipeline(Description):
                 task_id="backfill",
                 pipeline=self,
                 tables=list(self.source.tables) if tables is None else tables,
-                where=f"{by} >= '{{{{ data_interval_start | ds }}}}' AND {by} < '{{{{ data_interval_end | ds }}}}'",
+                where=_of_interval(by, "dag.timetable.timezone" if hasattr(schedule, "timezone") else "'UTC'"),
                 rows_per_second=rows_per_second,
             )
         return made

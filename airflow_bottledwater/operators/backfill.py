@@ -3,6 +3,7 @@ repaired."""
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import NEVER_EXPIRE, BaseOperator  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks the first
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.hooks.backfill import BackfillWatch
 from airflow_bottledwater.operators.assets import AssetEvents
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 #: the key in the task's state for the live snapshot's name and id
 _ASKED = "bottledwater_backfill"
+#: a bound of the run's data interval in a template, as it is: not one of another interval that is made of it
+_BOUND = r"{{\s*data_interval_%s(\.in_timezone\([^)]*\)|\.\w+)*\s*(\||}})"
 
 
 class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
@@ -51,8 +54,10 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param tables: ``[schema.]table`` patterns of the tables that are read, a list or comma-separated. (templated)
-    :param where: which of their rows: SQL over the tables' own columns, such as ``day >= '{{ data_interval_start | ds
-        }}' AND day < '{{ data_interval_end | ds }}'``; empty for all. (templated)
+    :param where: which of their rows: SQL over the tables' own columns, such as ``created_at >= '{{
+        data_interval_start | ts }}' AND created_at < '{{ data_interval_end | ts }}'``; empty for all. What names the
+        data interval needs a timetable that has them, such as ``CronDataIntervalTimetable("@daily", timezone="UTC")``:
+        those of a plain cron expression are empty. (templated)
     :param sweep: also publish tombstones for keys that the tables do not have.
     :param by_key: read in the order of the keys instead of the table's blocks: the reading goes on where it was if the
         table is rewritten.
@@ -86,6 +91,8 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
         self._set_pipeline(pipeline)
         self.tables = tables
         self.where = where
+        #: whether the rows are those of the run's data interval, as the template says
+        self._of_interval = all(re.search(_BOUND % each, str(where)) for each in ("start", "end"))
         self.sweep = sweep
         self.by_key = by_key
         self.rows_per_second = rows_per_second
@@ -102,9 +109,11 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
         """Ask for the live snapshot and wait for its end; returns how many rows were published (``rows``), and how many
         were superseded: left out, since the stream has published newer versions of them (``superseded``).
 
-        :raises AirflowFailException: the live snapshot failed, was cancelled, or took too long.
+        :raises AirflowFailException: the live snapshot failed, was cancelled, or took too long; or its rows would be
+            those of an empty data interval.
         """
         with failing():
+            self._check_interval(context)
             pipeline = self.pipeline_hook.pipeline()
             self._asked = asked = self._ask(context, pipeline)
         deadline = time.time() + self.timeout if self.timeout else None
@@ -125,6 +134,16 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
             if report is None:
                 return self._give_up(context, pipeline)
             return self._conclude(context, pipeline, report)
+
+    def _check_interval(self, context: Context) -> None:
+        """:raises Refused: no row is in the run's data interval, and the condition is about it."""
+        start, end = context.get("data_interval_start"), context.get("data_interval_end")
+        if self._of_interval and start == end:
+            raise Refused(
+                f"The data interval of this run is empty (from {start} to {end}), so that no row is in it.",
+                "Give the DAG a timetable with data intervals, such as "
+                'CronDataIntervalTimetable("@daily", timezone="UTC"): those of a plain cron expression are empty.',
+            )
 
     def _wait(self, asked: dict[str, str], deadline: float | None) -> dict[str, Any] | None:
         """Wait in this process for the last report; None at the deadline.

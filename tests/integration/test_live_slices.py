@@ -72,6 +72,29 @@ def test_the_rows_are_those_that_the_condition_means(
         assert max(_chunks(connection, table, sql.SQL("day BETWEEN 5 AND 7"), 1000)) <= 100
 
 
+@pytest.mark.parametrize(
+    ("column", "first", "last"),
+    [
+        ("at", "2026-03-28 23:00", "2026-03-29 21:00"),  # in UTC: the day has 23 hours
+        ("at AT TIME ZONE 'Europe/Berlin'", "2026-03-28 23:00", "2026-03-29 21:00"),
+        ("(at AT TIME ZONE 'Europe/Berlin')::date", "2026-03-28 23:00", "2026-03-29 21:00"),
+        ("at AT TIME ZONE 'UTC'", "2026-03-29 00:00", "2026-03-29 23:00"),
+    ],
+)
+def test_bounds_with_an_offset_fit_every_type_that_dates_a_row(
+    database: str, column: str, first: str, last: str
+) -> None:
+    """As Pipeline.backfill_dag has them, of a day in Berlin."""
+    with connect(database) as connection:
+        connection.execute("SET timezone TO 'Asia/Tokyo'")
+        found = connection.execute(
+            f"SELECT min(at) AT TIME ZONE 'UTC', max(at) AT TIME ZONE 'UTC' FROM (SELECT at, {column} AS t FROM "
+            "generate_series(timestamptz '2026-03-27 00:00Z', '2026-04-01 00:00Z', interval '1 hour') at) "
+            "WHERE t >= '2026-03-29T00:00:00+01:00' AND t < '2026-03-30T00:00:00+02:00'"
+        ).fetchone()  # type: ignore[call-overload]
+    assert found is not None and [f"{each:%Y-%m-%d %H:%M}" for each in found] == [first, last]
+
+
 def test_a_table_is_read_whole_where_that_is_faster(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with connect(database) as connection:
         table = _fill(connection, clustered=True)

@@ -2762,6 +2762,18 @@ MUTANTS = (
         f"{_OPERATORS}::test_what_no_job_could_read_is_not_asked_for",
     ),
     Mutant(
+        "a backfill by a schedule has a data interval",
+        "dag._with_intervals",
+        never("isinstance(schedule, str) and ..."),
+        "tests/unit/test_dag.py::test_a_backfill_is_of_the_data_interval_of_its_run",
+    ),
+    Mutant(
+        "a backfill of an empty data interval is refused",
+        "BackfillToKafkaOperator._check_interval",
+        never("self._of_interval and start == end"),
+        "tests/unit/operators/test_backfill_operator.py::test_no_rows_are_asked_for_of_an_empty_data_interval",
+    ),
+    Mutant(
         "old news of a trigger end no watch",
         "StreamErrorSensor.execute_complete",
         never("status is not None and not status.ended and event['seen'] != identity(status)"),

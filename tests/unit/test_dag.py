@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import runpy
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pendulum
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.serialization.serialized_objects import DagSerialization
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,10 +25,14 @@ DAGS = Path(__file__).parents[2] / "dags"
 LOOKING: Any = ["4711", "1234e5678901", "2024_01", "1.10", "None", "True", "['a']", "'quoted'", "0x10", "{{ ds }}"]
 
 
-def rendered(dag: DAG, task_id: str, **params: Any) -> Any:
-    """A copy of a task, rendered with what was filled into the DAG's form."""
+def rendered(dag: DAG, task_id: str, more: dict[str, Any] | None = None, **params: Any) -> Any:
+    """A copy of a task, rendered with what was filled into the DAG's form.
+
+    :param more: of the context.
+    """
     task = dag.get_task(task_id).prepare_for_execution()
-    task.render_template_fields({"params": {**dag.params.dump(), **params}})
+    context: Any = {"dag": dag, "params": {**dag.params.dump(), **params}, **(more or {})}
+    task.render_template_fields(context)
     return task
 
 
@@ -68,3 +75,25 @@ def test_the_fields_of_the_ready_dags_are_as_they_were_filled_in() -> None:
     control, health = (runpy.run_path(str(DAGS / f"bottledwater_{name}.py"))["dag"] for name in ("control", "health"))
     assert rendered(control, "start", dag_id="2024_01").trigger_dag_id == "2024_01"
     assert rendered(health, "health", kafka_conn_id="2024_01").kafka_conn_id == "2024_01"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "bounds"),
+    [
+        (None, ("2026-03-28T00:00:00+00:00", "2026-03-29T00:00:00+00:00")),
+        ("@daily", ("2026-03-28T00:00:00+00:00", "2026-03-29T00:00:00+00:00")),
+        ("5 * * * *", ("2026-03-29T22:05:00+00:00", "2026-03-29T23:05:00+00:00")),
+        (timedelta(hours=2), ("2026-03-29T21:30:00+00:00", "2026-03-29T23:30:00+00:00")),
+        # the days of that zone, of which this one has 23 hours
+        (
+            CronDataIntervalTimetable("0 0 * * *", timezone="Europe/Berlin"),
+            ("2026-03-29T00:00:00+01:00", "2026-03-30T00:00:00+02:00"),
+        ),
+    ],
+)
+def test_a_backfill_is_of_the_data_interval_of_its_run(schedule: Any, bounds: tuple[str, str]) -> None:
+    dag = Pipeline("shop").backfill_dag(by="{{ params.column }}", schedule=schedule, params={"column": "d"})
+    scheduled = DagSerialization.from_dict(DagSerialization.to_dict(dag)).timetable
+    run = scheduled.infer_manual_data_interval(run_after=pendulum.datetime(2026, 3, 29, 23, 30))
+    backfill = rendered(dag, "backfill", {"data_interval_start": run.start, "data_interval_end": run.end})
+    assert backfill.where == "d >= '{}' AND d < '{}'".format(*bounds)

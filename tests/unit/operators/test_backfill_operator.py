@@ -6,9 +6,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pendulum
 import pytest
+from airflow.sdk import CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_bottledwater.dag import Pipeline
 from airflow_bottledwater.errors import Outage, SettingError
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.jobs import snapshots
@@ -157,6 +160,43 @@ def test_ended_with_its_worker_the_task_can_be_tried_again(monkeypatch: pytest.M
     )
     with pytest.raises(Outage, match="A retry asks for the rows again"):
         operator.execute({})  # type: ignore[typeddict-item]
+
+
+def test_no_rows_are_asked_for_of_an_empty_data_interval(
+    monkeypatch: pytest.MonkeyPatch, asked_for: list[Any], forgotten: list[tuple[str, str]]
+) -> None:
+    """A plain cron expression gives its runs intervals that end where they begin: each would publish nothing, and be
+    green."""
+    at, between = (
+        pendulum.datetime(2026, 3, 1),
+        "d >= '{{{{ data_interval_start{} }}}}' AND d < '{{{{ data_interval_end{} }}}}'",
+    )
+    daily = CronTriggerTimetable("@daily", timezone="UTC")
+    made = Pipeline("shop").backfill_dag(by="d", schedule=daily)
+    wheres = [*(between.format(each, each) for each in (" | ds", "", ".year")), made.get_task("backfill").where]
+    monkeypatch.setattr(BackfillToKafkaOperator, "_wait", lambda *_: REPORT)
+    monkeypatch.setattr(BackfillToKafkaOperator, "_conclude", lambda *_: {})
+
+    def execute(where: str, end: Any) -> None:
+        operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="orders", where=where, deferrable=False)
+        context: Any = {
+            "task_state_store": Store(), "ti": SimpleNamespace(try_number=1, max_tries=0),
+            "dag": made, "data_interval_start": at, "data_interval_end": end,
+        }  # fmt: skip
+        operator.render_template_fields(context)
+        operator.execute(context)
+
+    for where in wheres:
+        with pytest.raises(
+            AirflowFailException, match=r"data interval of this run is empty.*CronDataIntervalTimetable"
+        ):
+            execute(where, at)
+    assert not asked_for
+    execute(wheres[0], at.add(days=1))
+    # of another interval, or of none
+    for where in (between.format(".subtract(days=1) | ds", " | ds"), "d >= '{{ data_interval_start | ds }}'", "d > 5"):
+        execute(where, at)
+    assert len(asked_for) == 4
 
 
 def test_a_retry_whose_template_names_no_table_any_more_does_not_mean_all(asked_for: list[Any]) -> None:

@@ -255,6 +255,29 @@ def test_what_a_bounded_run_has_changed_is_told_before_its_job_is_forgotten(
     assert world.done == ["tell 0/1", "lineage", "forget old"]
 
 
+@pytest.mark.parametrize(
+    ("try_number", "began", "is_now"),
+    [
+        # what the first try has published is told with what this one does
+        (2, "0/1", "0/1"),
+        # which could not be said then
+        (2, {}, "0/9"),
+        (2, None, "0/9"),
+        # as if it had never run
+        (3, "0/1", "0/9"),
+    ],
+)
+def test_a_bounded_run_that_succeeds_on_a_retry_tells_what_all_tries_have_published(
+    world: World, monkeypatch: pytest.MonkeyPatch, try_number: int, began: Any, is_now: Any
+) -> None:
+    monkeypatch.setattr(AssetEvents, "begin", lambda _: "0/9")
+    world.ends["old"] = Ended(Outcome(ok=True, stopped=True), asked=True)
+    store = Store(bottledwater_job=OLD, **({} if began is None else {"bottledwater_began": began}))
+    at = context(store, try_number=try_number, max_tries=1 if try_number == 2 else 3)
+    deferred(lambda: operator(bounded=True, retries=1).execute(at))
+    assert "start" in world.done and store.get("bottledwater_began") == is_now
+
+
 def test_a_retry_of_a_job_that_was_stopped_submits(world: World) -> None:
     """After its timeout for example: it has not ended well, it was ended."""
     world.end(OLD, ok=True, stopped=True, counts={"position": "0/5"})

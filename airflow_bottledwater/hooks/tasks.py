@@ -48,6 +48,11 @@ class Fate(enum.Enum):
     #: Airflow has not said it
     UNKNOWN = enum.auto()
 
+    @property
+    def may_continue(self) -> bool:
+        """Whether another process of the task may come, which goes on with what it has begun, or begins it anew."""
+        return self in (Fate.GOES_ON, Fate.CLEARED, Fate.UNKNOWN)
+
 
 def fate_of(states: set[str]) -> Fate:
     """What became of a task.

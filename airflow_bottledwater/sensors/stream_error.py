@@ -12,6 +12,7 @@ from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
@@ -22,7 +23,15 @@ from airflow_bottledwater.operators.base import (
 )
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.sensors.looking import LookingSensor
-from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger, ended, evaluate, identity, limit, read
+from airflow_bottledwater.triggers.stream_error import (
+    StreamErrorTrigger,
+    ended,
+    evaluate,
+    identity,
+    limit,
+    owner_of,
+    read,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -142,6 +151,9 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
             seen = {**seen, "record": record, "since": time.time()}
             store.set(_SEEN, seen)
         event = self._evaluate(pipeline, status, earlier=seen["earlier"], silent=time.time() - seen["since"])
+        owner = None if event is None else owner_of(event)
+        if owner is not None and tasks.owners_fate(owner).may_continue:
+            return False  # a retry, say, submits another job
         return event is not None and self._conclude(event)
 
     def _evaluate(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 from airflow.triggers.base import TriggerEvent
@@ -35,8 +36,8 @@ log = logging.getLogger(__name__)
 #: how many times outage_timeout may pass without a report: a job waits for servers before its first report, and one
 #: that failed for a transient reason is submitted again after a pause
 _OUTAGES = 2
-#: seconds for which nobody continues a job that was stopped with its task, before that counts as the stream's end: a
-#: task that was cleared submits another one
+#: seconds for which nobody continues a job that was stopped with its task, before that counts as the stream's end, if
+#: that task is not known to go on: one that was cleared submits another job
 _CONTINUED = 60.0
 #: seconds between two lines in the log about a stream of which nothing but its position and its counters has changed
 _TELL = 600.0
@@ -65,7 +66,8 @@ def evaluate(
 
     A transient failure does not count at once, since the stream operator submits the job again; nor does the end of an
     earlier job, or of one that was stopped with its task or to be replaced. They count when nothing else was reported
-    for a while.
+    for a while. The event for a job that was stopped with its task has this task as ``owner``: as long as that goes
+    on, it is no end.
 
     :param silent: seconds for which the status has not changed, by the reader's own clock; clocks of other hosts are
         not used.
@@ -112,7 +114,15 @@ def evaluate(
         )
     if status.stopped_by == TASK and silent < min(_CONTINUED, longest):
         return None
-    return {"status": "ok", "position": status.position, "counters": status.counters}
+    owner = status.job.owner if status.stopped_by == TASK else None
+    told = None if owner is None else asdict(owner)
+    return {"status": "ok", "position": status.position, "counters": status.counters, "owner": told}
+
+
+def owner_of(event: dict[str, Any]) -> Owner | None:
+    """The task of this Airflow with which the job of an event was stopped; None if there is none."""
+    owner = Owner(**told) if (told := event.get("owner")) else None
+    return owner if owner is not None and ours(owner) else None
 
 
 def identity(status: StatusRecord | None) -> list[Any] | None:
@@ -239,6 +249,9 @@ class StreamErrorTrigger(PipelineTrigger):
                     event = await watching.fetch()
                 except BottledWaterError as error:
                     event = _failed(str(error))
+                owner = None if event is None else owner_of(event)
+                if owner is not None and (await tasks.fate(owner)).may_continue:
+                    continue  # a retry, say, submits another job
                 if event is not None:
                     yield TriggerEvent(event)
                     return

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -590,6 +591,51 @@ def test_a_stream_that_never_starts_ends_the_trigger(clock: Clock, monkeypatch: 
     assert 1160 <= clock.now < 1180
     # and lets go of the reader
     assert ControlTopic._of == {}
+
+
+#: the task of a stream
+STREAM = Owner("d", "r", "g.stream", 2, "h", "", "local")
+
+
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize(
+    ("answers", "owner", "asked"),
+    [
+        # a time-out has ended its try, or its worker went away: the retry submits another job
+        (["up_for_retry", "queued", None, OSError("the API server is away"), "failed"], STREAM, 5),
+        (["failed"], STREAM, 1),
+        (["success"], STREAM, 1),
+        ([], replace(STREAM, airflow="another one"), 0),
+        ([], None, 0),
+    ],
+)
+def test_a_stream_that_was_stopped_with_its_task_has_ended_when_the_task_has(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, answers: list[Any], owner: Owner | None, asked: int
+) -> None:
+    sleep, left, began = asyncio.sleep, list(answers), clock.now
+
+    def passes(seconds: float) -> Any:
+        clock.now += seconds
+        return sleep(0)
+
+    def states(**arguments: Any) -> Any:
+        assert arguments == {"dag_id": "d", "task_ids": ["g.stream"], "run_ids": ["r"], "map_index": 2}
+        assert clock.now >= began + 60
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return {"r": {"g.stream": answer}}
+
+    monkeypatch.setenv("AIRFLOW__BOTTLEDWATER__AIRFLOW_ID", "this one")
+    monkeypatch.setattr(asyncio, "sleep", passes)
+    monkeypatch.setattr(tasks.RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    monkeypatch.setattr(StreamErrorTrigger, "_stop_orphans", lambda _: sleep(0))
+    clock.status, clock.changed = seen("stopped", stopped_by="task", owner=owner), clock.now
+    cluster = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
+    (event,) = events(StreamErrorTrigger(hook=HOOK, cluster=cluster, poll_interval=10.0))
+    assert (event["status"], left, len(answers)) == ("ok", [], asked)
+    assert 60 + 10 * max(0, asked - 1) <= clock.now - began <= 80 + 10 * asked
+    json.dumps(event)
 
 
 class Reader:

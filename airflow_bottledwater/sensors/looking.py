@@ -6,9 +6,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_bottledwater.errors import CredentialsRefused, Outage
 from airflow_bottledwater.operators.base import failing
+from airflow_bottledwater.triggers.watching import PASSING
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -23,16 +24,31 @@ class LookingSensor(BaseSensorOperator):
     _looked = False
 
     def execute(self, context: Context) -> Any:
-        """Look until what the sensor waits for has happened; if deferrable, once here and then in the triggerer."""
+        """Look until what the sensor waits for has happened; if deferrable, once here and then in the triggerer.
+
+        :raises AirflowSkipException: with ``soft_fail`` or ``never_fail``, instead of what fails the sensor.
+        """
         if not self.deferrable:
             return super().execute(context)
+        try:
+            self.begin(context)
+        except AirflowSkipException:
+            raise
+        except Exception as error:
+            # as Airflow's own loop has it (airflow/sdk/bases/sensor.py)
+            if self.never_fail or (self.soft_fail and isinstance(error, AirflowFailException)):
+                raise AirflowSkipException(f"Skipped, since the sensor shall not fail: {error}") from error
+            raise
+        return None
+
+    def begin(self, context: Context) -> None:
+        """Look once; then wait in the triggerer, unless that was enough."""
         if not self.poke(context):
             self.defer(
                 trigger=self.trigger(context),
                 method_name="execute_complete",
                 timeout=timedelta(seconds=float(self.timeout)),
             )
-        return None
 
     def trigger(self, context: Context) -> BaseTrigger:
         """What looks in the triggerer."""
@@ -54,7 +70,7 @@ class LookingSensor(BaseSensorOperator):
         with failing():
             try:
                 return self.look(context)
-            except (Outage, CredentialsRefused) as error:
+            except PASSING as error:
                 if first:
                     raise
                 self.log.warning("The check failed and is tried again: %s", error)

@@ -90,14 +90,7 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         self.max_silence = max_silence
         self.deferrable = deferrable
 
-    def execute(self, context: Context) -> Any:
-        """Check until the stream ends; if deferrable, once here and then in the triggerer."""
-        if not self.deferrable:
-            return super().execute(context)
-        self._watch()
-        return None
-
-    def _watch(self) -> None:
+    def begin(self, context: Context) -> None:
         """Look once; then wait in the triggerer, unless that was the verdict."""
         with failing():
             pipeline, cluster = self.pipeline_hook.pipeline(), self._cluster()
@@ -188,7 +181,7 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
                 status, _ = read(self.pipeline_hook.pipeline(), self._cluster(), now=True)
             if status is not None and not status.ended and event["seen"] != identity(status):
                 self.log.info("That was seen: %s But a job runs by now.", event.get("message", "the stream's end."))
-                self._watch()
+                self.begin(context)
                 return
         self._conclude(event)
 

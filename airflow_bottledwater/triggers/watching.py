@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from airflow.triggers.base import TriggerEvent
 
-from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
@@ -26,6 +26,9 @@ LONGEST_PAUSE = 10.0
 #: seconds after a task's deferral before which no event is sent: Airflow's scheduler could otherwise take the end of
 #: the deferring process for the end of the task
 SETTLED = 5.0
+
+#: errors that say nothing about what is watched: a server is away, or refuses a password which is being changed
+PASSING = (Outage, CredentialsRefused)
 
 #: seconds of an outage after which a watch begins anew, with the connections as they are then: servers may have moved
 ANEW = 60.0
@@ -72,23 +75,25 @@ class AsyncWatch:
     async def fetch(self) -> Any:
         """Look once; None if nothing has happened yet, or it cannot be seen, of which the log says why.
 
-        :raises BottledWaterError: the watch cannot begin, for another reason than an outage.
+        :raises BottledWaterError: it cannot be seen, for another reason than one of :data:`PASSING`.
         """
         if self._away and time.monotonic() - self._away >= ANEW:
             await self._close()
         if self._watch is None:
             try:
                 self._watch = await self._begin()
-            except Outage as error:
+            except PASSING as error:
                 log.warning("%s cannot be seen: %s", self._what, error)
                 return None
         try:
             found = await _called(self._watch.fetch)
         except BottledWaterError as error:
-            log.warning("%s cannot be seen: %s", self._what, error)
             self._away = self._away or time.monotonic()
             if not isinstance(error, Outage):
                 await self._close()
+            if not isinstance(error, PASSING):
+                raise
+            log.warning("%s cannot be seen: %s", self._what, error)
             return None
         self._away = 0.0
         return found

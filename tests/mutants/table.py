@@ -2774,6 +2774,31 @@ MUTANTS = (
         "tests/unit/operators/test_backfill_operator.py::test_no_rows_are_asked_for_of_an_empty_data_interval",
     ),
     Mutant(
+        "a stream has not ended while its task goes on",
+        "StreamErrorTrigger.run",
+        never("owner is not None and (await tasks.fate(owner)).may_continue"),
+        "tests/unit/triggers/test_triggers.py"
+        "::test_a_stream_that_was_stopped_with_its_task_has_ended_when_the_task_has",
+    ),
+    Mutant(
+        "a bounded run tells what its earlier tries have published",
+        "StreamToKafkaOperator.execute",
+        drop("is_first_try(...) or not store.get(_BEGAN)"),
+        f"{_STREAM_OPERATOR}::test_a_bounded_run_that_succeeds_on_a_retry_tells_what_all_tries_have_published",
+    ),
+    Mutant(
+        "a sensor in the triggerer hears what does not pass",
+        "AsyncWatch.fetch",
+        drop("if not isinstance(error, PASSING):\n    raise"),
+        "tests/unit/sensors/test_sensors.py::test_the_trigger_waits_for_dead_letters_over_an_outage",
+    ),
+    Mutant(
+        "a first look that fails skips a sensor that shall not fail",
+        "LookingSensor.execute",
+        never("self.never_fail or ..."),
+        "tests/unit/sensors/test_sensors.py::test_a_first_look_that_fails_skips_a_sensor_that_shall_not_fail",
+    ),
+    Mutant(
         "old news of a trigger end no watch",
         "StreamErrorSensor.execute_complete",
         never("status is not None and not status.ended and event['seen'] != identity(status)"),

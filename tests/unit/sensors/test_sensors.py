@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
-from airflow_bottledwater.errors import CredentialsRefused, JobFailed, Outage
+from airflow_bottledwater.errors import CredentialsRefused, JobFailed, Outage, StateError
 from airflow_bottledwater.hooks import tasks
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.postgres import connect as postgres
@@ -37,6 +38,8 @@ CLUSTER = Cluster(system_identifier="1", timeline=1, database="d", version=16000
 CONTEXT: Any = {"ti": SimpleNamespace(start_date=datetime(2026, 1, 1, tzinfo=UTC))}
 
 ORDERS = Description("orders")
+#: the task of a stream
+STREAM = Owner("d", "r", "g.stream", 2, "h", "", "local")
 
 
 def lag_sensor(**arguments: Any) -> ReplicationSlotLagSensor:
@@ -261,7 +264,8 @@ def test_dead_letters_are_waited_for(letters: list[Any]) -> None:
 def test_the_trigger_waits_for_dead_letters_over_an_outage(letters: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pause = asyncio.sleep
     monkeypatch.setattr(asyncio, "sleep", lambda _: pause(0))
-    letters.extend([{"public.a": {"stream": 1}}, Outage("away"), {}])
+    one = {"public.a": {"stream": 1}}
+    letters.extend([one, Outage("away"), CredentialsRefused("refused"), {}])
     trigger = DeadLettersTrigger(
         hook=DeadLettersSensor(task_id="t", pipeline=ORDERS).pipeline_hook.arguments(), poll_interval=0.1
     )
@@ -272,6 +276,11 @@ def test_the_trigger_waits_for_dead_letters_over_an_outage(letters: list[Any], m
 
     assert asyncio.run(first()) == {"status": "ok", "open": 0}
     assert not letters
+    # what does not pass ends it, as it ends a sensor that looks itself
+    letters.extend([one, StateError("There is no pipeline 'orders'."), StateError("There is no pipeline 'orders'.")])
+    assert asyncio.run(first()) == {"status": "failed", "message": "There is no pipeline 'orders'."}
+    with pytest.raises(AirflowFailException, match="There is no pipeline"):
+        DeadLettersSensor(task_id="t", pipeline=ORDERS).poke(CONTEXT)
 
 
 # ------------------------------------------------------------------ a position
@@ -413,6 +422,54 @@ def test_without_a_trigger_the_tasks_state_remembers_what_was_seen(
     context["ti"].try_number = 2
     assert not look(told(at=7.0), 10)
     assert look(told("stopped", at=8.0), 10)
+
+
+def test_without_a_trigger_it_waits_for_the_task_of_a_stream_that_was_stopped_with_it(
+    looks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry of that task submits another job, and nobody would watch it."""
+    now, fates = [1000.0], [tasks.Fate.GOES_ON, tasks.Fate.CLEARED, tasks.Fate.UNKNOWN, tasks.Fate.ENDED]
+    monkeypatch.setattr(stream_error.time, "time", lambda: now[0])
+    monkeypatch.setattr(tasks, "owners_fate", lambda owner: fates.pop(0) if owner == STREAM else None)
+    values: dict[str, Any] = {}
+    store = SimpleNamespace(get=values.get, set=lambda key, value: values.update({key: value}))
+    context: Any = {"ti": SimpleNamespace(try_number=1), "task_state_store": store}
+    sensor = StreamErrorSensor(task_id="t", pipeline=ORDERS, deferrable=False)
+    stopped = told("stopped", stopped_by="task", owner=STREAM, at=6.0)
+    looks.extend([told(), *[stopped] * 6])
+    found = []
+    for seconds in (0, 10, 59, 2, 1, 1, 1):
+        now[0] += seconds
+        found.append(sensor.poke(context))
+    assert (found, fates) == ([False] * 6 + [True], [])
+
+
+def test_a_first_look_that_fails_skips_a_sensor_that_shall_not_fail(source: list[Any], looks: list[Any]) -> None:
+    """Whether it waits in the triggerer or not."""
+
+    def execute(**arguments: Any) -> None:
+        source.append(None)
+        ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS, **arguments).execute(CONTEXT)
+
+    for deferrable in (True, False):
+        for how in ({"soft_fail": True}, {"never_fail": True}):
+            with pytest.raises(AirflowSkipException):
+                execute(deferrable=deferrable, **how)
+        with pytest.raises(AirflowFailException, match="does not exist"):
+            execute(deferrable=deferrable)
+    # of an outage, a retry may be the end
+    source.append(Outage("away"))
+    with pytest.raises(Outage):
+        lag_sensor(soft_fail=True).execute(CONTEXT)
+    source.append(Outage("away"))
+    with pytest.raises(AirflowSkipException, match="away"):
+        lag_sensor(never_fail=True).execute(CONTEXT)
+    looks.append(told("failed", error="schema refused", id="j2", counters={"open_dead_letters": 1}))
+    with pytest.raises(AirflowSkipException, match="1 dead letter"):
+        error_sensor(soft_fail=True).execute(CONTEXT)
+    source.append(("reserved", 11, 20, True, 50, None))
+    with pytest.raises(TaskDeferred):
+        lag_sensor(max_lag=10, never_fail=True).execute(CONTEXT)
 
 
 @pytest.mark.parametrize("status", ["failed", "ok"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import re
 from datetime import date
 from typing import Any
 
@@ -142,7 +143,9 @@ def test_what_is_left_out_is_nowhere(
     assert (result.published + result.overtaken, result.failed) == (4, 0) and result.published
     verified(flow)
     found = everything(flow)
-    assert SECRET.encode() not in found and b"scan_at" not in found.replace(b'"scan*"', b"")
+    # but for the names in the saved state
+    named = re.sub(rb'\[\d+, ?"scan_at"\]', b"", found.replace(b'"scan*"', b""))
+    assert SECRET.encode() not in found and b"scan_at" not in named
     assert SECRET not in logged(caplog)
 
 

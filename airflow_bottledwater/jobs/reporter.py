@@ -88,7 +88,7 @@ class Reporter(ABC):
                 if time.monotonic() - last_written >= self._pipeline.heartbeat_interval:
                     last_written = time.monotonic()
                     self._write(wait=0)
-                self._silent = ""
+                    self._silent = ""
             except Exception as error:
                 self._tell(error)
                 self._ended.wait(1.0)

@@ -54,6 +54,7 @@ _PROGRESS: dict[str, tuple[Metric, tuple[str, ...]]] = {
     "bytes": (registry.SNAPSHOT_BYTES, ("done",)),
     "total_bytes": (registry.SNAPSHOT_BYTES, ("all",)),
     "seconds_left": (registry.SNAPSHOT_LEFT, ()),
+    "tables_not_followed": (registry.UNFOLLOWED, ()),
 }
 
 
@@ -67,7 +68,6 @@ def of_status(status: StatusRecord) -> Iterator[Value]:
             yield metric, value, labels
     for limit, ratio in dict(status.pressure).items():
         yield registry.GUARD_PRESSURE, ratio, (limit,)
-    yield registry.UNFOLLOWED, len(status.progress.get("not_followed", ())), ()
     yield registry.CLAIMS, status.job.epoch, ()
     yield registry.REPEATS, status.repeats, ()
 

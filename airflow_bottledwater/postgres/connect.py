@@ -277,6 +277,28 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
     return connection
 
 
+def probe(dsn: str) -> Connection | None:
+    """A new session, which shows whether the server still serves one that is open; None if it answers, and only refuses
+    new ones: a role without CONNECT, or no room for another session, ends none.
+
+    :raises BottledWaterError: the server does not answer, or it starts or stops.
+    """
+    try:
+        return connect(dsn, application="bottledwater probe")
+    except BottledWaterError:
+        if not _pings(dsn, pq.Ping.OK):
+            raise
+        return None
+
+
+def _pings(dsn: str, answer: pq.Ping) -> bool:
+    """Whether the server answers so to PQping
+    (https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PQPING), which says OK also if it refuses this
+    session, and REJECT only if it starts or stops."""
+    # a short time-out, since PQping holds Python's lock
+    return pq.PGconn.ping(conninfo.make_conninfo(**{**parse(dsn), "connect_timeout": 2}).encode()) == answer
+
+
 #: servers that have let this process in, with the role
 _answered: set[tuple[str, str]] = set()
 
@@ -312,9 +334,7 @@ def _passes(message: str, dsn: str, params: dict[str, Any]) -> bool:
     or stops."""
     if _REFUSING.search(message):
         return False
-    # short, since PQping holds Python's lock
-    asked = conninfo.make_conninfo(**{**params, "connect_timeout": 2}).encode()
-    return _who(dsn, params) in _answered or pq.PGconn.ping(asked) == pq.Ping.REJECT
+    return _who(dsn, params) in _answered or _pings(dsn, pq.Ping.REJECT)
 
 
 def _who(dsn: str, params: Mapping[str, Any]) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from psycopg import pq, sql
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, ProtocolError, SlotError, SlotInUse, StopRequested
 from airflow_bottledwater.model.lsn import format_lsn
-from airflow_bottledwater.postgres.connect import command, connect, outage, stoppable
+from airflow_bottledwater.postgres.connect import command, connect, outage, probe, stoppable
 from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.publication import as_option
 from airflow_bottledwater.postgres.receive import CopyReader, MessageBlock
@@ -290,7 +290,8 @@ class ReplicationStream:
         now = time.monotonic()
         if now - self._probed >= _PROBE_INTERVAL:
             self._probed = now
-            connect(self._dsn, application="bottledwater probe").close()
+            if (session := probe(self._dsn)) is not None:
+                session.close()
         self._heard, self._silence_limit = time.monotonic(), _SILENCE
         with self._changed:
             self._changed.wait(0.2)
@@ -375,7 +376,9 @@ class ReplicationStream:
 
         :raises Outage: it does not.
         """
-        connection = connect(self._dsn, application="bottledwater probe")
+        connection = probe(self._dsn)
+        if connection is None:
+            return
         try:
             found = connection.execute(
                 "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (self._slot,)

@@ -353,7 +353,7 @@ class ControlTopic:
         :param wait: seconds to wait until the broker has acknowledged them; 0 does not wait, and ignores failures.
         :raises Outage: it has not acknowledged one in time; others may be written.
         """
-        from confluent_kafka import KafkaException
+        from confluent_kafka import KafkaError, KafkaException
 
         from airflow_bottledwater.state.store import CONTROL_TOPIC, encode
 
@@ -366,9 +366,11 @@ class ControlTopic:
             except BufferError:
                 if wait:
                     raise Outage("Kafka does not take our status records.") from None
-            except KafkaException as error:  # an idempotent producer does nothing any more after a fatal error
-                with self.arrived:
-                    self._writer = None
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                    # an idempotent producer does nothing any more after a fatal error
+                    with self.arrived:
+                        self._writer = None
                 raise Outage(f"Kafka's client does not take our status records: {error}.") from None
             if wait and (number % _AT_ONCE == 0 or number == len(records)):
                 _confirm(producer, answers, number, wait)

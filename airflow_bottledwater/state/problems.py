@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 #: seconds after which a problem that is still there is logged again
 _AGAIN = 3600.0
+#: problems of one kind that a job's status names: a record of Kafka has no room for those of thousands of tables
+_NAMED = 50
 #: seconds for which a problem may last before whoever watches the pipeline fails because of it: what mends itself needs
 #: a moment
 GRACE = 60.0
@@ -59,11 +61,26 @@ class Problems:
             self._found[part] = after
 
     def all(self) -> list[Problem]:
-        """All that is wrong now, the oldest first."""
+        """All that is wrong now, the oldest first. Of many of one kind, the last one says how many more there are."""
+        kinds: dict[str, list[Problem]] = {}
         with self._lock:
-            return sorted(
+            for problem in sorted(
                 (problem for part in self._found.values() for problem in part.values()), key=lambda each: each.since
-            )
+            ):
+                kinds.setdefault(problem.kind, []).append(problem)
+        return sorted((each for found in kinds.values() for each in _named(found)), key=lambda each: each.since)
+
+
+def _named(found: list[Problem]) -> list[Problem]:
+    """Problems of one kind, and one instead of those for which a status has no room."""
+    if len(found) <= _NAMED:
+        return found
+    more = found[_NAMED:]
+    reason = f"They have the same problem ({more[0].kind}) as those that are named."
+    return [
+        *found[:_NAMED],
+        Problem(more[0].kind, f"{len(more)} more", reason, "The job's log names each.", more[0].since),
+    ]
 
 
 def lasting(problems: Iterable[Problem], now: float) -> list[Problem]:

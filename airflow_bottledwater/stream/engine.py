@@ -128,7 +128,12 @@ class StreamReport:
         shown = dict(Counter(skipped_by_table).most_common(TABLES))
         if len(skipped_by_table) > len(shown):
             shown[OTHERS] = sum(skipped_by_table.values()) - sum(shown.values())
-        self._controller.status.progress = {"skipped_by_table": shown, "not_followed": self._watch.unfollowed}
+        unfollowed = self._watch.unfollowed
+        self._controller.status.progress = {
+            "skipped_by_table": shown,
+            "not_followed": unfollowed[:TABLES],
+            "tables_not_followed": len(unfollowed),
+        }
 
 
 def follow(

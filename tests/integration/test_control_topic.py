@@ -76,6 +76,31 @@ def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Settings, monkeypat
     assert found[f"status/{name}"]["state"] == "stopped" and request_key(name) not in found
 
 
+def test_a_record_that_kafka_does_not_take_is_logged_once_and_costs_no_client(
+    pipeline: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    failed, controller = list[str](), Controller(pipeline, Cluster("1", 1, "d", 160000), Job.next(None, "stream"))
+    writer, write = controller._topic._producer(), controller._write
+
+    def writes(wait: float) -> None:
+        try:
+            write(wait)
+        except Outage as error:
+            failed.append(str(error))
+            raise
+
+    controller._write = writes  # type: ignore[method-assign]
+    controller.status.error = "x" * 2_000_000
+    controller.start()
+    until(lambda: len(failed) > 2, "three heartbeats")
+    assert "too large" in failed[0] and controller._topic._producer() is writer
+    controller.status.error = ""
+    controller.finish("stopped")
+    assert caplog.text.count("Heartbeats and requests wait") == 1
+    assert control_topic.read(pipeline.kafka)[f"status/{controller.name}"]["state"] == "stopped"
+
+
 def test_a_subscriber_gets_what_it_wants_once_and_in_order(pipeline: Settings) -> None:
     key = f"verified/{pipeline.slot}"
     control_topic.write(pipeline.kafka, {key: {"rows": 0}, f"{key}/other": {"rows": 9}})

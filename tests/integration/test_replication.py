@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import secrets
 import select
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -163,6 +165,34 @@ def test_the_server_shuts_down_although_nobody_acknowledges(tmp_path: Path, idle
                 follower.stream.take(0.1)
         follower.close()
         server.start()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_session_outlasts_a_database_that_takes_no_new_ones(
+    database: str, session: Connection, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    """Whether the buffer is full or the walsender says nothing, the stream asks the server by a new session."""
+    monkeypatch.setattr(replication, "_PROBE_INTERVAL", 0.2)
+    if silent:
+        monkeypatch.setattr(replication, "_SILENCE", 0.2)
+    follower = Follower(database, buffer_bytes=100_000, block_bytes=100_000)
+    asked = list[bool]()
+    probe = replication.probe
+    monkeypatch.setattr(replication, "probe", lambda dsn: asked.append(True) or probe(dsn))
+    with connect(f"{database} dbname=postgres") as other:
+        other.execute(f'ALTER DATABASE "{session.info.dbname}" ALLOW_CONNECTIONS false')
+        query = "SELECT active_pid FROM pg_replication_slots WHERE database = current_database()"
+        walsender = (session.execute(query).fetchone() or [0])[0]
+        if silent:
+            os.kill(walsender, signal.SIGSTOP)
+        session.execute("INSERT INTO public.t SELECT g, g, repeat('x', 100) FROM generate_series(1, 20000) g")
+        try:
+            until(lambda: len(asked) > 2, "the stream asks by a new session")
+        finally:
+            os.kill(walsender, signal.SIGCONT)
+        assert len(state(follower.changes("json"))) == 20_000
+        other.execute(f'ALTER DATABASE "{session.info.dbname}" ALLOW_CONNECTIONS true')
+    follower.close()
 
 
 def test_a_killed_session_is_an_outage_after_what_had_arrived(session: Connection, follower: Follower) -> None:

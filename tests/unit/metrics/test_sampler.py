@@ -21,7 +21,7 @@ from tests.support.waiting import until
 
 STATUS = StatusRecord(
     "streaming", Job(4, "j", "stream", "h", 5, 900.0), "shop", position="0000000000000064/00000000",
-    counters={"superseded": 3, "transactions": 8, "dead_letters": 1}, progress={"not_followed": {"a": "b"}},
+    counters={"superseded": 3, "transactions": 8, "dead_letters": 1}, progress={"tables_not_followed": 1},
     problems=[Problem("throttled", "t", "r")],
 )  # fmt: skip
 LOOK = Look([(registry.WAL_KEPT, 700.0, ()), (registry.XMIN_AGE, 5.0, ("slot",))], 0.25, 40, 150, "slot shop")

@@ -4,11 +4,12 @@ reads it."""
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.state import problems
+from airflow_bottledwater.state import problems, store
 from airflow_bottledwater.state.control_records import StatusRecord, decode, encode
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.triggers import stream_error
@@ -35,6 +36,19 @@ def test_each_part_replaces_its_own_and_a_lasting_one_keeps_its_beginning(clock:
     assert told.all()[0].reason == "It still has no key."
     told.tell("tables", [])
     assert [each.subject for each in told.all()] == ["public.items"]
+
+
+def test_a_status_has_room_for_the_problems_of_thousands_of_tables(clock: list[float]) -> None:
+    """Kafka would refuse the record, and no heartbeat come any more, as if the job were dead."""
+    told = Problems()
+    told.tell("dead letters", [Problem("dead-letters", "open letters", "There are some.")])
+    clock[0] += 10
+    told.tell("topics", [replace(ITEMS, kind="expires", subject=f"topic.{n}", reason="x" * 400) for n in range(5000)])
+    *named, more = told.all()
+    assert [each.kind for each in named] == ["dead-letters"] + ["expires"] * 50
+    assert (more.kind, more.subject, more.since) == ("expires", "4950 more", 1010)
+    assert len(store.encode(encode(status_of(problems=told.all())))) < 100_000
+    assert len(problems.lasting(told.all(), 1080.0)) == 52
 
 
 def test_it_is_logged_once_again_every_hour_and_when_it_is_gone(

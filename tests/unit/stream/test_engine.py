@@ -23,6 +23,8 @@ def test_a_status_has_the_tables_of_which_most_is_left_out_and_the_sum_of_the_ot
     shown = dict(status.progress["skipped_by_table"])
     assert sum(shown.values()) == sum(skipped.values())
     assert shown.pop(OTHERS) > 0 and len(shown) == 200 and min(shown.values()) == 35_800
-    assert status.progress["not_followed"] == ["public.b"]
+    assert (status.progress["not_followed"], status.progress["tables_not_followed"]) == (["public.b"], 1)
+    watch.unfollowed = [f"public.tenant_{number}" for number in range(40_000)]
     report.tell_skipped({"public.a": 1})
+    assert (len(status.progress["not_followed"]), status.progress["tables_not_followed"]) == (200, 40_000)
     assert status.progress["skipped_by_table"] == {"public.a": 1}

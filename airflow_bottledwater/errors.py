@@ -170,9 +170,16 @@ class StaleBatch(BottledWaterError):
     Publishing the batch would repeat or skip changes; when the job is started again, it continues from the state."""
 
 
-class SchemasLost(BottledWaterError):
-    """The registry has lost schemas that the stream's records name: the stream begins anew, in the same job, and
-    registers them again."""
+class BeginsAnew(BottledWaterError):
+    """The stream begins anew from the state, in the same job, which settles what has changed."""
+
+
+class SchemasLost(BeginsAnew):
+    """The registry has lost schemas that the stream's records name, and gets them again."""
+
+
+class ChosenTopicGone(BeginsAnew):
+    """A topic that a record of an outbox has chosen was deleted: it is made again when another record chooses it."""
 
 
 class RecordError(BottledWaterError):

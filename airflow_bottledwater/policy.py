@@ -29,7 +29,7 @@ ERROR_ACTIONS: dict[type[BaseException], ErrorAction] = {
     errors.StopRequested: ErrorAction.FINISH,
     errors.TakenOver: ErrorAction.END,
     errors.StaleBatch: ErrorAction.AGAIN,
-    errors.SchemasLost: ErrorAction.AGAIN,
+    errors.BeginsAnew: ErrorAction.AGAIN,
     errors.JobDied: ErrorAction.AGAIN,
     errors.Refused: ErrorAction.END,
     errors.BottledWaterError: ErrorAction.END,

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from airflow_bottledwater.errors import (
+    BeginsAnew,
     CredentialsRefused,
     Interrupted,
-    SchemasLost,
     StopRequested,
     TakenOver,
     rotated,
@@ -88,7 +88,7 @@ class Controller(Reporter):
         except StopRequested:
             self.finish_stopped()
             raise
-        except (TakenOver, SchemasLost):  # another job has the slot, or this one begins anew
+        except (TakenOver, BeginsAnew):  # another job has the slot, or this one begins anew
             self.abandon()
             raise
         except CredentialsRefused as error:

@@ -17,7 +17,7 @@ from airflow_bottledwater.model.lsn import Position
 _SILENCE = 30.0
 #: bytes of a look at a few records: a broker sends at least one batch of them, however large
 _LOOK = 1 << 16
-#: records of one call when all are read
+#: records of one call
 _AT_ONCE = 5000
 
 
@@ -62,7 +62,7 @@ class _Reader:
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
-    def _next(self, count: int, what: str) -> list[Message]:
+    def _next(self, what: str) -> list[Message]:
         """The next records and ends of partitions.
 
         :raises Outage: the brokers do not answer for a while, or hold back what was asked for.
@@ -71,7 +71,7 @@ class _Reader:
         while time.monotonic() < deadline:
             with errors(self._config):
                 first = self._consumer.poll(1.0)
-                found = [] if first is None else [first, *(self._consumer.consume(count - 1, 0) if count > 1 else ())]
+                found = [] if first is None else [first, *self._consumer.consume(_AT_ONCE - 1, 0)]
                 for message in found:
                     error = message.error()
                     if error is not None and error.code() != KafkaError._PARTITION_EOF and not passes(error):
@@ -118,12 +118,12 @@ class OffsetSearch(_Reader):
         """The first change between two offsets."""
         self._consumer.assign([TopicPartition(topic, partition, at)])
         while True:
-            (message,) = self._next(1, f"topic {topic!r}")
-            # the offset of a partition's end also counts what is no record
-            if (message.offset() or 0) >= end or message.error() is not None:
-                return None
-            if (position := position_of(message)) is not None:
-                return _Found(message.offset() or 0, position.lsn)
+            for message in self._next(f"topic {topic!r}"):
+                # the offset of a partition's end also counts what is no record
+                if (message.offset() or 0) >= end or message.error() is not None:
+                    return None
+                if (position := position_of(message)) is not None:
+                    return _Found(message.offset() or 0, position.lsn)
 
 
 class RangeReader(_Reader):
@@ -162,7 +162,7 @@ class RangeReader(_Reader):
                 )
         self._consumer.assign([TopicPartition(topic, partition, start[partition]) for partition in waited_for])
         while waited_for:
-            for message in self._next(_AT_ONCE, f"topic {topic!r}"):
+            for message in self._next(f"topic {topic!r}"):
                 partition, offset = message.partition() or 0, message.offset() or 0
                 if message.error() is None and offset < end[partition]:
                     yield message
@@ -180,7 +180,7 @@ class RangeReader(_Reader):
         waited_for = {partition for partition, end in enumerate(ends) if end}
         self._consumer.assign([TopicPartition(topic, each, max(0, ends[each] - count)) for each in waited_for])
         while waited_for:
-            for message in self._next(_AT_ONCE, f"topic {topic!r}"):
+            for message in self._next(f"topic {topic!r}"):
                 if message.error() is None:
                     yield message
                 else:

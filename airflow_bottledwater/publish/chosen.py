@@ -26,11 +26,10 @@ class ChosenTopics:
     def __init__(self, session: PublishSession, make: MakeTopics) -> None:
         self.session, self._make = session, make
         self._named = frozenset(TableMapping.of(session.pipeline).named_topics)
-        self._chosen: set[str] = set()
 
     def problem(self, topic: str) -> str:
         """Why no record may choose a topic, whatever Kafka says of it; empty if one may."""
-        others = topic in self.session.index and topic not in self._chosen
+        others = topic in self.session.index and topic not in self.session.chosen
         if _OURS.fullmatch(topic) or topic in self._named or others:
             return f"it chooses topic {topic!r}, which is not for records of an outbox"
         if len(topic) > names.MAX_TOPIC_LENGTH:
@@ -44,13 +43,12 @@ class ChosenTopics:
         :param table: the outbox.
         :raises Refused: Kafka denies it.
         """
-        if not (wanted := sorted(set(topics) - self._chosen)):
+        if not (wanted := sorted(set(topics) - self.session.chosen)):
             return {}
         refused = self._made(wanted, table)
         there = [name for name in wanted if name not in refused]
         if there:
             self.session.include(there)
-            self._chosen.update(there)
         return refused
 
     def _made(self, wanted: Sequence[str], table: SourceTable) -> dict[str, str]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
-from airflow_bottledwater.errors import LOST_STATE, CredentialsRefused, Outage, Refused, StateError
+from airflow_bottledwater.errors import LOST_STATE, ChosenTopicGone, CredentialsRefused, Outage, Refused, StateError
 from airflow_bottledwater.kafka.errors import RecordRefused, TooSlow
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
@@ -89,6 +89,8 @@ class PublishSession:
         service = TableMapping.of(pipeline).service_topics
         self.topics = [*sorted(self._pins), *named, *service, state_topic]
         self.index = {name: i for i, name in enumerate(self.topics)}
+        #: topics that records have chosen; nothing is lost with one of them but what it held
+        self.chosen: set[str] = set()
         self.events, self.dead_letters, self._progress = (self.index[name] for name in (*service, state_topic))
         self._admin = Topics(pipeline.kafka)
         self.partitions: dict[str, int] = {}
@@ -319,7 +321,9 @@ class PublishSession:
     def _compare(self, described: dict[str, Topic]) -> bool:
         if described.get(self._state_topic) is None:
             raise store.gone(self._state_topic)
-        for name in self.topics[:-1]:
+        for name in self.topics:
+            if name in self.chosen and described.get(name) is None:
+                raise ChosenTopicGone(f"Topic {name!r}, which a record of an outbox chose, does not exist any more.")
             check_topic(name, described.get(name), self._pins.get(name))
         self._state_id = self._state_id or described[self._state_topic].id
         if described[self._state_topic].id != self._state_id:
@@ -335,12 +339,13 @@ class PublishSession:
         return not np.array_equal(before, self.limits) or timed != self._timed
 
     def include(self, names: Sequence[str]) -> None:
-        """Publish to more topics, which exist; an open producer is replaced at the next :meth:`open`.
+        """Publish to more topics, which records choose; an open producer is replaced at the next :meth:`open`.
 
-        :raises StateError: one is missing.
+        :raises ChosenTopicGone: one is missing.
         """
         self.close()
         self.topics += names
+        self.chosen.update(names)
         self.index = {name: i for i, name in enumerate(self.topics)}
         self.compare_topics()
 

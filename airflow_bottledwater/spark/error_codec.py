@@ -80,8 +80,8 @@ def returned(work: Callable[[], T], *, repeated: bool = True) -> T | Failure:
         return work()
     except BottledWaterError as error:
         carried = pack(error)
-        # the driver settles what the registry has lost, has another session hold another snapshot, and plans anew
-        settled = errors.SchemasLost | errors.HolderEnded | errors.TypeAltered
+        # the driver begins anew, has another session hold another snapshot, and plans anew
+        settled = errors.BeginsAnew | errors.HolderEnded | errors.TypeAltered
         if repeated and transient(error) and not isinstance(error, settled):
             raise carried from error
         return Failure(str(carried))

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, SchemasLost
+from airflow_bottledwater.errors import BeginsAnew, BottledWaterError, Outage
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.pipeline.settings import Settings
@@ -60,12 +60,12 @@ def run(pipeline: Settings, file: SettingsFile, bounded: bool, stopped: threadin
 def follow(
     context: SparkContext, pipeline: Settings, file: SettingsFile, start: Start, bounded: bool, stopped: threading.Event
 ) -> dict[str, Any]:
-    """Stream from a claimed start, and begin anew where the registry has lost schemas; returns position and
-    counters."""
+    """Stream from a claimed start, and begin anew where that settles what has changed; returns position
+    and counters."""
     while True:
         try:
             return run_task(context, pipeline, file, start, bounded, stopped)
-        except SchemasLost as changed:
+        except BeginsAnew as changed:
             log.info("%s", changed)
             start = begin(pipeline, stopped)
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.errors import SchemasLost
+from airflow_bottledwater.errors import BeginsAnew
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, returned
@@ -53,7 +53,7 @@ def _advance(pipeline: Settings, stopped: threading.Event) -> None:
     while True:
         try:
             engine.follow(pipeline, start.begin(pipeline, stopped), bounded=True, stopped=stopped)
-        except SchemasLost as changed:
+        except BeginsAnew as changed:
             log.info("%s", changed)
         else:
             return

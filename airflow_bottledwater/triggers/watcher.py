@@ -22,6 +22,10 @@ from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, AsyncWatch, Wa
 
 log = logging.getLogger(__name__)
 
+#: seconds after which a look is over although nothing was found yet, and the next one waits on. Airflow ends a trigger
+#: that takes longer for one than ``[triggerer] shared_stream_ack_timeout``, 300 s
+_LONGEST_LOOK = 60.0
+
 
 @dataclass
 class _Look:
@@ -112,21 +116,33 @@ class WatcherTrigger(StoredTrigger, BaseEventTrigger):
             return await self._begin(await self._connected(), kept)
 
         async with AsyncWatch(begin, self.WHAT) as watching:
-            async for look in shared_stream:
-                try:
-                    found = await watching.fetch()
-                except BottledWaterError as error:
-                    log.warning("%s cannot be seen: %s", self.WHAT, error)
-                    found = None
-                if found is not None:
-                    payload, kept = self._told(found)
-                    # in the order of the looks, so that an event that is confirmed late takes nothing back
-                    look.confirmed = self._keeping(kept)
-                    if payload is None:
-                        await self._keep(kept)
-                    else:
-                        yield TriggerEvent(payload)
-                look.over.set()
+            fetching: asyncio.Task[Any] | None = None
+            try:
+                async for look in shared_stream:
+                    fetching = fetching or asyncio.create_task(watching.fetch())
+                    await asyncio.wait([fetching], timeout=_LONGEST_LOOK)
+                    if fetching.done():
+                        found, fetching = await self._found(fetching), None
+                        if found is not None:
+                            payload, kept = self._told(found)
+                            # in the order of the looks, so that an event that is confirmed late takes nothing back
+                            look.confirmed = self._keeping(kept)
+                            if payload is None:
+                                await self._keep(kept)
+                            else:
+                                yield TriggerEvent(payload)
+                    look.over.set()
+            finally:
+                if fetching is not None:
+                    fetching.cancel()
+
+    async def _found(self, fetching: asyncio.Task[Any]) -> Any:
+        """What was found; None if nothing was, or it cannot be seen."""
+        try:
+            return await fetching
+        except BottledWaterError as error:
+            log.warning("%s cannot be seen: %s", self.WHAT, error)
+            return None
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """The same for whoever does not tell that events are stored: what was told is not kept, and comes again after a

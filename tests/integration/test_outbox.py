@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.jobs import status
@@ -18,12 +19,14 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.redrive import dismiss, redrive
+from airflow_bottledwater.publish import session
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import OwnerRecord, encode, owner_key
 from airflow_bottledwater.state.identity import owners
 from airflow_bottledwater.verify import driver
 from tests.support.together import put_together
 from tests.support.topics import Flow, MakeFlow, limit_topic
+from tests.support.waiting import until
 
 OUTBOX = (
     "CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), aggregatetype text, aggregateid text, "
@@ -121,6 +124,29 @@ def test_rows_become_the_records_that_they_describe(make_flow: MakeFlow, registr
         verified = driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
     (row,) = [each for each in verified.tables if each.table == "public.outbox"]
     assert row.verdict == "outbox" and "nothing to compare" in row.reason and verified.equal
+
+
+def test_a_chosen_topic_that_is_deleted_ends_nothing(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tenant is gone, with the topic of its events."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(session, "_COMPARE_AGAIN", 0.2)
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        for number, kind in enumerate(("customer", "order")):
+            flow.execute(event(kind, "a", number))
+            until(lambda kind=kind: events(flow, kind), "its record", failed=errors)  # type: ignore[misc]
+        for kind in ("order", "customer"):  # the one that was chosen last, and one before it
+            caplog.clear()
+            (deleted,) = AdminClient(flow.pipeline.kafka).delete_topics([flow.topic(f"outbox.{kind}")]).values()
+            deleted.result()
+            until(lambda: "does not exist any more" in caplog.text, "the stream notices it", failed=errors)
+        flow.execute(event("order", "a", 4))
+        until(lambda: events(flow, "order"), "its topic is made again", failed=errors)
+    assert [each.payload for each in events(flow, "order")] == [4] and not events(flow, "customer")
 
 
 _TYPES = (

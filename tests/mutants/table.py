@@ -2573,7 +2573,7 @@ MUTANTS = (
     Mutant(
         "a task whose snapshot was given up is not started again",
         "returned",
-        swap("errors.SchemasLost | errors.HolderEnded | errors.TypeAltered", "errors.SchemasLost"),
+        swap("errors.BeginsAnew | errors.HolderEnded | errors.TypeAltered", "errors.BeginsAnew"),
         "tests/unit/spark/test_error_codec.py::test_a_task_whose_snapshot_was_given_up_is_not_started_again",
     ),
     Mutant(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-from airflow_bottledwater.errors import SchemasLost
+from airflow_bottledwater.errors import BeginsAnew
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import stoppable
 from airflow_bottledwater.publish.encode import EncodedBatch
@@ -33,7 +33,7 @@ def run_stream(pipeline: Settings, *, bounded: bool = False, stopped: threading.
             start = begin(pipeline)
         try:
             return engine.follow(pipeline, start, bounded=bounded, stopped=stopped)
-        except SchemasLost as changed:
+        except BeginsAnew as changed:
             log.info("%s", changed)
 
 

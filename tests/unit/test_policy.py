@@ -40,7 +40,9 @@ EXPECTED = {
     errors.RecordError: ErrorAction.RECORD,
     errors.StopRequested: ErrorAction.FINISH,
     errors.StaleBatch: ErrorAction.AGAIN,
+    errors.BeginsAnew: ErrorAction.AGAIN,
     errors.SchemasLost: ErrorAction.AGAIN,
+    errors.ChosenTopicGone: ErrorAction.AGAIN,
     errors.JobDied: ErrorAction.AGAIN,
 }
 
@@ -72,7 +74,9 @@ def test_only_what_passes_by_waiting_is_submitted_again(kind: type[errors.Bottle
         errors.Interrupted,
         errors.SlotInUse,
         errors.StaleBatch,
+        errors.BeginsAnew,
         errors.SchemasLost,
+        errors.ChosenTopicGone,
         errors.JobDied,
     )
     assert transient(made(kind)) == (kind in passing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,9 @@ class Found:
         found = self.found.pop(0)
         if isinstance(found, Exception):
             raise found
+        if isinstance(found, float):
+            time.sleep(found)
+            return self.fetch()
         return found
 
     def close(self) -> None:
@@ -119,6 +123,19 @@ def test_what_was_told_is_kept_once_it_is_confirmed(monkeypatch: pytest.MonkeyPa
     assert found.last == [None, at(5, 9)]
     found.found = [None]
     assert not watched(store, 1) and found.last[-1] == at(9, 12)
+
+
+@pytest.mark.usefixtures("connections")
+def test_a_search_that_takes_long_goes_on_through_several_looks(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
+    """Airflow ends a trigger that takes too long for one, and would let it begin the same search again."""
+    connect("pg", conn_type="postgres", host="db", schema="shop")
+    connect("k", conn_type="kafka", extra={"bootstrap.servers": "k:9092"})
+    monkeypatch.setattr(watcher, "_LONGEST_LOOK", 0.1)
+    found = Found(monkeypatch, at(5, 5), 0.5, at(5, 9), *[None] * 9)
+    store = Store()
+    ((payload, _),) = watched(store, 9)
+    assert payload == at(5, 9).as_event() and len(found.last) == 1
+    assert store == {"bottledwater_changes": at(5, 9).as_event()}
 
 
 def looked(trigger: WatcherTrigger, store: Store, looks: int, confirmed: bool = True) -> list[Any]:

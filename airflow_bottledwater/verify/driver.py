@@ -197,11 +197,13 @@ class _Search:
     :param bits: how many buckets it has, as a power of two.
     :param queue: the buckets that differ and were not looked at yet, with the keys that both sides have in each.
     :param suspects: the keys that still differ, by identity.
+    :param standing: of these, the ones that had no record in the last round.
     """
 
     bits: int
     queue: list[tuple[int, int]] = field(default_factory=list)
     suspects: dict[str, Suspect] = field(default_factory=dict)
+    standing: set[str] = field(default_factory=set)
 
 
 class _VerifyDriver:
@@ -312,7 +314,8 @@ class _VerifyDriver:
             if not wanted:
                 return ends
             log.info(
-                "%d keys still differ, and were changed meanwhile.", sum(len(s.suspects) for s in self._search.values())
+                "%d keys differ, or were changed meanwhile: they are looked at again.",
+                sum(len(s.suspects) for s in self._search.values()),
             )
         for oid in wanted:
             self._results[oid].unsettled += len(self._search[oid].suspects)
@@ -330,7 +333,7 @@ class _VerifyDriver:
         return comparison.compare([found[oid] for _, found in answers if oid in found])
 
     def _judge(self, oid: int, compared: Compared, ends: Mapping[str, Sequence[int]] | None, *, first: bool) -> None:
-        """Decide about the keys that differ.
+        """Decide about the keys that differ: what differs in two rounds running, without a record in either, is real.
 
         :param ends: the topics' ends before the last writers had ended; None if they have not ended.
         :param first: whether these buckets are looked at for the first time: later, only keys count that have differed
@@ -338,9 +341,10 @@ class _VerifyDriver:
         """
         result, search = self._results[oid], self._search[oid]
         result.older += compared.older if first else 0
-        before = search.suspects
+        before, stood = search.suspects, search.standing
         suspects = [s for s in compared.suspects if first or s.identity in before]
-        real = [s for s in suspects if s.certain or (ends is not None and s.unchanged(ends[result.topic]))]
+        search.standing = {s.identity for s in suspects if ends is not None and s.unchanged(ends[result.topic])}
+        real = [s for s in suspects if s.certain or s.identity in stood & search.standing]
         result.add([s.difference for s in real])
         done = {s.identity for s in real}
         search.suspects = {s.identity: s for s in suspects if s.identity not in done}

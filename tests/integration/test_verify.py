@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -21,10 +22,15 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.state.verification import Verification
-from airflow_bottledwater.verify import driver, latest, moment
+from airflow_bottledwater.stream.publisher import StreamPublisher
+from airflow_bottledwater.stream.source import open_source
+from airflow_bottledwater.stream.start import begin
+from airflow_bottledwater.verify import driver, latest, moment, streaming
 from tests.support.options import COLUMNS, HASH_KEY, drawn, keyed
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
@@ -105,7 +111,6 @@ class Damage:
 
 def raw(flow: Flow, topic: str) -> dict[bytes, bytes]:
     """The latest values of a topic, as they are."""
-    from airflow_bottledwater.backoff import Backoff
     from airflow_bottledwater.kafka.topic_reader import blocks
     from airflow_bottledwater.kafka.topics import Topics
 
@@ -396,6 +401,62 @@ def test_a_key_that_is_changed_for_a_while_is_looked_at_until_it_is_not(
         _while_it_reads(monkeypatch, lambda number: damage.write(damage.key(7), None) if number <= 3 else None)
         (table,) = verify(flow).tables
     assert (table.counts, table.unsettled) == ({"missing": 1}, 0)
+
+
+def test_a_version_that_was_left_out_since_its_row_is_gone_is_no_difference(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update is left out, and the delete behind it is not published yet when the topic is read."""
+    monkeypatch.setattr(driver, "bits_for", lambda keys: 0)
+    monkeypatch.setattr(streaming, "_PATIENCE", 0.0)
+    flow = make_flow(tables="items")
+    flow.execute(
+        "CREATE TABLE items (id bigint PRIMARY KEY, n int, big text)",
+        "ALTER TABLE items ALTER big SET STORAGE EXTERNAL",
+        "INSERT INTO items SELECT g, 0, repeat('x', 5000) FROM generate_series(1, 10) g",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    damage = Damage(flow)
+    damage.write(damage.key(7), None)
+    original, withheld, numbers = moment.Moments._wait_reached, [False], itertools.count(1)
+
+    def wait(self: moment.Moments, lsn: int, holder: Any) -> None:
+        number = next(numbers)
+        if number == 2:
+            flow.execute("UPDATE items SET n = 1 WHERE id = 4", "DELETE FROM items WHERE id = 3")
+            _stream_before_a_delete(flow)
+        original(self, lsn, holder)
+        if number == 1:
+            flow.execute("UPDATE items SET n = 1 WHERE id = 3")
+        withheld[0] = number == 1
+
+    monkeypatch.setattr(moment.Moments, "_wait_reached", wait)
+
+    def advance() -> None:
+        if not withheld[0]:
+            flow.stream()
+
+    found = driver.run(flow.pipeline, driver.in_threads(flow.pipeline), advance=advance)
+    assert (kinds(found), found.tables[0].unsettled) == ({"missing": 1}, 0)
+    assert [message.value for message in flow.read("items") if message.key["id"] == 3][1:] == [None]
+
+
+def _stream_before_a_delete(flow: Flow) -> None:
+    """Publish what is committed before the first DELETE."""
+    start, backoff = begin(flow.pipeline), Backoff(10)
+    with (
+        closing(StreamPublisher(flow.pipeline, start, start.state, backoff)) as publisher,
+        closing(open_source(flow.pipeline, start, start.state, backoff, publisher.reached())) as source,
+    ):
+        while True:
+            if (batch := source.next(0.1, flush_empty=True)) is None:
+                continue
+            deletes = batch.changes[batch.changes["kind"] == pgoutput.DELETE]
+            publisher.publish(batch.before(int(deletes["lsn"][0])) if len(deletes) else batch)
+            if len(deletes):
+                return
 
 
 # ---------------------------------------------------------------------- a commit that others do not see yet

@@ -172,7 +172,7 @@ class _Lane:
             if first >= last:
                 return
         try:
-            self._publish(chunk, first, last, done.rows if done else 0)
+            self._publish(chunk, first, last, done or self._progress(first))
         except RecordRefused as error:
             self._find_refused(chunk, first, last, error)
             raise NewProducerNeeded(f"{error.what} What is refused is known now") from error
@@ -202,7 +202,7 @@ class _Lane:
         log.info("Range %d of %s is split at blocks %s. %s", chunk.number, table.qualified, bounds[1:-1], pace)
         return list(itertools.pairwise(bounds))
 
-    def _publish(self, chunk: SnapshotChunk, first: int, last: int, rows_before: int) -> None:
+    def _publish(self, chunk: SnapshotChunk, first: int, last: int, before: Progress) -> None:
         """Publish the rows of blocks [first, last) and the range's progress in one Kafka transaction."""
         pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
@@ -232,10 +232,10 @@ class _Lane:
             for row in self._large_in(chunk, first, last):
                 yield self._rows.unread(pinned.version, row.key, row.unsendable, self._task.held.insert_lsn)
                 counts["dead_letters"] += 1
-            rows = rows_before + counts["rows"]
+            rows, dead_letters = before.rows + counts["rows"], before.letters + counts["dead_letters"]
             letters = [pinned.table] * counts["dead_letters"]
             progress.update(counted(self._session.state, by_lane(self._task.lane), letters))
-            progress[chunk.progress_key] = self._progress(rows, last, done=last == chunk.last)
+            progress[chunk.progress_key] = self._progress(last, rows, dead_letters, done=last == chunk.last)
 
         try:
             # the Kafka transaction begins with its first record, so reading blocks without visible rows may take any
@@ -253,8 +253,8 @@ class _Lane:
         for name, count in counts.items():
             self._totals[name] += count
 
-    def _progress(self, rows: int, upto: int, *, done: bool) -> Progress:
-        return Progress(rows, upto, done, self._task.lane, self._task.job.epoch)
+    def _progress(self, upto: int, rows: int = 0, letters: int = 0, *, done: bool = False) -> Progress:
+        return Progress(rows, upto, done, self._task.lane, self._task.job.epoch, letters)
 
     def _check_stopped(self) -> None:
         if self._stopped():
@@ -335,7 +335,7 @@ class _Lane:
         pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
         found = size = 0
-        progress = {chunk.progress_key: self._progress(0, last, done=False)}
+        progress = {chunk.progress_key: self._progress(last)}
         try:
             rule_out(self._session, error, [], progress)
             for block in self._blocks(chunk, first, last, idle=self._check_stopped):

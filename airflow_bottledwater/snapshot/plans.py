@@ -116,7 +116,7 @@ class Plans:
         known = self._claim.state
         plans = {part.oid: known.plan(part.oid) for part in self.parts[table.oid]}
         ranges = [known.done(oid, number) for oid, plan in plans.items() if plan for number in range(len(plan.ranges))]
-        if not any(progress is not None and progress.rows for progress in ranges):
+        if not any(progress is not None and (progress.rows or progress.letters) for progress in ranges):
             return False
         if all(progress is not None and progress.done for progress in ranges):
             return True

@@ -240,6 +240,7 @@ class Progress:
     """How far a range of a table's snapshot is published.
 
     :param upto: the block behind the last one that is published.
+    :param letters: rows that became dead letters.
     """
 
     rows: int
@@ -247,6 +248,7 @@ class Progress:
     done: bool
     lane: int
     epoch: int
+    letters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.provision import redrive
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.verify import driver as verification
-from tests.support.topics import Flow, MakeFlow
+from tests.support.topics import Flow, MakeFlow, limit_records
 from tests.support.waiting import until
 
 _ROWS = 3000
@@ -96,6 +97,18 @@ def test_a_snapshot_that_had_published_nothing_begins_anew(flow: Flow) -> None:
     changed(flow)
     flow.snapshot()
     flow.stream()
+    assert published(flow) == there(flow)
+
+
+def test_rows_that_are_all_dead_letters_are_not_read_twice(make_flow: MakeFlow) -> None:
+    flow = make_flow(lanes=1, allow_unkeyed=True, on_error="log", topic_config={"max.message.bytes": "2000"})
+    flow.execute("TRUNCATE a", "INSERT INTO a SELECT i, repeat('x', 3000) FROM generate_series(1, 50) i")
+    flow.create()
+    interrupted(flow, 1)
+    flow.snapshot()
+    assert len(flow.dead_letters()) == 50
+    limit_records(flow, "a", 100_000)
+    redrive.redrive(flow.pipeline)
     assert published(flow) == there(flow)
 
 

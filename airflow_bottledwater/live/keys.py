@@ -1,38 +1,16 @@
-"""The keys of a table: as they are in its topic, by their hashes; and as places to read it from, and what these hold
-for."""
+"""The keys of a table as places to read it from, and what these hold for."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 from psycopg import sql
 
-from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.encoding.program import Target, compile_programs, select_list
-from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.kafka.hashes import hash_records
 from airflow_bottledwater.model.relation import SourceTable
-from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.partitions import Partition
-from airflow_bottledwater.postgres.receive import MessageBlock
-from airflow_bottledwater.postgres.snapshot import OwnSnapshot, copy_query
-from airflow_bottledwater.publish.encode import BlockEncoder
-from airflow_bottledwater.publish.session import LARGEST
-
-#: of the parts of a table, each with the file that it has, the block behind the last one that was read
-Upto = dict[tuple[int, int], int]
-
-
-def only_key(table: SourceTable) -> SourceTable:
-    """The table with the columns of its key alone, for hashes of keys: nobody looks at partitions."""
-    return replace(
-        table, columns=tuple(column for column in table.columns if column.name in table.key), partition_by=()
-    )
+from airflow_bottledwater.postgres.snapshot import OwnSnapshot
 
 
 def bound(connection: Connection, table: SourceTable, after: tuple[str, ...], rows: int) -> tuple[str, ...] | None:
@@ -93,37 +71,3 @@ def between(table: SourceTable, after: tuple[str, ...], upto: tuple[str, ...]) -
 def _source(table: SourceTable) -> sql.Composed:
     name = sql.Identifier(table.schema, table.name)
     return sql.Composed([name]) if table.partitioned else sql.SQL("ONLY {}").format(name)
-
-
-def keys_query(table: SourceTable, first: int, last: int) -> sql.Composed:
-    """The COPY of the keys of a table, or a partition, in the blocks [first, last)."""
-    return copy_query(table, select_list(only_key(table)), first, last)
-
-
-def unread(parts: Sequence[SourceTable], upto: Upto) -> Iterator[tuple[SourceTable, int]]:
-    """What is not read yet of a table's parts: again and again the first one that is not, and its block to begin at,
-    while whoever reads notes in ``upto`` how far that is done. A part with a new file is read from its start."""
-    for part in parts:
-        while (first := upto.get((part.oid, part.filenode), 0)) < part.pages:
-            yield part, first
-
-
-def key_hashes(block: MessageBlock, version: Version, mapping: TableMapping) -> npt.NDArray[np.uint64]:
-    """The hashes of a block of keys, as :func:`~airflow_bottledwater.kafka.hashes.hash_keys` gives them for the keys of
-    records.
-
-    :param block: rows of :func:`keys_query`, with the hashes of what is published as such.
-    :raises Refused: a key cannot be encoded.
-    """
-    around = mapping.around(version.topic, table := only_key(version.table), "")
-    target = Target(0, 1, version.key_schema, version.value_schema, around)
-    programs = compile_programs([(table, target)], mapping.format, copied=True)
-    hashes = []
-    for encoded in BlockEncoder(0).encode(block, programs, LARGEST):
-        if encoded.rejections:
-            raise Refused(
-                f"A key of {version.table.qualified} cannot be encoded: {encoded.rejections[0].reason}.",
-                "Ask for a live snapshot without the sweep.",
-            )
-        hashes.append(hash_records(encoded.records))
-    return np.concatenate(hashes)

@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import sql
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.errors import CredentialsRefused, Outage, RecordError, Refused, StopRequested
+from airflow_bottledwater.errors import CredentialsRefused, RecordError, Refused, StopRequested
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.topic_reader import RecordBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live.chunks import LiveChunk, Piece, TooLarge
-from airflow_bottledwater.live.keys import Upto, between, bound, files, key_hashes, keys_query, only_key, place, unread
+from airflow_bottledwater.live.keys import between, bound, files, place
 from airflow_bottledwater.live.remaining import BLOCK, SWEEPING, RemainingSize
 from airflow_bottledwater.live.slices import RowLocations, find
 from airflow_bottledwater.model.boundary import Snapshot
@@ -39,6 +39,7 @@ from airflow_bottledwater.postgres.server import wait_flushed
 from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot, begin_reading, copy_query
 from airflow_bottledwater.postgres.snapshot import blocks as block_range
 from airflow_bottledwater.publish import hashed
+from airflow_bottledwater.snapshot.keys import LOCK, find_keys
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.options import exposed_now
@@ -58,10 +59,6 @@ _ROWS_OF_A_BLOCK, _MOST_BLOCKS_BY_KEY = 64, 1 << 10
 _LARGEST = 8 << 20
 #: blocks of a chunk that are not worth dividing: most of the time is then the commit's, whatever it takes
 _LEAST_BLOCKS = 32
-#: seconds that others may wait behind our wait for a lock
-_LOCK = 1.0
-#: seconds after which a sweep lets others have its locks, and blocks whose keys it reads between two looks at the clock
-_SWEPT_SECONDS, _SWEPT_BLOCKS = 1.0, 1 << 13
 
 
 class LiveReader(threading.Thread):
@@ -275,32 +272,15 @@ class LiveReader(threading.Thread):
         self._hand_over(LiveChunk(version, found.snapshot, found.insert_lsn, [], self._at, partitions=known))
 
     def _find_keys(self, connection: Connection, oid: int, latest: LatestRecords) -> OwnSnapshot:
-        """Look for all keys of a table, in ranges of blocks, each under a lock and a snapshot of its own, so that
-        nobody waits for long: a row that moves between two of them is changed, and a key that was changed since is not
-        swept. Returns the last snapshot, whose transaction is open."""
-        upto: Upto = {}
-        backoff = Backoff(None, self._ended, self._tell)
-        while True:
-            try:
-                found, began = self._begin(connection, oid), time.monotonic()
-            except Outage as error:
-                if connection.info.transaction_status is not pq.TransactionStatus.IDLE:
-                    raise
-                # another session has locked the table: what was found before still counts
-                backoff.wait(error)
-                continue
+        """See :func:`~airflow_bottledwater.snapshot.keys.find_keys`: a key that was changed since is not swept."""
+
+        def begin() -> OwnSnapshot:
+            found = self._begin(connection, oid)
             self.waits_for = ""
-            version = self._version(found)
-            for part, first in unread(found.parts, upto):
-                last = upto[part.oid, part.filenode] = first + _SWEPT_BLOCKS
-                blocks = copy.rows(connection, keys_query(part, first, last), idle=self._check)
-                for rows in hashed.rows(self._pipeline, only_key(version.table), blocks):
-                    latest.find(key_hashes(rows, version, TableMapping.of(self._pipeline)))
-                if time.monotonic() - began > _SWEPT_SECONDS:
-                    break
-            else:
-                return found
-            connection.execute("COMMIT")
+            return found
+
+        backoff = Backoff(None, self._ended, self._tell)
+        return find_keys(self._pipeline, connection, latest, begin, self._version, backoff=backoff, idle=self._check)
 
     def _topic(self, topic: str, ends: Sequence[int]) -> Iterator[RecordBlock]:
         """The records of a topic up to these offsets."""
@@ -317,7 +297,7 @@ class LiveReader(threading.Thread):
         if not self._oldest_xid:
             self._oldest_xid = slot.fresh_xid(connection)
         while True:
-            found = begin_reading(connection, oid, TableMapping.of(self._pipeline), lock_timeout=_LOCK)
+            found = begin_reading(connection, oid, TableMapping.of(self._pipeline), lock_timeout=LOCK)
             if found.snapshot.xmin >= self._oldest_xid:
                 return found
             connection.execute("ROLLBACK")

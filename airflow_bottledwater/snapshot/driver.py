@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from airflow_bottledwater.backoff import Backoff
@@ -47,7 +47,7 @@ from airflow_bottledwater.state.identity import check_slot, check_topics, own_ag
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import COMPLETE, Complete, StateRecord, stream_id, table_key
+from airflow_bottledwater.state.records import COMPLETE, Complete, Progress, StateRecord, stream_id, table_key
 from airflow_bottledwater.state.schemas import register_value
 
 log = logging.getLogger(__name__)
@@ -200,8 +200,9 @@ class _SnapshotDriver:
         # after this, no transaction that a lane has left open can become visible
         self._claim.initialise_all()
         aside = self._claim.state.held
-        self._check_done([part for oid, parts in plans.parts.items() if oid not in aside for part in parts])
-        self._sweep([table for table in tables if table.oid not in aside])
+        parts = {oid: each for oid, each in plans.parts.items() if oid not in aside}
+        self._check_done([part for each in parts.values() for part in each])
+        self._sweep(parts)
         self._complete(tables)
         self._report(meter.sum_up(self._claim.state, sum(t["dead_letters"] for t in totals)))
         self._tell()
@@ -313,13 +314,13 @@ class _SnapshotDriver:
             self._claim.write(changed)
         return tables
 
-    def _sweep(self, tables: Sequence[SourceTable]) -> None:
-        """Publish tombstones for keys that the topics contained before, and that the source does not have any more."""
-        wanted = {
-            t.oid: found.ends
-            for t in tables
-            if (found := self._claim.state.sweep(t.oid)) is not None and not found.done
-        }
+    def _sweep(self, parts: Mapping[int, Sequence[SourceTable]]) -> None:
+        """Publish tombstones for keys that the topics contained before, and that the source does not have any more.
+
+        :param parts: see :class:`Plans`.
+        """
+        known = self._claim.state
+        wanted = {oid: found.ends for oid in parts if (found := known.sweep(oid)) is not None and not found.done}
         if not wanted:
             return
         # compiled code, a hundred megabytes: a driver that has nothing to sweep does without it
@@ -338,7 +339,8 @@ class _SnapshotDriver:
         )
         try:
             for oid, ends in wanted.items():
-                sweep(publishing, pinned[oid], ends)
+                letters = any(done.letters for part in parts[oid] for done in self._progress(part) if done)
+                sweep(publishing, pinned[oid], ends, self._connection if letters else None)
         finally:
             publishing.close()
 
@@ -387,14 +389,16 @@ class _SnapshotDriver:
         self._report(progress)
 
     def _check_done(self, tables: Sequence[SourceTable]) -> None:
-        state = self._claim.state
         for table in tables:
-            plan = state.plan(table.oid)
-            assert plan is not None
-            for chunk in range(len(plan.ranges)):
-                done = state.done(table.oid, chunk)
+            for chunk, done in enumerate(self._progress(table)):
                 if done is None or not done.done:
                     raise Outage(
                         f"Range {chunk} of {table.qualified} has no record of its completion.",
                         "Run the snapshot again.",
                     )
+
+    def _progress(self, table: SourceTable) -> list[Progress | None]:
+        """How far each range of a table's plan is published."""
+        plan = self._claim.state.plan(table.oid)
+        assert plan is not None
+        return [self._claim.state.done(table.oid, chunk) for chunk in range(len(plan.ranges))]

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.topic_reader import blocks
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.postgres.connect import check_stopped
+from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres.connect import Connection, check_stopped
+from airflow_bottledwater.postgres.server import wait_flushed
+from airflow_bottledwater.postgres.snapshot import begin_reading
 from airflow_bottledwater.publish.removed import removals
 from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.snapshot.keys import LOCK, find_keys
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import Sweep, sweep_key
@@ -26,12 +32,16 @@ log = logging.getLogger(__name__)
 _TOGETHER = 10_000
 
 
-def sweep(session: PublishSession, pinned: PinnedTable, ends: Sequence[int]) -> int:
+def sweep(
+    session: PublishSession, pinned: PinnedTable, ends: Sequence[int], connection: Connection | None = None
+) -> int:
     """Publish the tombstones, thousands in a transaction, and behind them the record that it is done; returns how many.
 
     An interrupted sweep begins again, and finds the keys deleted for which it has published a tombstone.
 
     :param ends: per partition, the topic's end when the plan was made.
+    :param connection: asks the table for its keys; needed if rows of it became dead letters, since their keys have no
+        record of this snapshot.
     :raises TakenOver: another job has claimed the slot.
     :raises StopRequested: the snapshot is to end.
     """
@@ -45,6 +55,8 @@ def sweep(session: PublishSession, pinned: PinnedTable, ends: Sequence[int]) -> 
         while low < RANGES:
             latest = _read(session, pinned, ends, reached, low)
             if latest.any_before():
+                if connection is not None:
+                    _find_rows(session, connection, pinned, latest)
                 for keys in _stale(session, pinned, ends, latest):
                     records = removals(session, pinned.version, keys, wire.FROM_SNAPSHOT)
                     session.transact([records], {}, several=True)
@@ -66,6 +78,25 @@ def _read(
         check_stopped()
         latest.note(block)
     return latest
+
+
+def _find_rows(session: PublishSession, connection: Connection, pinned: PinnedTable, latest: LatestRecords) -> None:
+    """Mark the keys as found that the table has now: those that come and go later are the stream's."""
+    pipeline, oid = session.pipeline, pinned.table.oid
+    if oid not in catalog.names(connection, [oid]):
+        return  # it was dropped
+    found = find_keys(
+        pipeline,
+        connection,
+        latest,
+        lambda: begin_reading(connection, oid, TableMapping.of(pipeline), lock_timeout=LOCK),
+        lambda found: replace(pinned.version, table=pinned.check_key(found.table)),
+        backoff=session.backoff,
+        idle=check_stopped,
+    )
+    # what it shows cannot be lost any more
+    wait_flushed(connection, pipeline.postgres, found.insert_lsn, timeout=pipeline.outage_timeout)
+    connection.execute("COMMIT")
 
 
 def _stale(

@@ -24,6 +24,7 @@ from airflow_bottledwater.postgres import snapshot
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.snapshot import begin_reading
 from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.snapshot import keys
 from airflow_bottledwater.state.records import live_key
 from airflow_bottledwater.stream.engine import flush_target
 from airflow_bottledwater.stream.publisher import StreamPublisher
@@ -296,8 +297,8 @@ def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
     """It reads the keys in ranges of blocks. Rows of the last blocks get to the first ones, which it has read by
     then."""
     rows = 400
-    monkeypatch.setattr(reading, "_SWEPT_BLOCKS", 1)
-    monkeypatch.setattr(reading, "_SWEPT_SECONDS", 0.0)
+    monkeypatch.setattr(keys, "_BLOCKS", 1)
+    monkeypatch.setattr(keys, "_SECONDS", 0.0)
     flow = make_flow(tables="items")
     flow.execute(
         "CREATE TABLE items (id bigint PRIMARY KEY, name text)",
@@ -307,7 +308,7 @@ def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
     flow.snapshot()
     flow.stream()
     flow.damage("items", {"id": 99_999}, {"id": 99_999, "name": "not there"})
-    sweep, begin_one, hashes = LiveReader._sweep, LiveReader._begin, reading.key_hashes
+    sweep, begin_one, hashes = LiveReader._sweep, LiveReader._begin, keys._hashes
     sweeping, begun, moved, altered = list[bool](), list[int](), list[int](), list[int]()
 
     def sweeps(self: LiveReader, *arguments: Any) -> None:
@@ -341,7 +342,7 @@ def test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay(
 
     monkeypatch.setattr(LiveReader, "_sweep", sweeps)
     monkeypatch.setattr(LiveReader, "_begin", begins)
-    monkeypatch.setattr(reading, "key_hashes", key_hashes)
+    monkeypatch.setattr(keys, "_hashes", key_hashes)
     request_id = flow.ask("items", sweep=True)
     with flow.streaming() as errors:
         until(lambda: flow.reported(request_id).ended, "it ends", failed=errors)

@@ -261,7 +261,9 @@ def test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show(make
     )
     drop(flow.pipeline, when="always")
     flow.create()
+    flow.damage("a", {"id": 9}, {"id": 9, "t": "not there", "n": 1})
     assert flow.snapshot().dead_letters == 3
+    assert [message.key for message in flow.read("a") if message.value is None] == [{"id": 9}]
     limit_records(flow, "a", 100_000)
     # the source has the same row of 2 as before, and the topic has it behind two changes
     flow.execute("UPDATE a SET n = 2 WHERE id = 2", "UPDATE a SET n = 1 WHERE id = 2")

@@ -637,8 +637,8 @@ MUTANTS = (
     ),
     Mutant(
         "a sweep compares hashed keys with hashes",
-        "LiveReader._find_keys",
-        swap("hashed.rows(self._pipeline, only_key(version.table), blocks)", "blocks"),
+        "keys.find_keys",
+        swap("hashed.rows(pipeline, _only_key(of.table), blocks)", "blocks"),
         f"{_KEYS}::test_keys_are_published_as_hashes_and_their_values_are_nowhere[json]",
     ),
     Mutant(
@@ -1467,6 +1467,12 @@ MUTANTS = (
         f"{_RECOVERY}::test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show",
     ),
     Mutant(
+        "a key whose row became a dead letter is not swept",
+        "snapshot.sweep.sweep",
+        never("connection is not None"),
+        f"{_RECOVERY}::test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show",
+    ),
+    Mutant(
         "a table without a key whose rows are all dead letters is not read twice",
         "Plans._is_finished",
         swap("progress.rows or progress.letters", "progress.rows"),
@@ -1474,7 +1480,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lock that is refused does not begin a sweep anew",
-        "LiveReader._find_keys",
+        "keys.find_keys",
         always("connection.info.transaction_status is not pq.TransactionStatus.IDLE"),
         "tests/integration/test_live_order.py::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay",
     ),
@@ -4014,14 +4020,14 @@ MUTANTS = (
     ),
     Mutant(
         "a sweep does not keep the table locked until its end",
-        "LiveReader._find_keys",
-        never("time.monotonic() - began > _SWEPT_SECONDS"),
+        "keys.find_keys",
+        never("time.monotonic() - began > _SECONDS"),
         f"{_LIVE_ORDER}::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay[ALTER TABLE items "
         "ALTER name SET DEFAULT 0]",
     ),
     Mutant(
         "a sweep reads a table that was rewritten meanwhile from its start",
-        "keys.unread",
+        "keys._unread",
         swap("upto.get((part.oid, part.filenode), 0)", "max([0, *upto.values()])"),
         f"{_LIVE_ORDER}::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay[VACUUM FULL items]",
     ),

@@ -3,7 +3,6 @@ and which schemas they have there. Whatever depends on a pipeline's settings for
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -16,6 +15,7 @@ from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.model.renames import Names
 from airflow_bottledwater.pipeline.formats import AVRO, Format
+from airflow_bottledwater.pipeline.patterns import fits
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.pipeline.table import Table
 
@@ -344,4 +344,4 @@ def rule_of(rules: Mapping[str, str], column: str) -> str:
 
 def matches(patterns: Sequence[str], column: str) -> bool:
     """Whether one of some patterns, with ``*`` and ``?``, matches a column."""
-    return any(fnmatch.fnmatchcase(column, pattern.replace("[", "[[]")) for pattern in patterns)
+    return any(fits(pattern, column) for pattern in patterns)

@@ -3,7 +3,6 @@ what it watches."""
 
 from __future__ import annotations
 
-import fnmatch
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.jobs import alive
 from airflow_bottledwater.model.amounts import duration, size
 from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.pipeline.patterns import fits
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.state import letters, problems
@@ -64,7 +64,7 @@ def statuses(records: Mapping[str, Any], chosen: Sequence[str] = ()) -> dict[str
         name = key.removeprefix(STATUSES)
         if name == key or (status := decode(StatusRecord, raw)) is None:
             continue
-        if not chosen or any(fnmatch.fnmatchcase(each, pattern) for each in (name, status.slot) for pattern in chosen):
+        if not chosen or any(fits(pattern, each) for each in (name, status.slot) for pattern in chosen):
             found[name] = status
     return found
 
@@ -74,7 +74,7 @@ def missing(found: Mapping[str, StatusRecord], chosen: Sequence[str]) -> list[st
     return [
         pattern
         for pattern in chosen
-        if not any(fnmatch.fnmatchcase(each, pattern) for name, s in found.items() for each in (name, s.slot))
+        if not any(fits(pattern, each) for name, s in found.items() for each in (name, s.slot))
     ]
 
 

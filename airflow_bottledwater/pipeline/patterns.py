@@ -1,19 +1,25 @@
-"""Patterns of tables, ``[schema.]table`` with ``*`` and ``?``; without a schema, ``public`` is meant."""
+"""Patterns with ``*`` and ``?``. Those of tables are ``[schema.]table``; without a schema, ``public`` is meant."""
 
 from __future__ import annotations
 
 import fnmatch
 
 
+def fits(pattern: str, text: str) -> bool:
+    """Whether a pattern matches a whole text. A bracket is itself: a name that PostgreSQL allows is no class of
+    characters."""
+    return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
+
+
 def is_named(pattern: str, schema: str, name: str) -> bool:
-    """Whether a pattern is the name of a table, which may itself have a dot, or a bracket."""
+    """Whether a pattern is the name of a table, which may itself have a dot, or a wildcard."""
     return pattern == f"{schema}.{name}" or (schema == "public" and pattern == name)
 
 
 def is_meant(pattern: str, schema: str, name: str) -> bool:
     """Whether a pattern matches a table."""
     of, _, table = pattern.rpartition(".")
-    return fnmatch.fnmatchcase(schema, of or "public") and fnmatch.fnmatchcase(name, table)
+    return fits(of or "public", schema) and fits(table, name)
 
 
 def describes(pattern: str, schema: str, name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Column, SourceTable
-from airflow_bottledwater.pipeline.patterns import describes, is_meant, is_named
+from airflow_bottledwater.pipeline.patterns import describes, fits, is_meant, is_named
 from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
@@ -128,12 +127,12 @@ def resolve(
     if not tables and not schemas:
         choice.take(rows, "*")
     for pattern in schemas:
-        choice.take([row for row in rows if fnmatch.fnmatchcase(row.schema, pattern)], f"{pattern}.*")
+        choice.take([row for row in rows if fits(pattern, row.schema)], f"{pattern}.*")
     for pattern in tables:
-        # the name of the table itself may have a dot, or a bracket
+        # the name of the table itself may have a dot, or a wildcard
         found = [row for row in rows if pattern == f"{row.schema}.{row.name}"]
         found = found or [row for row in rows if is_named(pattern, row.schema, row.name)]
-        exact = bool(found) or not any(c in pattern for c in "*?[")
+        exact = bool(found) or not any(c in pattern for c in "*?")
         found = found or [row for row in rows if is_meant(pattern, row.schema, row.name)]
         choice.take(found, pattern, exact=exact)
     if choice.problems and strict:
@@ -148,7 +147,7 @@ def covers(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str
     tables, schemas = _taken(tables), _taken(schemas)
     return (
         not (tables or schemas)
-        or any(fnmatch.fnmatchcase(schema, pattern) for pattern in schemas)
+        or any(fits(pattern, schema) for pattern in schemas)
         or any(describes(each, schema, name) for each in tables)
     )
 
@@ -160,7 +159,7 @@ def _taken(patterns: Sequence[str]) -> list[str]:
 
 def _left_out(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str) -> bool:
     """Whether a pattern behind ``!`` matches a table."""
-    return any(each.startswith("!") and fnmatch.fnmatchcase(schema, each[1:]) for each in schemas) or any(
+    return any(each.startswith("!") and fits(each[1:], schema) for each in schemas) or any(
         each.startswith("!") and describes(each[1:], schema, name) for each in tables
     )
 

@@ -197,9 +197,7 @@ def _missing(pipeline: Settings, topics: Topics, brokers: int, missing: Mapping[
         return [f"Topic {name!r} does not exist and create_topics is off. Create it." for name in missing]
     replication = min(pipeline.replication_factor, brokers)
     asked = [
-        store.new_topic(name, replication)
-        if name == store.CONTROL_TOPIC or name.startswith(f"{store.CONTROL_TOPIC}.")
-        else new_topic(pipeline, name, table, replication)
+        store.new_topic(name, replication) if _of_memory(name) else new_topic(pipeline, name, table, replication)
         for name, table in missing.items()
     ]
     return [
@@ -317,6 +315,11 @@ def new_topic(pipeline: Settings, name: str, table: SourceTable | None, replicat
     return NewTopic(name, partitions, replication, ({"message.timestamp.type": "LogAppendTime", **config}, config))
 
 
+def _of_memory(name: str) -> bool:
+    """Whether a topic is a state topic, or the shared one: these have no prefix."""
+    return name == store.CONTROL_TOPIC or name.startswith(f"{store.CONTROL_TOPIC}.")
+
+
 def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
     """Topics whose names collide with that of another one, so that Kafka refuses to create them
     (Topic.hasCollision)."""
@@ -325,9 +328,14 @@ def _collisions(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
     for name in [*present, *wanted]:
         other = known.setdefault(name.replace(".", "_"), name)
         if other != name:
+            way_out = (
+                "Choose another slot name."
+                if _of_memory(name)
+                else "Use another topic_prefix, or another pipeline with a prefix of its own for one of them."
+            )
             problems.append(
-                f"Topic {name!r} collides with topic {other!r}: Kafka does not distinguish dots from underscores. Use "
-                "another topic_prefix, or another pipeline with a prefix of its own for one of them."
+                f"Topic {name!r} collides with topic {other!r}: Kafka does not distinguish dots from underscores. "
+                + way_out
             )
     return problems
 

@@ -166,6 +166,12 @@ def member(table: SourceTable) -> sql.Composed:
     return _only(table) + row_filter.clause(table)
 
 
+def addition(publication: str, tables: Sequence[SourceTable]) -> sql.Composed:
+    """The statement that adds tables to a publication that exists."""
+    members = sql.SQL(", ").join(map(member, tables))
+    return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(publication), members)
+
+
 def statements(publication: str, tables: Sequence[SourceTable], *, via_root: bool) -> list[sql.Composed]:
     """The statements that create both publications.
 
@@ -214,14 +220,14 @@ def extend(connection: Connection, publication: str, added: Sequence[SourceTable
     def add(name: str, table: SourceTable) -> None:
         with connection.transaction():
             locks.limit(connection, 1)
-            connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), member(table)))
+            connection.execute(addition(name, [table]))
 
     def renew(name: str, table: SourceTable) -> None:
         with connection.transaction() as renewed:
             locks.limit(connection, 1)
             before = row_filter.read(connection, name, table.oid)
             connection.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(name), _only(table)))
-            connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), member(table)))
+            connection.execute(addition(name, [table]))
             if row_filter.read(connection, name, table.oid) == before:
                 raise psycopg.Rollback(renewed)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, publication
-from airflow_bottledwater.postgres.connect import Connection, quoted
+from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.state import row_filters
 
@@ -29,23 +29,27 @@ def check_publications(connection: Connection, pipeline: Settings, found: Findin
             if other := publication.mode_problems(connection, present, found.tables, via_root=found.via_root):
                 return other  # every other check would be about the wrong tables
             problems += _existing(connection, pipeline, present, found)
+    lacking = {
+        name: [table for table in tables if name in missing or table.oid not in covered]
+        for name, tables in zip(
+            publication.names(pipeline.publication_name), publication.split(found.tables), strict=True
+        )
+    }
     if pipeline.create_publication:
-        return problems + _rights_to_create(connection, pipeline, found, missing, covered)
+        return problems + _rights_to_create(connection, pipeline, found, missing, lacking)
     if missing:
         problems.append(
             f"Publication {missing[0]!r} does not exist and create_publication is off. Both publications are needed, "
             "the second may be empty. As the owner of the tables, run: "
-            + _statements(connection, pipeline, found.tables, found.via_root)
+            + _statements(connection, pipeline, found, missing, lacking)
         )
         return problems
     found.warnings += _left_out(connection, pipeline, found.tables)
-    of = publication.names(pipeline.publication_name)
     return problems + [
-        f"Table {t.qualified} is not in publication {of[not t.identifiable]!r}. As the owner of both, run: ALTER "
-        f"PUBLICATION {quoted(of[not t.identifiable])} ADD TABLE {publication.member(t).as_string(connection)}; or "
-        "leave it out of the pipeline's tables."
-        for t in found.tables
-        if t.oid not in covered
+        f"Table {table.qualified} is not in publication {name!r}. As the owner of both, run: "
+        f"{publication.addition(name, [table]).as_string(connection)}; or leave it out of the pipeline's tables."
+        for name, tables in lacking.items()
+        for table in tables
     ]
 
 
@@ -89,42 +93,71 @@ def _existing(connection: Connection, pipeline: Settings, present: publication.P
 
 
 def _rights_to_create(
-    connection: Connection, pipeline: Settings, found: Findings, missing: Sequence[str], covered: set[int]
+    connection: Connection,
+    pipeline: Settings,
+    found: Findings,
+    missing: Sequence[str],
+    lacking: Mapping[str, Sequence[SourceTable]],
 ) -> list[str]:
     """The problems with the right to create publications, or to add tables to them.
 
     :param missing: the publications that do not exist.
-    :param covered: the oids of the tables that are in existing publications.
+    :param lacking: the tables that each publication lacks.
     """
     row = connection.execute(
         "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_user), "
         "quote_ident(current_database())"
     ).fetchone()
     allowed, role, database = row or (True, "", "")
-    tables = found.tables
-    statements = _statements(connection, pipeline, tables, found.via_root)
     if missing and not allowed:
         return [
             f"Role {role} may not create publications (it has no CREATE privilege on database {database}). Either run: "
             f"GRANT CREATE ON DATABASE {database} TO {role}; or set create_publication to false and let a DBA run: "
-            f"{statements}"
+            + _statements(connection, pipeline, found, missing, lacking)
         ]
-    owned_by_others = connection.execute(
-        "SELECT c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[]) AND NOT pg_has_role(c.relowner, 'USAGE')",
-        ([t.oid for t in tables],),
+    wanted = {table.oid: table for tables in lacking.values() for table in tables}
+    owners = connection.execute(
+        "SELECT c.oid, quote_ident(pg_get_userbyid(c.relowner)) FROM pg_class c WHERE c.oid = ANY (%s::oid[]) "
+        "AND NOT pg_has_role(c.relowner, 'USAGE')",
+        (list(wanted),),
     ).fetchall()
-    if others := {oid for (oid,) in owned_by_others if missing or oid not in covered}:
-        return [
-            f"Only its owner may publish a table, and role {role} does not own "
-            + ", ".join(t.qualified for t in tables if t.oid in others)
-            + f". Set create_publication to false and let the owner run: {statements}"
-        ]
-    return []
+    others: dict[int, str] = dict(owners)
+    if not others:
+        return []
+    problem = f"Only its owner may publish a table, and role {role} does not own " + ", ".join(
+        table.qualified for oid, table in wanted.items() if oid in others
+    )
+    if lacking.keys() <= set(missing):
+        made = _statements(connection, pipeline, found, missing, lacking)
+        return [f"{problem}. Set create_publication to false and let the owner run: {made}"]
+    grant = f"GRANT {', '.join(sorted(set(others.values())))} TO {role}"
+    if any(wanted[oid].where for oid in others):
+        return [f"{problem}. Run: {grant}"]  # only an owner can see whether a row filter is that of the settings
+    # what the role may do itself, it does
+    foreign = {name: tables for name, tables in lacking.items() if any(table.oid in others for table in tables)}
+    made = _statements(connection, pipeline, found, missing, foreign)
+    return [f"{problem}. Either run: {grant}; or, as a superuser: {made}"]
 
 
-def _statements(connection: Connection, pipeline: Settings, tables: Sequence[SourceTable], via_root: bool) -> str:
-    """The statements that create both publications, as text for a message."""
-    made = publication.statements(pipeline.publication_name, tables, via_root=via_root)
+def _statements(
+    connection: Connection,
+    pipeline: Settings,
+    found: Findings,
+    missing: Sequence[str],
+    lacking: Mapping[str, Sequence[SourceTable]],
+) -> str:
+    """The statements that create the publications that do not exist, and add tables to those that do, as text for a
+    message.
+
+    :param lacking: the tables that each lacks.
+    """
+    create = publication.statements(pipeline.publication_name, found.tables, via_root=found.via_root)
+    creating = dict(zip(publication.names(pipeline.publication_name), create, strict=True))
+    made = [
+        creating[name] if name in missing else publication.addition(name, tables)
+        for name, tables in lacking.items()
+        if name in missing or tables
+    ]
     return "; ".join(statement.as_string(connection) for statement in made)
 
 

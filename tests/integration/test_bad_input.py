@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import socket
 import subprocess
 import time
@@ -27,9 +28,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_bottledwater.errors import CredentialsRefused, Outage, PreflightError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.postgres import PostgresServer, programs
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.state import store
 from tests.support.pipeline import PASSWORD, Source, refused, refuses
 
 # ---------------------------------------------------------------------- the server
@@ -262,11 +265,47 @@ def test_a_role_that_does_not_own_a_table_is_told_the_statements(source: Source)
     )
 
 
-def test_a_table_of_somebody_else_cannot_be_added_later(source: Source) -> None:
+def advised(pipeline: Settings, pattern: str) -> str:
+    """The statements that preflight tells to run."""
+    with pytest.raises(PreflightError) as raised:
+        preflight.run(pipeline)
+    found = re.search(f"{pattern}(.+)$", str(raised.value), re.MULTILINE)
+    assert found is not None, raised.value
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("way", "where"), [("Either run: ", ""), ("or, as a superuser: ", ""), ("public.foreign_items. Run: ", "id > 1")]
+)
+def test_a_table_of_somebody_else_is_added_later_as_is_said(source: Source, way: str, where: str) -> None:
     pipeline = source.pipeline.with_(postgres=owner(source))
     create(pipeline)
-    source.execute("CREATE TABLE foreign_items (id int PRIMARY KEY)", "GRANT SELECT ON foreign_items TO PUBLIC")
-    refuses(source, pipeline.with_(tables=("items", "foreign_items")), "does not own public.foreign_items")
+    app = conninfo_to_dict(source.role(""))["user"]
+    source.execute(
+        "CREATE TABLE foreign_items (id int PRIMARY KEY)", "GRANT SELECT ON foreign_items TO PUBLIC",
+        f"ALTER TABLE foreign_items OWNER TO {app}", f'DROP PUBLICATION "{source.name}_unkeyed"',
+    )  # fmt: skip
+    pipeline = pipeline.with_(tables=("items", "foreign_items"), table_options={"foreign_items": {"where": where}})
+    said = advised(pipeline, f"does not own .*{way}")
+    assert "CREATE PUBLICATION" not in said  # one exists, and the role may make the other one itself
+    source.execute(said.partition("; or,")[0])
+    create(pipeline)
+    assert source.execute(
+        "SELECT pubname::text, tablename::text, rowfilter FROM pg_publication_tables WHERE pubname LIKE "
+        f"'{source.name}%' ORDER BY 2"
+    ) == [(source.name, "foreign_items", f"({where})" if where else None), (source.name, "items", None)]
+    assert source.execute(f"SELECT count(*) FROM pg_publication WHERE pubname LIKE '{source.name}%'") == [(2,)]
+
+
+@pytest.mark.parametrize("gone", ["", "_unkeyed"])
+def test_of_two_publications_only_the_missing_one_is_to_be_made(source: Source, gone: str) -> None:
+    source.execute("CREATE TABLE log (line text)")
+    pipeline = source.pipeline.with_(create_publication=False, allow_unkeyed=True)
+    source.execute(*advised(pipeline, "run: ").split("; "))
+    pipeline = pipeline.with_(tables=("items", "log"))
+    source.execute(f'DROP PUBLICATION "{source.name}{gone}"')
+    source.execute(*advised(pipeline, "As the owner of the tables, run: ").split("; "))
+    preflight.run(pipeline)
 
 
 # ---------------------------------------------------------------------- tables
@@ -738,7 +777,20 @@ def test_a_compacted_topic_is_refused_for_a_table_without_a_key(source: Source) 
 
 def test_a_topic_that_kafka_cannot_tell_from_an_existing_one_is_refused(source: Source) -> None:
     Topics(source.pipeline.kafka).create(f"{source.name}_items", partitions=1, replication=1, config={})
-    refuses(source, source.pipeline, f"Topic '{source.name}.items' collides with topic '{source.name}_items'")
+    refuses(
+        source,
+        source.pipeline,
+        f"Topic '{source.name}.items' collides with topic '{source.name}_items'",
+        "Use another topic_prefix",
+    )
+
+
+def test_a_state_topic_that_kafka_cannot_tell_from_another_one_needs_another_slot(source: Source) -> None:
+    """It has no prefix. Such are _bottledwater.shop_eu.orders and _bottledwater.shop.eu_orders."""
+    state = store.state_topic_name(conninfo_to_dict(source.dsn)["dbname"], source.pipeline.slot)  # type: ignore[arg-type]
+    other = "_".join(state.rsplit(".", 1))
+    Topics(source.pipeline.kafka).create(other, partitions=1, replication=1, config={"cleanup.policy": "compact"})
+    refuses(source, source.pipeline, f"Topic {state!r} collides with topic {other!r}", "Choose another slot name.")
 
 
 def test_a_registry_that_is_away_is_an_outage(source: Source) -> None:

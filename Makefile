@@ -38,7 +38,7 @@ up: setup ## start the stack and keep it running
 	@$(BIN)/bottledwater up
 
 down: ## stop what `make up` started
-	@test ! -x $(BIN)/bottledwater || $(BIN)/bottledwater down
+	@test ! -x $(BIN)/bottledwater || test ! -d "$${BOTTLEDWATER_CACHE:-.local/cache}/up" || $(BIN)/bottledwater down
 
 check: lint-code ## after each change: format, lint, import directions, types, and the unit tests that are not slow
 	@$(PYTEST) tests/unit -q -n 2 --dist worksteal -m "not slow and not long"

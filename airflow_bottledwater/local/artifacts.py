@@ -35,6 +35,11 @@ def cache_folder() -> Path:
     for folder in (here, *here.parents):
         if (folder / "airflow_bottledwater").is_dir() and (folder / "pyproject.toml").exists():
             return folder / ".local" / "cache"
+    return users_folder()
+
+
+def users_folder() -> Path:
+    """The cache that is found from any working directory but a checkout."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bottledwater"
 
 
@@ -104,11 +109,14 @@ def registry_folder(cache: Path) -> Path:
 
 
 @contextlib.contextmanager
-def lock(cache: Path, name: str) -> Iterator[None]:
-    """A lock, so that only one process at a time creates something in the cache."""
+def lock(cache: Path, name: str, *, wait: bool = True) -> Iterator[None]:
+    """A lock, so that only one process at a time creates something in the cache.
+
+    :raises BlockingIOError: another process has it, and this one does not wait.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f".{name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 

@@ -8,12 +8,13 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from airflow_bottledwater.cli.verify import show
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.jobs import requests, status
-from airflow_bottledwater.local import artifacts, flights
-from airflow_bottledwater.local.demo_stack import DAG, SLOT, DemoStack, console, say
+from airflow_bottledwater.local import flights
+from airflow_bottledwater.local.demo_stack import DAG, SLOT, DemoStack, alone, console, say
 from airflow_bottledwater.local.waiting import until
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect
@@ -33,10 +34,14 @@ class DemoFailed(BottledWaterError):
 
 
 @contextmanager
-def _running(stack: DemoStack) -> Iterator[DemoStack]:
+def _running(folder: Path) -> Iterator[DemoStack]:
+    """The servers, which begin with nothing."""
+
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    shutil.rmtree(folder, ignore_errors=True)
+    stack = DemoStack(folder, die_with_parent=True)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, interrupt)
     try:
@@ -53,11 +58,10 @@ def demo() -> None:
     """Run the demo from start to end.
 
     :raises DemoFailed: the run failed, a topic and its table differ, or the snapshot did not overlap with the writers.
+    :raises Refused: another demo runs.
     """
-    folder = artifacts.cache_folder() / "demo"
-    shutil.rmtree(folder, ignore_errors=True)
     began = time.monotonic()
-    with _running(DemoStack(folder, die_with_parent=True)) as stack:
+    with alone("demo") as folder, _running(folder) as stack:
         writers = flights.Writers(stack.dsn)
         writers.start()
         say(

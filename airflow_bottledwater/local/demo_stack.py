@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
 from psycopg import sql
 from rich.console import Console
 
-from airflow_bottledwater.errors import LocalServerError
+from airflow_bottledwater.errors import LocalServerError, Refused
 from airflow_bottledwater.jobs import supervise
 from airflow_bottledwater.local import artifacts, flights, ports
 from airflow_bottledwater.local.airflow import AirflowStack
@@ -103,15 +106,23 @@ class DemoStack:
         self.data.stop()
 
     def _prepare_source(self) -> None:
+        """Make what is missing of role, databases and data: an earlier start may have been interrupted."""
         postgres = self.data.postgres
         role, database = sql.Identifier(ROLE), sql.Identifier(DATABASE)
         with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
-            if connection.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone() is not None:
+            roles = {name for (name,) in connection.execute("SELECT rolname FROM pg_roles")}
+            databases = {name for (name,) in connection.execute("SELECT datname FROM pg_database")}
+            if ROLE not in roles:
+                make = sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}")
+                connection.execute(make.format(role, sql.Literal(self.password)))
+            if DATABASE not in databases:
+                connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(database, role))
+            if "airflow" not in databases:
+                connection.execute("CREATE DATABASE airflow")
+        with psycopg.connect(postgres.dsn(DATABASE)) as connection:
+            # all tables are made and filled in one transaction
+            if connection.execute("SELECT FROM pg_tables WHERE tablename = 'flights'").fetchone() is not None:
                 return
-            make = sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}")
-            connection.execute(make.format(role, sql.Literal(self.password)))
-            connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(database, role))
-            connection.execute("CREATE DATABASE airflow")
         rows = flights.load(postgres.dsn(DATABASE), ROLE)
         say("Loaded " + ", ".join(f"{n:,} {table}" for table, n in rows.items()) + ".")
 
@@ -131,31 +142,66 @@ class DemoStack:
         }
 
 
-def _kept() -> Path:
-    """The folder of the servers that `up` starts."""
-    return artifacts.cache_folder() / "up"
+@contextmanager
+def alone(name: str) -> Iterator[Path]:
+    """The folder of the servers of ``demo`` or ``up``, which no other one starts meanwhile.
+
+    :raises Refused: another one does.
+    """
+    cache = artifacts.cache_folder()
+    with ExitStack() as held:
+        try:
+            held.enter_context(artifacts.lock(cache, name, wait=False))
+        except BlockingIOError:
+            raise Refused(
+                f"Another 'bottledwater {name}' runs in {cache / name}.",
+                "Wait for its end, or set BOTTLEDWATER_CACHE to another folder.",
+            ) from None
+        yield cache / name
 
 
 def up() -> None:
-    """Start the servers and leave them running."""
-    stack = DemoStack(_kept(), die_with_parent=False)
-    try:
-        stack.start()
-    except BaseException:
-        stack.stop()
-        raise
+    """Start the servers and leave them running.
+
+    :raises Refused: another process does the same.
+    """
+    with alone("up") as folder:
+        stack = DemoStack(folder, die_with_parent=False)
+        try:
+            stack.start()
+        except BaseException:
+            stack.stop()
+            raise
     lines = [
         f"\nAirflow:    {stack.airflow.url}   user {stack.airflow.user}, password {stack.airflow.password}",
         f"PostgreSQL: {stack.data.postgres.dsn(DATABASE)}",
         f"Kafka:      {stack.data.kafka.bootstrap}\nRegistry:   {stack.data.registry.url}\n",
-        f"Trigger the DAG {DAG!r}: its form fits as it is. `bottledwater down` stops everything;"
-        f" the data stay in {_kept()}.",
+        f"Trigger the DAG {DAG!r}: its form fits as it is. `{_from_anywhere('down')}` stops everything;"
+        f" the data stay in {folder}.",
     ]
     for line in lines:  # not wrapped, so that they can be copied
         console.print(line, soft_wrap=True)
 
 
 def down() -> None:
-    """Stop what :func:`up` started; the data stay."""
-    if _kept().exists():
-        DemoStack(_kept(), die_with_parent=False).stop()
+    """Stop what :func:`up` started, and say what; the data stay.
+
+    :raises Refused: nothing was ever started there.
+    """
+    folder = artifacts.cache_folder() / "up"
+    if not folder.exists():
+        raise Refused(
+            f"Nothing was started in {folder}.",
+            "Run this where 'bottledwater up' was run, or set BOTTLEDWATER_CACHE to the folder that it has used.",
+        )
+    stack = DemoStack(folder, die_with_parent=False)
+    running = [server.name for server in (*stack.airflow.components.values(), *stack.data.servers) if server.running]
+    stack.stop()
+    say(f"Stopped {', '.join(running)} of {folder}." if running else f"Nothing was running of {folder}.")
+
+
+def _from_anywhere(command: str) -> str:
+    """A subcommand with the folder that it is about, where another working directory would mean another one."""
+    cache = artifacts.cache_folder()
+    named = "" if cache == artifacts.users_folder() else f"BOTTLEDWATER_CACHE={shlex.quote(str(cache))} "
+    return f"{named}bottledwater {command}"

@@ -24,6 +24,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import LocalServerError
 from airflow_bottledwater.local import ports
+from airflow_bottledwater.local.demo_stack import DemoStack
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.process import ServerProcess
@@ -38,6 +39,23 @@ SCHEMA = {"type": "record", "name": "row", "fields": [{"name": "id", "type": "in
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataStack]:
     with DataStack(tmp_path_factory.mktemp("local")) as running:
         yield running
+
+
+@pytest.mark.parametrize("made", [0, 1, 2])
+def test_a_source_that_was_interrupted_is_made_whole(tmp_path: Path, made: int) -> None:
+    """``bottledwater up``, ended after its first statements, and started again."""
+    demo = DemoStack(tmp_path / "up", die_with_parent=True)
+    statements = ("CREATE ROLE bottledwater LOGIN REPLICATION", "CREATE DATABASE nyc OWNER bottledwater")
+    with demo.data.postgres as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            for statement in statements[:made]:
+                connection.execute(statement)
+        for _ in range(2):
+            demo._prepare_source()
+            with psycopg.connect(server.dsn("nyc")) as connection:
+                assert connection.execute("SELECT count(*) FROM flights").fetchone() == (336_776,)
+                found = connection.execute("SELECT count(*) FROM pg_database WHERE datname = 'airflow'").fetchone()
+                assert found == (1,)
 
 
 class TestPostgres:

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.postgres import sessions
 from airflow_bottledwater.postgres.connect import Connection, pause
 
 log = logging.getLogger(__name__)
@@ -72,17 +73,18 @@ def in_rounds(
 
 
 def holders(connection: Connection, oids: Sequence[int], conflicting: Sequence[str]) -> list[str]:
-    """The other sessions that hold, or wait for, a lock of one of these modes on one of the tables, with what they
-    run."""
+    """The other sessions that hold, or wait for, a lock of one of these modes on one of the tables, as text."""
     rows = connection.execute(
-        "SELECT DISTINCT l.pid, coalesce(a.usename, ''), left(coalesce(a.query, ''), 80), l.relation::regclass::text, "
-        "l.mode, l.granted FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.database = (SELECT "
-        "oid FROM pg_database WHERE datname = current_database()) AND l.relation = ANY (%s::oid[]) AND l.mode = ANY "
-        "(%s) AND l.pid IS DISTINCT FROM pg_backend_pid() ORDER BY l.granted DESC, l.pid LIMIT 10",
+        sql.SQL(
+            "SELECT DISTINCT l.granted, l.mode, l.relation::regclass::text, l.pid, {} FROM pg_locks l LEFT JOIN "
+            "pg_stat_activity a ON a.pid = l.pid WHERE l.database = (SELECT oid FROM pg_database WHERE datname = "
+            "current_database()) AND l.relation = ANY (%s::oid[]) AND l.mode = ANY (%s) AND l.pid IS DISTINCT FROM "
+            "pg_backend_pid() ORDER BY l.granted DESC, l.pid LIMIT 10"
+        ).format(sessions.COLUMNS),
         (list(oids), list(conflicting)),
     ).fetchall()
     return [
-        (f"session {pid} ({user}): {query}" if pid else "a prepared transaction (pg_prepared_xacts)")
+        (sessions.named(pid, *session) if pid else "a prepared transaction (pg_prepared_xacts)")
         + f" ({'has' if granted else 'waits for'} {mode} on {table})"
-        for pid, user, query, table, mode, granted in rows
+        for granted, mode, table, pid, *session in rows
     ]

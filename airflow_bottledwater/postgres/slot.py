@@ -15,6 +15,7 @@ from psycopg import sql
 from airflow_bottledwater.errors import BottledWaterError, Outage, SlotError, SlotInUse
 from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
+from airflow_bottledwater.postgres import sessions
 from airflow_bottledwater.postgres.connect import Connection, check_stopped, connect, outage, pause
 from airflow_bottledwater.postgres.publication import as_option
 from airflow_bottledwater.postgres.server import OWN_PREFIX
@@ -152,18 +153,13 @@ def blockers(connection: Connection, below: int | None = None) -> list[str]:
 
     :param below: include only sessions with an id below this 64-bit one.
     """
-    sessions = connection.execute(
-        "SELECT backend_xid::text::bigint, pid, coalesce(datname, ''), coalesce(usename, ''), "
-        "coalesce(application_name, ''), state, xact_start FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND "
-        "pid <> pg_backend_pid() ORDER BY xact_start"
+    rows = connection.execute(
+        sql.SQL(
+            "SELECT a.backend_xid::text::bigint, a.pid, {} FROM pg_stat_activity a WHERE a.backend_xid IS NOT NULL "
+            "AND a.pid <> pg_backend_pid() ORDER BY a.xact_start"
+        ).format(sessions.COLUMNS)
     ).fetchall()
-    named = [
-        f"session {pid} ({user}@{database}, "
-        f"{application or 'no application name'}{f', {status}, since {start:%H:%M:%S}' if start else ''})"
-        # state and start of another role's session are visible with pg_read_all_stats only
-        for xid, pid, database, user, application, status, start in sessions
-        if below is None or widen_xid(xid, below) < below
-    ]
+    named = [sessions.named(*session) for xid, *session in rows if below is None or widen_xid(xid, below) < below]
     prepared = connection.execute("SELECT gid, database, prepared FROM pg_prepared_xacts ORDER BY prepared").fetchall()
     return named + [
         f"prepared transaction {gid!r} in {database} (since {at:%Y-%m-%d %H:%M})" for gid, database, at in prepared

@@ -14,7 +14,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import HolderEnded, Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
-from airflow_bottledwater.postgres import catalog, locks, partitions, row_filter, slot
+from airflow_bottledwater.postgres import catalog, locks, partitions, row_filter, sessions, slot
 from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
@@ -187,11 +187,12 @@ class SnapshotExporter:
         behind them, so that the application is blocked."""
         with connect(self._dsn, application="bottledwater lock watch") as other:
             rows = other.execute(
-                "SELECT a.pid, coalesce(a.usename, ''), left(a.query, 80) FROM pg_stat_activity a"
-                " WHERE %s = ANY (pg_blocking_pids(a.pid))",
+                sql.SQL("SELECT a.pid, {} FROM pg_stat_activity a WHERE %s = ANY (pg_blocking_pids(a.pid))").format(
+                    sessions.COLUMNS
+                ),
                 (self.pid,),
             ).fetchall()
-        return [f"session {pid} ({user}): {query}" for pid, user, query in rows]
+        return [sessions.named(*row) for row in rows]
 
     @property
     def pid(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -20,7 +22,7 @@ import airflow_bottledwater.provision.create as creation
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, SlotInUse, StopRequested
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.postgres import connect as connections
-from airflow_bottledwater.postgres import replication, slot
+from airflow_bottledwater.postgres import locks, replication, slot
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision import preflight
@@ -339,6 +341,31 @@ def test_publishing_does_not_wait_for_ever_behind_a_vacuum(direct: Flow, added: 
         )
         vacuum.rollback()
         creation.result(60)
+
+
+def test_sessions_are_named_without_the_values_in_their_statements(direct: Flow) -> None:
+    with locked(direct, "a", "ROW EXCLUSIVE") as writing, psycopg.connect(direct.dsn) as other:
+        writing.execute("UPDATE a SET n = 1 WHERE 'SECRET' <> ''")
+        pid, waiting = writing.info.backend_pid, other.info.backend_pid
+        with ThreadPoolExecutor(1) as pool, connect(direct.dsn) as watcher:
+            altering = pool.submit(other.execute, "ALTER TABLE a ALTER n SET DEFAULT length('SECRET')")
+            until(lambda: direct.execute(f"SELECT pg_blocking_pids({waiting}) <> '{{}}'") == [(True,)], "it waits")
+            (oid,) = direct.execute("SELECT 'a'::regclass::oid")[0]
+            found = [
+                *locks.holders(watcher, [oid], ("RowExclusiveLock", "AccessExclusiveLock")),
+                *pg.SnapshotExporter.waiting_behind(SimpleNamespace(_dsn=direct.dsn, pid=pid)),  # type: ignore[arg-type]
+                *slot.blockers(watcher),
+            ]
+            writing.rollback()
+            altering.result(60)
+    who = rf"session {pid} \(postgres@\w+, no application name, idle in transaction, since [\d:]+, UPDATE …\)"
+    assert re.fullmatch(rf"{who} \(has RowExclusiveLock on public\.a\)", found[0])
+    assert found[1].startswith(f"session {waiting} ") and found[1].endswith(
+        "ALTER …) (waits for AccessExclusiveLock on public.a)"
+    )
+    assert found[2].startswith(f"session {waiting} ")
+    assert any(re.fullmatch(who, each) for each in found[3:])
+    assert "SECRET" not in str(found)
 
 
 def test_a_locked_table_does_not_keep_the_stream_from_starting(direct: Flow) -> None:

@@ -43,7 +43,8 @@ class Statements:
     """Makes the values of records.
 
     :param pinned: the pipeline's tables by oid.
-    :param resolve: makes a version of a table, see :class:`~airflow_bottledwater.stream.relations.Resolver`.
+    :param resolve: makes a version of a table, see
+        :meth:`~airflow_bottledwater.stream.relations.Resolver.of_statement`.
     """
 
     def __init__(

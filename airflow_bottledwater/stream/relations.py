@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -79,6 +79,29 @@ class Resolver:
                 self._check_partition(message)
             return None
         self._identities[message.oid] = message.identity
+        return self._version(message, pinned, current)
+
+    def of_statement(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
+        """The version that a message with the prefix of the DDL triggers describes; None if the table is not in the
+        pipeline, or has never been so as far as is known. Whoever may connect can write such a message, and a schema
+        that is registered on its word alone would keep those of the table from being registered.
+
+        :param current: see :meth:`__call__`.
+        :raises Refused: the table's key is another one.
+        """
+        pinned = self._pinned.get(message.oid)
+        if pinned is None:
+            return None
+        known = current.table if current else pinned.table
+        today = self._loaded([message.oid]).get(message.oid, known)
+        if (message.schema, message.name) not in ((each.schema, each.name) for each in (known, today)):
+            return None
+        left_out = self._left_out(message)
+        said = [(c.name, c.type_oid, c.typmod) for place, c in enumerate(message.columns) if place not in left_out]
+        return self._version(message, pinned, current) if _between(said, _columns(known), _columns(today)) else None
+
+    def _version(self, message: pgoutput.RelationMessage, pinned: PinnedTable, current: Version | None) -> Version:
+        """As :meth:`__call__`, of a table of the pipeline."""
         if self._mapping.rules:
             self._check_hidden(message, pinned.table, first=current is None)
         left_out = self._left_out(message)
@@ -308,7 +331,7 @@ class Resolver:
             return None  # its key must be read from the catalog each time
         table = self._today(message.oid)
         said = [(c.name, c.type_oid, c.typmod) for c in message.columns]
-        if table is None or [(c.name, c.type.oid, c.type.typmod) for c in table.columns] != said:
+        if table is None or _columns(table) != said:
             return None
         return table
 
@@ -355,3 +378,20 @@ class Resolver:
             outbox=known.outbox,
             partition_by=known.partition_by,
         )
+
+
+#: a column's name, type and modifier
+_Said = tuple[str, int, int]
+
+
+def _columns(table: SourceTable) -> list[_Said]:
+    """The columns of a table as a Relation message says them."""
+    return [(c.name, c.type.oid, c.type.typmod) for c in table.columns]
+
+
+def _between(said: Sequence[_Said], before: Sequence[_Said], today: Sequence[_Said]) -> bool:
+    """Whether a table can have had these columns on its way from what it was to what it is: all that it has kept, and
+    some of those that it has lost and got meanwhile."""
+    return set(before) & set(today) <= set(said) <= set(before) | set(today) and all(
+        [c for c in said if c in each] == [c for c in each if c in said] for each in (before, today)
+    )

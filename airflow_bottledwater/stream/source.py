@@ -99,7 +99,9 @@ class ChangeSource:
         )
         if pipeline.sends_messages:
             mapping = TableMapping.of(pipeline)
-            self._assembler.take_messages(MessageTopics(mapping), Statements(mapping, self._tables, resolver))
+            self._assembler.take_messages(
+                MessageTopics(mapping), Statements(mapping, self._tables, resolver.of_statement)
+            )
         self._assembler.leave_out(state.accepted | state.held)
         self._stream: ReplicationStream | None = None
         self._worked, self._connected = False, math.inf

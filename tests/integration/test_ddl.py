@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner
+from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.cli import cli
 from airflow_bottledwater.errors import PreflightError, Refused
@@ -96,11 +99,51 @@ def test_a_statement_has_the_schemas_of_the_records_behind_it(make_flow: MakeFlo
     assert _statements(flow)[3]["schemas"] == {**first["schemas"], subject: None}
 
 
-def _ids(flow: Flow) -> list[int]:
+def test_what_any_role_can_write_registers_nothing_and_leaves_out_no_table(
+    make_flow: MakeFlow, registry: SchemaRegistry
+) -> None:
+    flow = make_flow(registry, tables=("a", "p"))
+    flow.execute(
+        "CREATE TABLE p (id int PRIMARY KEY, b text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p_1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+    )
+    _install(flow)
+    flow.create()
+    client = SchemaRegistryClient({"url": registry.url})
+    subjects = [f"{flow.topic(table)}-value" for table in ("a", "p")]
+    oids = dict(flow.execute("SELECT relname, oid::int FROM pg_class WHERE relname IN ('a', 'p')"))
+    key, text, new = ["id", 23, -1, True], ["b", 25, -1, False], ["c", 23, -1, False]
+    said = [
+        [key], [text, key], [key, text, text], [key, text, new], [key, ["b", 23, -1, False]], [key, ["b", 25, 9, False]]
+    ]  # fmt: skip
+    objects = [
+        {"oid": oids["a"], "schema": "public", "name": "a", "replica_identity": "d", "columns": columns}
+        for columns in said
+    ]
+    objects += [{**objects[0], "columns": [key, text], "name": "other"}]
+    objects += [{**objects[0], "oid": oids["p"], "name": "p", "replica_identity": "n", "columns": [key, text]}]
+    with psycopg.connect(flow.dsn, autocommit=True) as plain:
+        plain.execute("CREATE ROLE plain; SET ROLE plain")
+        for each in objects:
+            forged = json.dumps({"objects": [each]})
+            plain.execute("SELECT pg_logical_emit_message(true, 'bottledwater.ddl', %s)", (forged,))
+        plain.execute("RESET ROLE; DROP ROLE plain")
+    flow.execute("INSERT INTO p VALUES (1, 'b')", "UPDATE p SET id = 2")
+    flow.stream()
+    assert [client.get_versions(subject) for subject in subjects] == [[1], [1]]
+    assert (len(_ids(flow, "p")), len(_statements(flow))) == (3, len(objects))
+    # the owner's column of the name that was forged, and of another type
+    flow.execute("ALTER TABLE a ADD c text", "INSERT INTO a VALUES (1, 'b', 'c')")
+    flow.stream()
+    assert [client.get_versions(subject) for subject in subjects] == [[1, 2], [1]]
+    assert _statements(flow)[-1]["schemas"][subjects[0]] == _ids(flow)[-1]
+
+
+def _ids(flow: Flow, table: str = "a") -> list[int]:
     """The ids of the value schemas in the topic of the table."""
     from tests.integration.test_messages import _raw
 
-    return [int.from_bytes((each.value() or b"")[1:5], "big") for each in _raw(flow, "a")]
+    return [int.from_bytes((each.value() or b"")[1:5], "big") for each in _raw(flow, table)]
 
 
 def test_a_trigger_that_fails_lets_the_statement_pass(make_flow: MakeFlow) -> None:

@@ -352,6 +352,18 @@ MUTANTS = (
         f"{_DDL}::test_a_statement_has_the_schemas_of_the_records_behind_it",
     ),
     Mutant(
+        "a message that looks like a trigger's registers no schema",
+        "Resolver.of_statement",
+        always("_between(said, _columns(known), _columns(today))"),
+        f"{_DDL}::test_what_any_role_can_write_registers_nothing_and_leaves_out_no_table",
+    ),
+    Mutant(
+        "a message that looks like a trigger's leaves out no partitioned table",
+        "source.ChangeSource.__init__",
+        swap("resolver.of_statement", "resolver"),
+        f"{_DDL}::test_what_any_role_can_write_registers_nothing_and_leaves_out_no_table",
+    ),
+    Mutant(
         "a message that looks like a trigger's does not end the stream",
         "Statements.__call__",
         drop("_dumped(found)"),

@@ -183,18 +183,22 @@ class ChosenTopicGone(BeginsAnew):
 
 
 class RecordError(BottledWaterError):
-    """One record is rejected for good: it cannot be encoded, is too large, or its topic refuses it."""
+    """One record is rejected for good: it cannot be encoded, is too large, or its topic refuses it.
 
-    def __init__(self, what: str, remedy: str = "", *, position: str = "", topic: str = "") -> None:
+    :param row: which row it is, by its key. That is not in the message, which those may read, too, who may not see rows
+        (in the pipeline's status, say), but in the job's log (:func:`airflow_bottledwater.jobs.log.tell_row`).
+    """
+
+    def __init__(self, what: str, remedy: str = "", *, position: str = "", topic: str = "", row: str = "") -> None:
         super().__init__(what, remedy)
-        self.position, self.topic = position, topic
+        self.position, self.topic, self.row = position, topic, row
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _record_error, (self.what, self.remedy, self.position, self.topic)
+        return _record_error, (self.what, self.remedy, self.position, self.topic, self.row)
 
 
-def _record_error(what: str, remedy: str, position: str, topic: str) -> RecordError:
-    return RecordError(what, remedy, position=position, topic=topic)
+def _record_error(what: str, remedy: str, position: str, topic: str, row: str) -> RecordError:
+    return RecordError(what, remedy, position=position, topic=topic, row=row)
 
 
 class StopRequested(BottledWaterError):

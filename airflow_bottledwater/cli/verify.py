@@ -33,7 +33,8 @@ def run(pipeline: Settings, master: str, spark_conf: dict[str, str], *, as_json:
     :raises JobDied: the job failed for a transient reason.
     :raises JobFailed: the job failed.
     """
-    from airflow_bottledwater.jobs import submit, supervise
+    from airflow_bottledwater.jobs import run_directory, submit, supervise
+    from airflow_bottledwater.jobs.run_directory import Differences
 
     stopped = jobs.stop_by_signal()
     with jobs.job_folder() as folder:
@@ -44,7 +45,9 @@ def run(pipeline: Settings, master: str, spark_conf: dict[str, str], *, as_json:
         if not outcome.ok or outcome.stopped:
             jobs.check_outcome(folder, stopped)
             sys.exit(EXIT_TRANSIENT)  # it was interrupted: nothing is proven
-    answer(msgspec.convert(outcome.counts, Verification), as_json=as_json)
+        left = run_directory.read(folder, Differences)
+    found = msgspec.convert(outcome.counts, Verification)
+    answer(found.with_shown(left.shown) if left is not None else found, as_json=as_json)
 
 
 def answer(found: Verification, *, as_json: bool) -> None:

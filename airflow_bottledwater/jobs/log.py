@@ -7,6 +7,8 @@ import re
 import time
 from typing import NamedTuple
 
+from airflow_bottledwater.errors import RecordError
+
 #: a line of this package (:func:`airflow_bottledwater.spark.job.log_to_stderr`) or of Spark (its log4j2.properties;
 #: two-digit years)
 _RECORD = re.compile(
@@ -24,6 +26,11 @@ _NOISE = re.compile(
 _LEVELS = {**logging.getLevelNamesMapping(), "TRACE": logging.DEBUG}
 
 
+#: what a record gets as ``extra`` (:mod:`logging`) that has values of rows: it is in the job's own log only, and does
+#: not travel with the job's record in Kafka
+UNREPORTED = {"unreported": True}
+
+
 class LogLine(NamedTuple):
     """The first line of a log record.
 
@@ -36,6 +43,15 @@ class LogLine(NamedTuple):
     message: str
     ours: bool
     at: float = 0.0
+
+
+def tell_row(to: logging.Logger, error: BaseException) -> None:
+    """Log which row an error is about, if it is about one: in the job's own log only.
+
+    :param to: the log that the error itself is in.
+    """
+    if isinstance(error, RecordError) and error.row:
+        to.error("It is %s.", error.row, extra=UNREPORTED)
 
 
 def parse(line: str) -> LogLine | None:

@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from airflow_bottledwater.model.outcome import Outcome
 
@@ -106,8 +106,28 @@ class ProgressReport:
     rows_per_second: float
 
 
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What a verification has found, with values of rows, which it reports nowhere else.
+
+    :param shown: see :meth:`airflow_bottledwater.state.verification.Verification.shown`.
+    """
+
+    FILE: ClassVar[str] = "differences.json"
+    shown: dict[str, Any]
+
+
 RunRecord = (
-    Submission | Unreported | Supervisor | Driver | PreparedPipeline | StopAsked | Exit | ProgressReport | Outcome
+    Submission
+    | Unreported
+    | Supervisor
+    | Driver
+    | PreparedPipeline
+    | StopAsked
+    | Exit
+    | ProgressReport
+    | Differences
+    | Outcome
 )
 
 R = TypeVar("R", bound=RunRecord)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from airflow_bottledwater.jobs.log import UNREPORTED
 from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY
 from airflow_bottledwater.model.job import Job, Owner
@@ -66,7 +67,9 @@ class LogTail(logging.Handler):
         self._kept: collections.deque[str] = collections.deque(maxlen=_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record's lines."""
+        """Keep a record's lines, unless they are not to be reported."""
+        if UNREPORTED.items() <= vars(record).items():
+            return
         lines = self.format(record).splitlines()
         self._kept.extend(line[:_WIDTH] for line in lines)
         self.count += len(lines)

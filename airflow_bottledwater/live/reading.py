@@ -362,10 +362,11 @@ class LiveReader(threading.Thread):
         if found and TableMapping.of(self._pipeline).stops(version.table):
             raise RecordError(
                 f"A row of {version.table.qualified} cannot be published to topic {version.topic!r}: "
-                f"{found[0].unsendable}.",
+                f"{found[0].unsendable}. The job's log names it.",
                 "Make the row smaller or delete it, and ask again; or go on with on_error = log, which writes its key "
                 "to the dead-letter topic and leaves it out.",
                 topic=version.topic,
+                row=str(found[0]),
             )
         return found
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from airflow_bottledwater.backoff import ROTATION
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, RecordError, Refused, rotated
+from airflow_bottledwater.jobs.log import tell_row
 from airflow_bottledwater.jobs.snapshots import SnapshotRequests
 from airflow_bottledwater.live.changed_keys import MOST
 from airflow_bottledwater.live.report import Reports
@@ -267,12 +268,14 @@ class LiveSnapshots:
         isolated = TableMapping.of(self._pipeline).policy(pinned.table) == "isolate"
         if not isolated or not isinstance(failure.error, RecordError):
             log.error("The live snapshot failed: %s", failure.error)
+            tell_row(log, failure.error)
             self._end(request_id, progress, "failed", str(failure.error))
             return
         position = self._session.state.position
         if position is not None and position.ordinal:
             return  # a table is set aside between two transactions: it fails again
         log.error("%s is set aside, and all others go on: %s", pinned.table.qualified, failure.error)
+        tell_row(log, failure.error)
         gap = held.set_aside("a row", failure.error.what)
         records = self.hold(self._session.state, {pinned.table.oid: gap})
         if not progress.required:

@@ -10,11 +10,16 @@ from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import JobFailed
+from airflow_bottledwater.jobs import identity as identities
+from airflow_bottledwater.jobs import run_directory
+from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.jobs.run_directory import Differences
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.base import failing
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.pipeline.argument import PipelineArgument
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.verification import Verification
 
 if TYPE_CHECKING:
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 
 #: keys of a table that are in the task's error; the log has more of them
 _KEYS = 3
+#: where values of rows are if the task cannot see them: no other host is told of them
+_ELSEWHERE = f"in the log of the job's driver, or in client mode in {Differences.FILE} of its run directory"
 
 
 class VerifyTopicsOperator(BottledWaterSparkOperator):
@@ -72,6 +79,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         self.sample = sample
         self.fail_on_difference = fail_on_difference
         self._ti: Any = None
+        self._left: Differences | None = None
 
     def own_settings(self) -> dict[str, Any]:
         """What is verified."""
@@ -96,8 +104,14 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         self._ti = context["ti"]
         return super().execute_complete(context, event)
 
+    def _clear_away(self, context: Context, pipeline: Settings, identity: Identity, ended: Ended) -> None:
+        if (folder := identities.folder_here(identity)) is not None:
+            self._left = run_directory.read(folder, Differences)
+        super()._clear_away(context, pipeline, identity, ended)
+
     def _finish(self, outcome: Outcome) -> dict[str, Any]:
-        """Turn what the job has found into the task's outcome; values of rows are in the task's log only.
+        """Turn what the job has found into the task's outcome; values of rows are in the task's log only, if the job
+        was on this host.
 
         :raises JobFailed: the job failed for a transient reason.
         :raises AirflowFailException: the job failed for good or was stopped, or topics differ.
@@ -105,7 +119,8 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         with failing():
             if outcome.stopped:
                 raise JobFailed("The verification was stopped before its end.", "Clear the task to verify again.")
-        self.verified = found = msgspec.convert(super()._finish(outcome), Verification)
+        found = msgspec.convert(super()._finish(outcome), Verification)
+        self.verified = found = found.with_shown(self._left.shown) if self._left is not None else found
         self.keep_lineage()
         for table in found.tables:
             self.log.info("%s: %s, %s rows", table.table, table.verdict, f"{table.rows:,}")
@@ -125,10 +140,14 @@ def _first_keys(found: Verification) -> str:
     """The first keys that differ, as a sentence: whoever is alerted sees where to look."""
     told = []
     for table in found.different:
+        if not table.differences:
+            continue
         keys = [
             ", ".join(f"{name} = {value}" for name, value in each.key.items()) for each in table.differences[:_KEYS]
         ]
         if sum(table.counts.values()) > len(keys):
             keys.append("…")
         told.append(f"{table.table} ({'; '.join(keys)})")
-    return f"The first keys that differ: {', '.join(told)}." if told else ""
+    if told:
+        return f"The first keys that differ: {', '.join(told)}."
+    return f"The keys that differ are {_ELSEWHERE}." if found.different else ""

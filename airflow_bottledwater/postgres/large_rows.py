@@ -38,8 +38,8 @@ class LargeRow:
 
     @property
     def unsendable(self) -> str:
-        """Why it cannot be published, as a sentence without its end."""
-        return f"PostgreSQL cannot send {self}, since its messages have at most 1 GB"
+        """Why it cannot be published, as a sentence without its end, and without its key."""
+        return f"PostgreSQL cannot send a row of {self.size:,} bytes, since its messages have at most 1 GB"
 
     def __str__(self) -> str:
         named = ", ".join(f"{name} = {value}" for name, value in self.key.items())

@@ -135,17 +135,20 @@ def _digest(block: MessageBlock, row: int) -> bytes:
 
 
 def _record_error(version: Version, block: MessageBlock, rejection: Rejection) -> RecordError:
+    named = _named(version.table, _row(block, rejection.row))
+    told = " The job's log names it." if named else ""
     return RecordError(
         f"A row of {version.table.qualified} cannot be published to topic {version.topic!r}: "
-        f"{rejection.reason.rstrip('.')}{_named(version.table, _row(block, rejection.row))}.",
+        f"{rejection.reason.rstrip('.')}.{told}",
         "Nothing of its range is published. Mend the cause and start again, or go on with on_error = log, which "
         "writes it to the dead-letter topic.",
         topic=version.topic,
+        row=named,
     )
 
 
 def _named(table: SourceTable, raw: memoryview) -> str:
-    """Names a row by its key, for an error; empty if the table has no key."""
+    """Names a row by its key; empty if the table has no key."""
     if not table.keyed:
         return ""
     texts = column_texts(table, _as_insert(table, raw, largest=_KEY_BYTES))
@@ -153,7 +156,7 @@ def _named(table: SourceTable, raw: memoryview) -> str:
     for column in table.columns:
         if column.name in table.key:
             values.append(f"{column.name} = {texts.get(column.name) or ''}")
-    return f"; it is the row with {', '.join(values)}"
+    return f"the row with {', '.join(values)}"
 
 
 def _as_insert(table: SourceTable, raw: memoryview, *, largest: int) -> bytes:

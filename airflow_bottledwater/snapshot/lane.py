@@ -21,6 +21,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import BottledWaterError, RecordError, StopRequested
 from airflow_bottledwater.guard.standbys import StandbyBrake
+from airflow_bottledwater.jobs.log import tell_row
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.relation import SourceTable
@@ -158,6 +159,7 @@ class _Lane:
         """Record that a table is set aside because of a row, and read no more of it; what is published of it stays."""
         name = self._tables[oid].table.qualified
         log.error("%s is set aside, and all others go on: %s", name, error.what)
+        tell_row(log, error)
         gap = held.set_aside("a row", error.what)
         self._session.run(lambda: self._session.transact([], {gap_key(oid): gap}))
         self._aside.add(oid)
@@ -316,10 +318,12 @@ class _Lane:
         if TableMapping.of(self._pipeline).stops(self._tables[chunk.oid].table):
             topic = self._tables[chunk.oid].topic
             raise RecordError(
-                f"A row of {source.qualified} cannot be published to topic {topic!r}: {found[0].unsendable}.",
+                f"A row of {source.qualified} cannot be published to topic {topic!r}: {found[0].unsendable}. The "
+                "job's log names it.",
                 "Nothing of its range is published. Make the row smaller or delete it, and start again; or go on with "
                 "on_error = log, which writes its key to the dead-letter topic and leaves it out.",
                 topic=topic,
+                row=str(found[0]),
             )
 
     def _large_in(self, chunk: SnapshotChunk, first: int, last: int) -> list[LargeRow]:

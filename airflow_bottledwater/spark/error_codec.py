@@ -33,7 +33,7 @@ def pack(error: BottledWaterError) -> PackedError:
     """An error as an exception whose text survives Spark."""
     data = {"kind": type(error).__name__, "what": error.what, "remedy": error.remedy}
     if isinstance(error, RecordError):
-        data |= {"position": error.position, "topic": error.topic}
+        data |= {"position": error.position, "topic": error.topic, "row": error.row}
     token = base64.b64encode(json.dumps(data).encode()).decode()
     return PackedError(f"{error} [bottledwater-error:{token}]")
 

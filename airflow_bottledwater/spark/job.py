@@ -22,6 +22,7 @@ import click
 
 from airflow_bottledwater.errors import ApplicationEnded, BottledWaterError, Outage, Refused, StopRequested
 from airflow_bottledwater.jobs import run_directory
+from airflow_bottledwater.jobs.log import tell_row
 from airflow_bottledwater.jobs.run_directory import Driver, RunRecord, Unreported
 from airflow_bottledwater.jobs.submit import refuse_speculation
 from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY, stop_asked
@@ -288,16 +289,19 @@ def _failed(failure: BaseException) -> Outcome:
 
     if isinstance(failure, BottledWaterError):
         log.error("%s: %s", type(failure).__name__, failure)
+        tell_row(log, failure)
     else:
         log.error("The job failed.", exc_info=failure)
     return Outcome(ok=False, kind=type(failure).__name__, error=str(failure)[:4000], transient=transient(failure))
 
 
-def leave(record: RunRecord) -> None:
-    """Write a record into the run directory, if the job has one. A full disk ends no job: what matters is reported in
-    Kafka, too."""
+def leave(record: RunRecord) -> bool:
+    """Write a record into the run directory, if the job has one; returns whether it is there. A full disk ends no job:
+    what matters is reported in Kafka, too."""
     if folder := os.environ.get(RUN_DIRECTORY):
         try:
             run_directory.write(Path(folder), record)
+            return True
         except OSError as error:
             log.warning("%s cannot be written in %s: %s", record.FILE, folder, error)
+    return False

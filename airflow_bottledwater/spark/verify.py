@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import BeginsAnew
+from airflow_bottledwater.jobs.log import UNREPORTED
+from airflow_bottledwater.jobs.run_directory import Differences
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, returned
@@ -71,7 +73,12 @@ def _work(pipeline: Settings, file: SettingsFile, bounded: bool, stopped: thread
             stopped=stopped,
             advance=functools.partial(_advance, pipeline, stopped),
         )
-    return found.as_json()
+    # in a cluster, there is no run directory
+    if not job.leave(Differences(found.shown())):
+        for table in found.tables:
+            for difference in table.differences:
+                log.warning("%s: %s", table.table, difference, extra=UNREPORTED)
+    return found.reported()
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
-"""What a verification has found, as the command prints it and as a job reports it."""
+"""What a verification has found, as the command prints it, and without values of rows, as a job reports it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
+
+import msgspec
 
 from airflow_bottledwater.decoding import prepare
 
@@ -13,7 +15,7 @@ Kind = Literal["missing", "surplus", "different", "wrong partition", "unreadable
 
 #: differences of a table that are reported one by one
 SHOWN = 10
-#: and of all tables: the report is one record of the shared state topic
+#: and of all tables
 _ALL_SHOWN = 100
 
 
@@ -148,6 +150,19 @@ class Verification:
             each["differences"] = each["differences"][:room]
             room -= len(each["differences"])
         return {**found, "rows": self.rows, "equal": self.equal}
+
+    def reported(self) -> dict[str, Any]:
+        """As :meth:`as_json`, without keys and values of rows, which are for those alone who may see the tables."""
+        return replace(self, tables=[replace(table, differences=[]) for table in self.tables]).as_json()
+
+    def shown(self) -> dict[str, list[Any]]:
+        """What :meth:`reported` leaves out, by table, for :meth:`with_shown`."""
+        return {table["table"]: table["differences"] for table in self.as_json()["tables"] if table["differences"]}
+
+    def with_shown(self, shown: Mapping[str, Any]) -> Verification:
+        """What was reported, with what it has left out."""
+        found = {name: msgspec.convert(some, list[Difference]) for name, some in shown.items()}
+        return replace(self, tables=[replace(each, differences=found.get(each.table, [])) for each in self.tables])
 
     def summary(self) -> dict[str, Any]:
         """The counts by table, without values of rows."""

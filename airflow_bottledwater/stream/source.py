@@ -21,6 +21,7 @@ from airflow_bottledwater.errors import (
     SlotInUse,
     StaleBatch,
 )
+from airflow_bottledwater.jobs.log import tell_row
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
@@ -241,22 +242,25 @@ class ChangeSource:
         position, message = self._assembler.next_place, self._assembler.next_table
         of = f" of {message.schema}.{message.name}" if message is not None else ""
         row = self._large_row(message)
-        if str(position) == self._pipeline.skip_position.upper():
-            log.error(
-                "The change%s at %s, which PostgreSQL cannot send, and those behind it in its transaction are left "
-                "out%s.",
-                of, position, f"; it may be {row}" if row else "",
-            )  # fmt: skip
-            return self._assembler.abandon()
-        raise RecordError(
+        failure = RecordError(
             f"The change{of} at {position} cannot be sent by PostgreSQL: "
-            f"{error.what}{f' It may be {row}.' if row else ''}",
+            f"{error.what}{' The log of the job says which row it may be.' if row else ''}",
             "Everything before its transaction is published. PostgreSQL fails at it whenever it is read. Make the row "
             f"smaller or delete it, and start again with skip_position = {position}: the change, and those behind it "
             "in its transaction, are left out. Then take a live snapshot with --sweep of the tables that the "
             "transaction changed.",
             position=str(position),
+            row=f"{row}, perhaps" if row else "",
         )
+        if str(position) == self._pipeline.skip_position.upper():
+            log.error(
+                "The change%s at %s, which PostgreSQL cannot send, and those behind it in its transaction are left "
+                "out.",
+                of, position,
+            )  # fmt: skip
+            tell_row(log, failure)
+            return self._assembler.abandon()
+        raise failure
 
     def _large_row(self, message: RelationMessage | None) -> str:
         """Which row it may be, by today's table; empty if that is not found out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.encoding.envelope import Envelope
@@ -85,17 +85,12 @@ class Comparison:
 
     def _note(self, identity: str, found: FoundRecords, kind: str, *, in_topic: str = "") -> None:
         """A difference that no transaction can explain: the pipeline never writes such a record."""
+        key = self._reader.shown_key(found.key)
         difference = Difference(
-            kind, self._key_of(found), in_topic=in_topic, partition=found.partition, offset=found.latest.offset  # type: ignore[arg-type]
+            kind, key, in_topic=in_topic, partition=found.partition, offset=found.latest.offset  # type: ignore[arg-type]
         )  # fmt: skip
         suspect = Suspect(f"{identity}@{found.partition}/{found.key.hex()}", found.bucket, difference, certain=True)
         self._found.suspects.append(suspect)
-
-    def _key_of(self, found: FoundRecords) -> Mapping[str, str]:
-        try:
-            return {name: shown(value) for name, value in self._reader.key(found.key).items()}
-        except Unreadable:
-            return {"bytes": shown(found.key)}
 
     def _compare_key(self, identity: str, row: Row | None, records: list[FoundRecords]) -> None:
         """Compare a key: its row with the record that the snapshot shows, or with the latest one."""
@@ -148,6 +143,6 @@ class Comparison:
                 column, in_table, in_topic = self._expectation.difference(row.texts, decoded) or ("", "", "")
             except Unreadable as error:
                 kind, in_topic = "unreadable", str(error)
-        key = self._row_key(row) if row is not None else self._key_of(found)
+        key = self._row_key(row) if row is not None else self._reader.shown_key(found.key)
         difference = Difference(kind, key, column, in_table, in_topic, found.partition, version.offset)  # type: ignore[arg-type]
         self._found.suspects.append(Suspect(identity, found.bucket, difference, found.partition, version.offset))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.jobs import submitted
+from airflow_bottledwater.jobs.log import UNREPORTED
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import JobRecord, decode, encode, job_key
@@ -18,8 +19,8 @@ from airflow_bottledwater.state.control_topic import ControlTopic
 PIPELINE = Settings.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, format="json")
 
 
-def say(tail: submitted.LogTail, message: str) -> None:
-    tail.handle(logging.LogRecord("airflow_bottledwater", logging.INFO, "", 0, message, (), None))
+def say(tail: submitted.LogTail, message: str, **extra: object) -> None:
+    tail.handle(logging.makeLogRecord({"levelno": logging.INFO, "msg": message, **extra}))
 
 
 def test_the_log_is_its_last_lines_each_cut() -> None:
@@ -30,6 +31,13 @@ def test_the_log_is_its_last_lines_each_cut() -> None:
     assert tail.count == 101
     assert len(tail.lines) == 40 and tail.lines[-1] == "the same record"
     assert len(tail.lines[-2]) == 300 and tail.lines[-3].endswith("line 98")
+
+
+def test_values_of_rows_stay_in_the_log() -> None:
+    tail = submitted.LogTail()
+    say(tail, "a value", **UNREPORTED)
+    say(tail, "no value")
+    assert tail.count == 1 and [line.split()[-2:] for line in tail.lines] == [["no", "value"]]
 
 
 @pytest.fixture

@@ -23,7 +23,9 @@ import airflow_bottledwater.provision.create as creation
 import airflow_bottledwater.provision.drop as dropping
 from airflow_bottledwater import errors
 from airflow_bottledwater.hooks import spark_job, tasks
-from airflow_bottledwater.jobs import orphans, requests, snapshots, stop, watch
+from airflow_bottledwater.jobs import identity as identities
+from airflow_bottledwater.jobs import orphans, requests, run_directory, snapshots, stop, watch
+from airflow_bottledwater.jobs.run_directory import Differences
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.outcome import Outcome
@@ -627,12 +629,10 @@ VERIFIED: Any = {
 DIFFERENT: Any = {
     **VERIFIED,
     "tables": [
-        {
-            "table": "public.a", "topic": "a", "rows": 7, "counts": {"missing": 1},
-            "differences": [{"kind": "missing", "key": {"id": "secret"}}],
-        }
+        {"table": "public.a", "topic": "a", "rows": 7, "counts": {"missing": 1}, "differences": []},
     ],
-}  # fmt: skip
+}
+LEFT = Differences({"public.a": [{"kind": "missing", "key": {"id": "secret"}}]})
 
 
 def verify_of(known: Any = None, pushed: dict[str, Any] | None = None, **arguments: Any) -> Any:
@@ -660,8 +660,12 @@ def test_a_verification_returns_the_counts(verified: SimpleNamespace) -> None:
     assert verified.done == ["start, ends with task", "forget new"]
 
 
-def test_a_verification_that_finds_a_difference_fails_without_a_retry(verified: SimpleNamespace) -> None:
+def test_a_verification_that_finds_a_difference_fails_without_a_retry(
+    verified: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     verified.end = Ended(Outcome(ok=True, counts=DIFFERENT))
+    run_directory.write(tmp_path, LEFT)
+    monkeypatch.setattr(identities, "folder_here", lambda identity: tmp_path)
     with pytest.raises(
         AirflowFailException,
         match=r"keys that differ: public\.a \(id = secret\)\. .*public\.a: 1 missing.*"
@@ -679,11 +683,11 @@ def test_a_deferred_verification_that_finds_a_difference_has_its_result_too(
     verified: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = Ended(Outcome(ok=True, counts=DIFFERENT))
-    monkeypatch.setattr(VerifyTopicsOperator, "_ended", lambda *_: ({}, ended))
+    monkeypatch.setattr(VerifyTopicsOperator, "_ended", lambda *_: (NEW, ended))
     monkeypatch.setattr(stop, "clear_away", lambda *_: None)
     pushed: dict[str, Any] = {}
     context: Any = {"ti": SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value}))}
-    with pytest.raises(AirflowFailException):
+    with pytest.raises(AirflowFailException, match=r"driver, or in client mode in differences\.json .* 1 missing"):
         VerifyTopicsOperator(task_id="t", pipeline=ORDERS).execute_complete(context, {"status": "ended"})
     assert pushed["return_value"]["equal"] is False
     with pytest.raises(AirflowFailException):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.plugin import letters
+from airflow_bottledwater.postgres.large_rows import LargeRow
 
 LETTER = {"pipeline": "7/shop/orders", "relation": "public.a", "op": "c", "pos": "p", "by": "stream", "error": "bad"}
 
@@ -34,5 +35,10 @@ def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     topics = SimpleNamespace(describe=lambda names: names, ends=lambda *_, **__: [len(values)])
     monkeypatch.setattr(letters, "Topics", lambda kafka: topics)
     monkeypatch.setattr(letters, "RangeReader", Reader)
+    large = LargeRow("(0,1)", {"email": "j@x.y"}, 1 << 30)
+    values.append(json.dumps({**LETTER, "key": large.key, "error": large.unsendable}).encode())
+    assert "j@x.y" not in str(letters.newest({}, "7/shop/orders", "", keys=False))
+    assert "j@x.y" in str(letters.newest({}, "7/shop/orders", "", keys=True)["letters"][0])
+    values.pop()
     found = letters.newest({}, "7/shop/orders", "", keys=True)
     assert [each["reason"] for each in found["letters"]] == ["bad"] and found["complete"]

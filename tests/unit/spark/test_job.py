@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from typing import Any
 import pyspark
 import pytest
 
-from airflow_bottledwater.errors import ApplicationEnded, Refused
+from airflow_bottledwater.errors import ApplicationEnded, RecordError, Refused
 from airflow_bottledwater.jobs import submit
+from airflow_bottledwater.jobs.submitted import LogTail
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.spark import copies, job, tasks
@@ -108,6 +110,18 @@ def test_speculative_execution_is_refused(value: str, refused: bool) -> None:
             submit.conf_for("local[2]", {"spark.speculation": value})
     else:
         assert submit.conf_for("yarn", {"spark.speculation": value})["spark.speculation"] == value
+
+
+def test_the_row_of_an_error_is_in_the_jobs_own_log_only(caplog: pytest.LogCaptureFixture) -> None:
+    tail = LogTail()
+    logging.getLogger().addHandler(tail)
+    try:
+        outcome = job._failed(RecordError("It is too large.", row="the row with email = SECRET"))
+    finally:
+        logging.getLogger().removeHandler(tail)
+    assert "It is the row with email = SECRET." in caplog.text
+    assert "too large" in outcome.error and "too large" in str(tail.lines)
+    assert "SECRET" not in outcome.error + str(tail.lines)
 
 
 def test_a_driver_does_without_compiled_code() -> None:

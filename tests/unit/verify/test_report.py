@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from airflow_bottledwater.cli import verify as verification
 from airflow_bottledwater.cli.verify import answer
-from airflow_bottledwater.jobs import submit, supervise
+from airflow_bottledwater.jobs import run_directory, submit, supervise
+from airflow_bottledwater.jobs.submitted import LogTail
 from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.model.relation import HASHED, Column, ColumnType, SourceTable
+from airflow_bottledwater.pipeline.formats import JSON
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.spark.job import EXIT_TRANSIENT
+from airflow_bottledwater.spark import executors, job
+from airflow_bottledwater.spark import verify as spark_verify
+from airflow_bottledwater.spark.job import EXIT_TRANSIENT, SettingsFile
+from airflow_bottledwater.state.control_records import JobRecord, encode
 from airflow_bottledwater.state.verification import Difference, TableResult, Verification
+from airflow_bottledwater.verify import driver
+from airflow_bottledwater.verify.values import Decoded, Expectation, TopicReader
 
 
 def found(**of_table: object) -> Verification:
@@ -60,6 +72,56 @@ def test_a_report_of_many_differences_stays_small() -> None:
     assert (many.counts, len(many.differences)) == ({"different": 50}, 10)
     whole = Verification(1.0, "0/1", 1.0, [many] * 50).as_json()
     assert sum(len(table["differences"]) for table in whole["tables"]) == 100
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_what_the_job_reports_has_no_values_of_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, has_folder: bool
+) -> None:
+    result = found(counts={"different": 1}, differences=[replace(MISSING, in_topic="SECRET", key={"id": "SECRET"})])
+    for place, name in ((job, "context"), (executors, "check"), (spark_verify, "warm_workers")):
+        monkeypatch.setattr(place, name, lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(driver, "run", lambda *_, **__: result)
+    monkeypatch.setenv(supervise.RUN_DIRECTORY, str(tmp_path) if has_folder else "")
+    own, tail = io.StringIO(), LogTail()
+    for handler in (tail, logging.StreamHandler(own)):
+        monkeypatch.setattr(spark_verify.log, "handlers", [*spark_verify.log.handlers, handler])
+    pipeline = Settings.of(postgres="host=db")
+    counts = spark_verify._work(pipeline, SettingsFile(""), False, threading.Event())
+    record = JobRecord("verify", "s", outcome=Outcome(ok=True, counts=counts), log=tail.lines)
+    assert "SECRET" not in str(encode(record)) and "'different': 1" in str(encode(record))
+    # whoever runs it sees them
+    assert ("SECRET" in own.getvalue()) is not has_folder
+    if has_folder:
+        run_directory.write(tmp_path, Outcome(ok=True, counts=counts))
+        monkeypatch.setattr(verification.jobs, "job_folder", lambda: contextlib.nullcontext(tmp_path))
+        monkeypatch.setattr(verification.jobs, "stop_by_signal", threading.Event)
+        monkeypatch.setattr(verification.jobs, "follow", lambda folder, stopped: None)
+        monkeypatch.setattr(submit, "command", lambda *_, **__: ["true"])
+        monkeypatch.setattr(supervise, "start", lambda *_, **__: None)
+        with pytest.raises(SystemExit):
+            verification.run(pipeline, "local[2]", {}, as_json=True)
+        assert msgspec.json.decode(capsys.readouterr().out, type=Verification) == result
+
+
+TEXT = ColumnType(25, -1, 25, -1, "b", "text")
+
+
+def test_no_value_is_shown_of_a_column_that_is_masked_or_left_out() -> None:
+    hashed = Column("id", replace(TEXT, form=HASHED), mask="hash:k")
+    columns = (hashed, Column("cut", TEXT, mask="first:2"), Column("plain", TEXT))
+    table = SourceTable(1, "public", "t", "d", ("id",), columns)
+    row = ("f" * 64, "se", "plain")
+    for changed in ({"cut": "secret"}, {"id": "secret", "cut": "se"}):
+        record = Decoded({"id": row[0], "plain": "plain", **changed})
+        (name, ours, theirs) = Expectation(table, JSON).difference(row, record) or ("", "", "")
+        assert name in changed and ours in row and theirs == "another value"
+    plain = Expectation(table, JSON).difference(row, Decoded({"id": row[0], "cut": "se", "plain": "other"}))
+    assert plain == ("plain", "plain", "other")
+    reader = TopicReader(table, JSON, None)
+    assert reader.shown_key(b'{"id": "secret", "gone": "secret"}') == {"id": "another value", "gone": "another value"}
+    assert reader.shown_key(b"secret") == {"bytes": "another value"}
+    assert reader.shown_key(json.dumps({"id": row[0]}).encode()) == {"id": row[0]}
 
 
 def test_a_verification_that_was_interrupted_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+from airflow_bottledwater.jobs import submit
 
 #: takes the place of the provider's log
 _quiet = logging.getLogger(f"{__name__}.provider")
@@ -31,10 +34,14 @@ def submission(hook: Any, application: str) -> SparkSubmit:
 
     :param hook: a ``SparkSubmitHook``.
     :param application: path of the job's entry point.
+    :raises Refused: see :func:`airflow_bottledwater.jobs.submit.refuse_secrets`: variables of the job's environment are
+        properties on YARN and Kubernetes.
     """
     # it would log the command line, of a thousand characters, which the process list has, too
     hook._log = _quiet
     command = hook._build_spark_submit_command(application)
+    given = [value.partition("=") for option, value in pairwise(command) if option == "--conf"]
+    submit.refuse_secrets({name: value for name, _, value in given})
     # read after the command is made, which sets them
     variables = {str(name): str(value) for name, value in (hook._env or {}).items()}
     return SparkSubmit(command, str(hook._connection["master"] or ""), variables)

@@ -91,15 +91,10 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
 
     :param cluster: whether the driver runs in the cluster, and is watched through Kafka, not by spark-submit.
     :raises Refused: see :func:`refuse_speculation`; or a property has a secret, which would be in the arguments of
-        spark-submit.
+        spark-submit, see :func:`refuse_secrets`.
     """
     refuse_speculation(str((conf or {}).get(_SPECULATION, "")))
-    if secrets := sorted(name for name, value in (conf or {}).items() if value and _SECRET.search(name)):
-        raise Refused(
-            f"Spark's property {secrets[0]} has a secret, which every user of the host could see among the arguments "
-            "of spark-submit.",
-            "Put it into spark-defaults.conf (in the folder SPARK_CONF_DIR), readable for this user alone.",
-        )
+    refuse_secrets(conf or {})
     if is_local(master):
         ours = LOCAL_CONF
     elif cluster:
@@ -176,8 +171,32 @@ def _resource_manager() -> str:
 
 _WHERE = ("yarn.resourcemanager.hostname", "yarn.resourcemanager.address")
 _SPECULATION = "spark.speculation"
-#: names of properties with secrets (those of ``spark.redaction.regex``, without names *of* Kubernetes' secrets)
-_SECRET = re.compile(r"(secret|password|token|access[.]?key)$", re.IGNORECASE)
+#: names of properties with secrets: the default of ``spark.redaction.regex``
+_SECRET = re.compile(r"secret|password|token|access[._]?key", re.IGNORECASE)
+#: names of those that say where a secret is, or how it is used
+_NO_SECRET = re.compile(
+    r"^spark\.kubernetes\.(driver|executor)\.(secrets|secretKeyRef)\.|(file|path|mechanism)$", re.IGNORECASE
+)
+#: a property of Java in the options of a JVM
+_JAVA_PROPERTY = re.compile(r"-D([^\s=]+)=\S")
+
+
+def refuse_secrets(conf: Mapping[str, Any]) -> None:
+    """Check that no property of Spark has a secret, which would be among the arguments of spark-submit.
+
+    :raises Refused: one has, by its name.
+    """
+    for name, value in sorted(conf.items()):
+        if str(value).lower() in ("", "none", "true", "false"):
+            continue
+        java = _JAVA_PROPERTY.findall(str(value)) if name.endswith("JavaOptions") else []
+        if any(_SECRET.search(each) and not _NO_SECRET.search(each) for each in (name, *java)):
+            raise Refused(
+                f"Spark's property {name} has a secret, which every user of the host could see among the arguments "
+                "of spark-submit.",
+                "Put it into spark-defaults.conf (in the folder SPARK_CONF_DIR), readable for this user alone. On "
+                "Kubernetes, pods can have it from a secret (spark.kubernetes.driver.secretKeyRef).",
+            )
 
 
 def refuse_speculation(value: str) -> None:

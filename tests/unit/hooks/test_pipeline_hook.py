@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -261,6 +262,20 @@ def test_a_job_is_started_as_the_spark_provider_would(
     ]  # fmt: skip
     assert (environment["TZ"], environment["N"]) == ("UTC", "5")
     assert ("SPARK_LOCAL_IP" in environment) == loopback
+
+
+@pytest.mark.parametrize(("host", "refused"), [("yarn", True), ("k8s://https://k", True), ("spark://m:7077", False)])
+def test_a_variable_with_a_secret_does_not_become_an_argument(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, host: str, *, refused: bool
+) -> None:
+    connect("spark_default", conn_type="spark", host=host, extra={"deploy-mode": "client"})
+    started: list[Any] = []
+    monkeypatch.setattr(supervise, "start", lambda folder, command, environment, **_: started.append(command))
+    provider = SparkSubmitHook(conn_id="spark_default", env_vars={"DB_PASSWORD": "hidden"})
+    with pytest.raises(Refused, match="DB_PASSWORD has a secret") if refused else contextlib.nullcontext() as raised:
+        spark_job.start(provider, IDENTITY, "job.py", variables={}, ends_with_parent=False)
+    assert "hidden" not in str(started) + str(raised)
+    assert bool(started) is not refused
 
 
 def test_a_new_job_removes_what_killed_ones_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,12 +159,30 @@ def test_executors_on_yarn_are_told_the_address_towards_the_resource_manager(
         ("spark.kubernetes.authenticate.submission.oauthTokenFile", False),
         ("spark.kubernetes.driver.secrets.settings", False),
         ("spark.kubernetes.driver.secretKeyRef.NAME", False),
+        ("spark.kubernetes.executor.secretKeyRef.DB_PASSWORD", False),
+        ("spark.authenticate.secret.driver.file", False),
+        ("spark.executorEnv.AWS_WEB_IDENTITY_TOKEN_FILE", False),
+        ("spark.kafka.clusters.a.sasl.token.mechanism", False),
+        ("spark.hadoop.fs.s3a.secret.key", True),
+        ("spark.hadoop.fs.s3a.access_key", True),
+        ("spark.executorEnv.AWS_SECRET_ACCESS_KEY", True),
+        ("spark.executorEnv.aws_access_key_id", True),
+        ("spark.kubernetes.driverEnv.DB_PASSWORD_2", True),
+        ("spark.hadoop.fs.azure.account.oauth2.client.secret.a.dfs.core.windows.net", True),
     ],
 )
 def test_a_property_with_a_secret_is_refused(name: str, refused: bool) -> None:
     with pytest.raises(Refused, match=r"spark-defaults\.conf") if refused else contextlib.nullcontext():
         assert submit.conf_for("local[2]", {name: "x"})[name] == "x"
-    assert submit.conf_for("local[2]", {name: ""})[name] == ""
+    for none in ("", "false", "True"):
+        assert submit.conf_for("local[2]", {name: none})[name] == none
+
+
+@pytest.mark.parametrize("name", ["spark.driver.extraJavaOptions", "spark.executor.defaultJavaOptions"])
+def test_an_option_of_a_jvm_with_a_secret_is_refused(name: str) -> None:
+    with pytest.raises(Refused, match=r"spark-defaults\.conf"):
+        submit.conf_for("local[2]", {name: "-Xmx1g -Djavax.net.ssl.trustStorePassword=x"})
+    submit.conf_for("local[2]", {name: "-Xmx1g -Djava.security.auth.login.config=/etc/secret/jaas.conf"})
 
 
 def test_a_user_without_a_name_is_refused_before_a_jvm_fails_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

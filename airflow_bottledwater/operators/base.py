@@ -42,10 +42,7 @@ class PipelineMixin:
     _hook: PipelineHook | None = None
 
     def _set_pipeline(self, pipeline: PipelineArgument) -> None:
-        values = as_values(pipeline)
-        if isinstance(values, dict):
-            Description.of(values)  # what is wrong is said when the DAG is parsed
-        self.pipeline = values
+        self.pipeline = as_values(pipeline)  # what is wrong is said when the DAG is parsed
 
     def _has_assets(self, tables: Any = None) -> None:
         """Give the operator the tables that the description names as inlets, and as an outlet the alias of the

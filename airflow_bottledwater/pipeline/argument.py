@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.file import SUFFIXES, load
 from airflow_bottledwater.pipeline.section import templated
@@ -18,15 +19,26 @@ PipelineArgument = Description | Mapping[str, Any] | str | os.PathLike[str]
 def as_values(pipeline: PipelineArgument) -> dict[str, Any] | str:
     """A pipeline as nested JSON values without secrets, which Airflow renders and shows; or its name, as it is.
 
-    :raises SettingError: it is not a valid description, or its file is not.
+    :raises SettingError: it is not a valid description, or its file is not; or nested values have secrets, which
+        Airflow keeps wherever it is given them (with a DAG's ``default_args``, say).
     """
     if isinstance(pipeline, os.PathLike) or (
         isinstance(pipeline, str) and pipeline.endswith(SUFFIXES) and not templated(pipeline)
     ):
         return load(Path(pipeline), Description).as_dict()
+    if isinstance(pipeline, str):
+        return pipeline
     if isinstance(pipeline, Description):
         return pipeline.as_dict()
-    return dict(pipeline) if isinstance(pipeline, Mapping) else pipeline
+    made = Description.of(pipeline)
+    if secrets := made.secrets():
+        raise SettingError(
+            secrets[0],
+            None,
+            "Airflow's connections (conn_id, registry); or the path of the file, or a Pipeline, instead of its values",
+            "may hold a secret, and Airflow would keep and show the values",
+        )
+    return made.as_dict()
 
 
 def described(pipeline: PipelineArgument) -> Description:

@@ -96,6 +96,11 @@ class Section:
                 found[name] = inside
         return found
 
+    def secrets(self) -> list[str]:
+        """The names of the settings that were given and may hold secrets."""
+        own = [each.name for name, each in self.described().items() if each.secret and getattr(self, name)]
+        return own + [secret for name in self.parts() for secret in getattr(self, name).secrets()]
+
 
 def _names(kind: type[Section]) -> str:
     return "the keys " + ", ".join([*kind.parts(), *kind.described()])

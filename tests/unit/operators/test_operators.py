@@ -150,6 +150,12 @@ def test_what_the_ui_shows_is_a_template_field_without_secrets(operator: Any) ->
         made = operator(task_id="t")
     assert json.loads(json.dumps(made.pipeline)) == {"name": "orders"}
     assert "hunter" not in json.dumps(DagSerialization.to_dict(dag))
+    # Airflow keeps a DAG's arguments as they are
+    for name, value in secret.as_dict(secrets=True).items():
+        if name != "name":
+            with pytest.raises(errors.SettingError, match=rf"'{name}\.\w+' may hold a secret") as raised:
+                operator(task_id="t", pipeline={name: value})
+            assert "hunter" not in str(raised.value)
 
 
 def description(operator: Any) -> str:

@@ -37,6 +37,31 @@ def _shared_client(options: tuple[tuple[str, Any], ...]) -> SchemaRegistryClient
     return SchemaRegistryClient(dict(options))
 
 
+#: a URL whose user and password, if it has them, can be told from the rest
+_URL = re.compile(
+    r"(https?://)(?:[^/?#@\s]*@)?((?:\[[\da-f:.]+\]|[^/?#@:\s\[\]]+)(?::\d+)?(?:/[^?#@\s]*)?)", re.IGNORECASE
+)
+
+
+def _shown(url: str) -> str:
+    """The URL of a registry, or several with commas, for messages: without user and password.
+
+    If a password is not quoted correctly, a part of it would become part of host, port or path, which messages show.
+    Such a URL is refused without showing any of it.
+
+    :raises Refused: it is not valid.
+    """
+    found = [_URL.fullmatch(each.strip()) for each in url.split(",")]
+    if not all(found):
+        raise Refused(
+            "The URL of the schema registry is not valid.",
+            "It is http:// or https://, a host, perhaps a port and a path. Give user and password as "
+            "basic.auth.user.info (user:password; in Airflow, the connection's login and password), or quote @ : / ? # "
+            "% and the comma of a password in the URL as %40 %3A %2F %3F %23 %25 %2C.",
+        )
+    return ",".join(each[1] + each[2] for each in found if each)
+
+
 class Registry:
     """Registers schemas and checks their compatibility, over Confluent's API. Nothing that it has answered is
     remembered: each question is asked anew.
@@ -44,13 +69,13 @@ class Registry:
     :param config: properties of confluent-kafka's client: ``url``, ``basic.auth.user.info``, ``ssl.…``.
     :param schema_type: what it calls the schemas that are registered; see
         :class:`~airflow_bottledwater.pipeline.formats.Format`.
+    :raises Refused: the URL is not valid.
     """
 
     def __init__(self, config: Mapping[str, str], schema_type: str = "AVRO") -> None:
         self.schema_type = schema_type
         options: dict[str, Any] = {"max.retries": 1, "timeout": 10.0, **config, "url": config["url"].rstrip("/")}
-        # for messages: without the user and password that a URL may contain
-        self.url = re.sub("//[^/]*@", "//", config["url"])
+        self.url = _shown(config["url"])
         self._options = options
 
     @classmethod

@@ -54,6 +54,32 @@ def test_what_is_full_says_so() -> None:
     assert text in str(translate(SchemaRegistryError(403, 40301, text), "http://registry", "t-value"))
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://u:pa/ss@host", ""),
+        ("u:pa-ss@host:8081", ""),
+        ("http://u:pa#ss@host", ""),
+        ("http://u:pa?ss@host", ""),
+        ("http://u:pa@ss@host", ""),
+        ("http://u:pa,ss@host", ""),
+        ("http://u:pass", ""),
+        ("http://u:pa ss@host", ""),
+        ("", ""),
+        ("http://u:p%2Fa@host:8081/apis/ccompat/v7/", "http://host:8081/apis/ccompat/v7/"),
+        ("https://host", "https://host"),
+        ("http://u:p@[::1]:8081, http://other:8081", "http://[::1]:8081,http://other:8081"),
+    ],
+)
+def test_no_part_of_a_password_in_a_url_is_shown(url: str, shown: str) -> None:
+    if shown:
+        assert Registry({"url": url}).url == shown
+        return
+    with pytest.raises(Refused, match=r"not valid\. .*basic\.auth\.user\.info") as raised:
+        Registry({"url": url})
+    assert "pa" not in str(raised.value).partition(" It is ")[0] and "host:" not in str(raised.value)
+
+
 def test_a_process_makes_one_client_for_a_registry() -> None:
     config = {"url": "http://registry"}
     assert Registry(config)._client is Registry(dict(config))._client

@@ -28,8 +28,9 @@ EXCEPTION WHEN OTHERS THEN
 END $body$
 """
 #: statements are cut, those that may have passwords are left out (also where they are sent with others, in one text),
-#: and so are objects of single sessions. The columns of a table are those of its Relation message
-#: (logicalrep_write_attrs, src/backend/replication/logical/proto.c)
+#: and so are objects of single sessions. A text with another statement, which may have values of rows, is left out,
+#: too: each part of it between semicolons has to begin as DDL does, and so each of its statements does. The columns of
+#: a table are those of its Relation message (logicalrep_write_attrs, src/backend/replication/logical/proto.c)
 #: A second message, which nobody publishes, comes behind the first: PostgreSQL orders what a transaction and its
 #: subtransactions (such as the block with EXCEPTION) have written by LSNs, and that of a message is its end, which the
 #: next change would begin at. What fails in DECLARE, EXCEPTION does not catch
@@ -67,6 +68,12 @@ BEGIN
                 AND current_query() !~* replace(
                     '(CREATE|ALTER) (ROLE|USER|GROUP|SERVER|SUBSCRIPTION|FOREIGN DATA)[[:>:]]',
                     ' ', E'([[:space:]]|--[^\\r\\n]*|/[*].*[*]/)+')
+                AND current_query() !~* ('dblink|passw(or)?d[[:space:]]*[='']|://[^[:space:]]*@'
+                    '|[[:<:]]AS[[:space:](]+(VALUES|EXECUTE)[[:>:]]')
+                AND NOT EXISTS (
+                    SELECT FROM regexp_split_to_table(current_query(), ';') part
+                    WHERE part !~* (E'^([[:space:]]|--[^\\r\\n]*[\\r\\n]|/[*]([^*]|[*]+[^*/])*[*]+/)*((--[^\\r\\n]*)?$|'
+                        '(CREATE|ALTER|DROP|COMMENT|GRANT|REVOKE|REFRESH|REINDEX|SECURITY|BEGIN|START|COMMIT)[[:>:]])'))
                 THEN left(current_query(), 65536) END,
             'objects', objects, 'dropped', dropped)::text);
         PERFORM pg_logical_emit_message(false, 'bottledwater', '');

@@ -58,11 +58,24 @@ def test_each_statement_is_told_at_its_place(make_flow: MakeFlow) -> None:
     for between in ("/**/", "/* a /* b */\n*/", "--\n", " -- a\r-- b\n"):
         flow.execute(f"COMMENT ON TABLE a IS 'x'; CREATE{between}ROLE r PASSWORD 'secret'; DROP ROLE r")
         flow.execute(f"COMMENT ON TABLE a IS 'x'; SELECT 'ALTER FOREIGN{between}DATA WRAPPER w OPTIONS (secret)'")
+    others = ("COMMENT", "CREATE TABLE AS", "GRANT", "REVOKE")
+    comment = "COMMENT ON TABLE a IS 'x'"
+    hidden = [
+        f"{comment}; UPDATE a SET id = id WHERE 'secret' = ''", f"(SELECT 'secret'); {comment}",
+        f"{comment};SELECT 'secret'", f"-- {comment}\nSELECT 'secret'; {comment}",
+        f"/* COMMENT */ WITH x AS (SELECT 'secret') SELECT * FROM x; {comment}",
+        f"/* a */ SELECT 'secret' /* b */ alter; {comment}", f"DO $$ BEGIN {comment}; PERFORM 'secret'; END $$",
+        "COMMENT ON TABLE a IS 'host=db password=secret'", "COMMENT ON TABLE a IS 'postgresql://u:secret@db'",
+        "COMMENT ON TABLE a IS 'dblink_connect(secret)'", f"CREATE TABLE v AS (VALUES ('secret')); {comment}",
+    ]  # fmt: skip
+    flow.execute(*hidden)
+    told = f"BEGIN; {comment}; /* ** told */ {comment}; -- told\nGRANT SELECT ON a TO PUBLIC; COMMIT; -- told"
+    flow.execute(told, "REVOKE SELECT ON a FROM PUBLIC")
     flow.execute("SELECT pg_logical_emit_message(true, 'bottledwater', '1')")
     flow.execute("ALTER /* of a user */ TABLE a -- role\nRENAME c TO e")
     flow.stream()
     altered, *of_schema, gone, wrapper, server, made, unmade, renamed = (
-        each for each in flow.read("ddl") if each.value["tag"] != "COMMENT"
+        each for each in flow.read("ddl") if each.value["tag"] not in others
     )
     assert (altered.value["tag"], altered.value["statement"]) == ("ALTER TABLE", "ALTER TABLE a ADD c int, DROP b")
     assert altered.value["objects"] == [{"type": "table", "schema": "public", "name": "a", "identity": "public.a"}]
@@ -75,7 +88,8 @@ def test_each_statement_is_told_at_its_place(make_flow: MakeFlow) -> None:
     assert {each["identity"] for each in gone.value["dropped"]} >= {"s", "s.t", "s.v"} and not gone.value["objects"]
     assert [each.value["statement"] for each in (wrapper, server, made, unmade)] == [None] * 4
     assert "-- role\nRENAME c TO e" in renamed.value["statement"] and not renamed.value["dropped"]
-    assert [each["statement"] for each in _statements(flow) if each["tag"] == "COMMENT"] == [None] * 8
+    found = [each["statement"] for each in _statements(flow) if each["tag"] in others]
+    assert found == [None] * (8 + len(hidden) + 1) + [told] * 3 + ["REVOKE SELECT ON a FROM PUBLIC"]
     assert "secret" not in str(_statements(flow)) and not flow.read("others")
 
 

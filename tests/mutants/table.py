@@ -331,6 +331,18 @@ MUTANTS = (
         f"{_DDL}::test_each_statement_is_told_at_its_place",
     ),
     Mutant(
+        "a text of DDL that may have values of rows is not told",
+        "ddl._NOTED",
+        text("WHERE part !~*", "WHERE false AND part !~*"),
+        f"{_DDL}::test_each_statement_is_told_at_its_place",
+    ),
+    Mutant(
+        "a text of DDL that may have a password is not told",
+        "ddl._NOTED",
+        text("dblink|passw(or)?d", "nothing"),
+        f"{_DDL}::test_each_statement_is_told_at_its_place",
+    ),
+    Mutant(
         "preflight says that the event triggers are missing",
         "preflight._check",
         never("pipeline.ddl_topic and not ddl.installed(connection)"),

@@ -48,6 +48,14 @@ class Mask:
             column.type.base_oid,
         )
 
+    def gives(self, other: Mask) -> bool:
+        """Whether what another mask makes of a column's values can be made from what this one has made of them."""
+        if self == other or self.kind == KEPT or other.kind == NULL:
+            return True
+        if other.kind == CONSTANT:
+            return self.kind != NULL
+        return self.kind == other.kind and self.kind in (FIRST, LAST) and self.count >= other.count
+
     def masked(self, kind: str, value: bytes) -> tuple[str, bytes]:
         """A value in a message, masked: the kind of its field as pgoutput names them, and its bytes."""
         if self.kind == NULL:
@@ -72,6 +80,12 @@ def fits(said: str, kind: ColumnType) -> bool:
     if not said or said == "null":
         return True
     return kind.base_oid in (hashes.FORMS if said.partition(":")[0] == "hash" else _TEXTS)
+
+
+def without(column: Column) -> Column:
+    """The column as it is without its mask."""
+    form = "" if column.type.form == HASHED else column.type.form
+    return replace(column, mask="", type=replace(column.type, form=form))
 
 
 def fitting(said: str, column: Column, key: str) -> Column:

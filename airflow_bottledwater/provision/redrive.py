@@ -16,7 +16,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -38,7 +38,7 @@ from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.create import make_chosen
 from airflow_bottledwater.provision.letters import LettersTopic, portion
-from airflow_bottledwater.provision.source_rows import SourceRow, StoredDeadLetter, compare
+from airflow_bottledwater.provision.source_rows import READ_AGAIN, SourceRow, StoredDeadLetter, compare
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.chosen import ChosenTopics
 from airflow_bottledwater.publish.current import row_key, with_key
@@ -148,8 +148,8 @@ class _Letters:
         self._pipeline, self._publishing, self._completer = pipeline, publishing, completer
         #: the pipeline's tables by oid, as they are published today
         self._tables, self._mapping = claim.state.tables, TableMapping.of(pipeline)
-        #: the schemas and names that they have today, by oid
-        self._names: dict[int, tuple[str, str]] = {}
+        #: the same as the catalog has them
+        self._today: dict[int, SourceTable] = {}
         self._held = {oid: claim.state.gaps[oid] for oid in claim.state.held}
         self._letters = LettersTopic(pipeline, publishing, claim.cluster.pipeline(pipeline.slot))
         #: the relation versions of dead letters, as they are published now
@@ -163,7 +163,8 @@ class _Letters:
         """Publish them: some thousand at a time, the snapshot's first, then by position."""
         result = RedriveResult()
         with session(self._pipeline.postgres, "Re-driving dead letters") as connection:
-            self._names = catalog.names(connection, list(self._tables))
+            today = catalog.load(connection, list(self._tables), self._mapping)
+        self._today = {table.oid: table for table in today}
         places = sorted(self._publishing.run(self._letters.places), key=lambda place: place.position)
         while places:
             n = portion(places)
@@ -197,7 +198,7 @@ class _Letters:
                 ready.append((dead_letter, self._encode(dead_letter)))
             except (RecordError, SchemaRefused) as error:
                 self._fails(dead_letter, error, result)
-        newer = self._newer(ready)
+        newest = self._newest(ready)
         current = self._current(ready)
         for dead_letter, records in ready:
             held = current.get(dead_letter.key)
@@ -207,8 +208,13 @@ class _Letters:
             rows = [
                 i
                 for i in range(len(records))
-                if not self._overtaken(dead_letter, records, i, newer) and (held is None or held.allows(records, i))
+                if not newest.overtake(dead_letter, records, i) and (held is None or held.allows(records, i))
             ]
+            lacks = dead_letter.lacks(self._today.get(int(dead_letter.content["oid"])))
+            if lacks and any(newest.may_show_more(dead_letter, records, i) for i in rows):
+                why = f"the topic has a row of its key that may have column {lacks!r}, which the dead letter lacks"
+                self._fails(dead_letter, f"{why}. {READ_AGAIN}", result)
+                continue
             kept = replace(records, table=records.table[rows])
             try:
                 self._send(dead_letter, kept)
@@ -223,12 +229,15 @@ class _Letters:
 
         :raises RecordError: see there; or less of the table is hidden by that name than by the one that is recorded.
         """
-        oid = int(written.content["oid"])
-        if "again" in written.content and oid in self._names:
+        today = self._today.get(int(written.content["oid"]))
+        if today is None:
+            return written.as_published(self._mapping)
+        named = (today.schema, today.name)
+        if "again" in written.content:
             columns = [column["name"] for column in written.content["again"]["table"]["columns"]]
-            if why := options.exposed_table(self._mapping, self._tables[oid].table, *self._names[oid], columns):
+            if why := options.exposed_table(self._mapping, self._tables[today.oid].table, *named, columns):
                 raise RecordError(why)
-        return written.as_published(self._mapping, self._names.get(oid))
+        return written.as_published(self._mapping, named)
 
     @staticmethod
     def _fails(dead_letter: StoredDeadLetter, why: object, result: RedriveResult) -> None:
@@ -336,10 +345,9 @@ class _Letters:
             raise RecordError("; ".join(rejection.reason for rejection in wrong))
         return records
 
-    def _newer(self, ready: Iterable[tuple[StoredDeadLetter, Records]]) -> dict[tuple[str, bytes], str]:
-        """For each topic and key of the dead letters, the highest position of a record or a TRUNCATE. A snapshot's row
-        has none: whether it is newer than a dead letter is decided by the source's row, not by comparing the clocks of
-        two hosts."""
+    def _newest(self, ready: Iterable[tuple[StoredDeadLetter, Records]]) -> _Newest:
+        """What the topics have of the keys of the dead letters. A snapshot's row has no position: whether it is newer
+        than a dead letter is decided by the source's row, not by comparing the clocks of two hosts."""
         wanted: dict[str, set[bytes]] = defaultdict(set)
         for dead_letter, records in ready:
             if dead_letter.content["again"]["table"].get("outbox"):
@@ -347,19 +355,18 @@ class _Letters:
             wanted[dead_letter.content["topic"]] |= {
                 key for i in range(len(records)) if (key := _key(records, i)) is not None
             }
-        found: dict[tuple[str, bytes], str] = {}
+        found = _Newest()
         for topic, keys in wanted.items():
             looked_for = KeySet(keys)
             for block in self._letters.blocks(topic) if keys else ():
                 for i in block.having(looked_for):
                     key, pos = block.key(i), (block.header(i, "pos") or b"").decode()
                     # a snapshot's row may have headers, too: a position of zeros
-                    found[topic, key] = max(found.get((topic, key), ""), pos if pos.strip("0/") else "")
+                    found.add(topic, key, pos if pos.strip("0/") else "")
         for event in self._events():
             if event.get("event") == "truncate":
                 for topic in set(event["topics"]) & set(wanted):
-                    for key in wanted[topic]:
-                        found[topic, key] = max(found.get((topic, key), ""), event["pos"])
+                    found.add(topic, None, event["pos"])
         return found
 
     def _current(self, ready: Iterable[tuple[StoredDeadLetter, Records]]) -> dict[bytes, SourceRow]:
@@ -384,13 +391,6 @@ class _Letters:
                 held[dead_letter.key] = compare(table, message, found, converted)
         return held
 
-    @staticmethod
-    def _overtaken(
-        dead_letter: StoredDeadLetter, records: Records, i: int, newer: dict[tuple[str, bytes], str]
-    ) -> bool:
-        key = _key(records, i)
-        return dead_letter.overtaken(newer.get((dead_letter.content["topic"], key), "") if key is not None else "")
-
     def _send(self, dead_letter: StoredDeadLetter, records: Records) -> None:
         tombstone = single(self._publishing.dead_letters, 0, dead_letter.key, None)
         begun = False
@@ -404,6 +404,33 @@ class _Letters:
                 self._publishing.transact([records, tombstone], self._letters.closed({counted: 1}), divisible=False)
 
         self._publishing.run(work)
+
+
+@dataclass(slots=True)
+class _Newest:
+    """What the topics have of some keys.
+
+    :param positions: by topic and key, the highest position of a record; by topic and None, that of a TRUNCATE.
+    :param last: by topic and key, the position of the last record, empty for a row of a snapshot.
+    """
+
+    positions: dict[tuple[str, bytes | None], str] = field(default_factory=dict)
+    last: dict[tuple[str, bytes | None], str] = field(default_factory=dict)
+
+    def add(self, topic: str, key: bytes | None, position: str) -> None:
+        """Take note of a record, or of a TRUNCATE."""
+        self.positions[topic, key] = max(self.positions.get((topic, key), ""), position)
+        self.last[topic, key] = position
+
+    def overtake(self, dead_letter: StoredDeadLetter, records: Records, i: int) -> bool:
+        """Whether one of a dead letter's records is older than what its topic has."""
+        topic = dead_letter.content["topic"]
+        return dead_letter.overtaken(max(self.positions.get((topic, key), "") for key in (_key(records, i), None)))
+
+    def may_show_more(self, dead_letter: StoredDeadLetter, records: Records, i: int) -> bool:
+        """Whether one of a dead letter's records is a row that would follow a row of a snapshot."""
+        place = dead_letter.content["topic"], _key(records, i)
+        return records.table[i]["event"] != wire.EVENT_DELETE and self.last.get(place) == ""
 
 
 def _key(records: Records, i: int) -> bytes | None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from airflow_bottledwater.decoding import prepare
-from airflow_bottledwater.encoding import layout, wire
+from airflow_bottledwater.encoding import layout, masks, wire
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.masks import Mask
 from airflow_bottledwater.errors import RecordError
@@ -24,6 +24,8 @@ from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.current import FoundRows, row_key
 
 _SNAPSHOT = "r"
+#: what can be done if a dead letter has less than is published today
+READ_AGAIN = "Read the row again by a live snapshot, and dismiss the dead letter."
 
 prepare(Version, SourceTable)
 
@@ -79,7 +81,7 @@ class StoredDeadLetter:
         schema, name = named or (written.schema, written.name)
         table = replace(written, schema=schema, name=name)
         columns = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
-        published = mapping.published(table.schema, table.name, table.columns)
+        published = mapping.published(table.schema, table.name, map(masks.without, table.columns))
         where = mapping.options(table.schema, table.name).where
         whole = replace(
             table,
@@ -92,7 +94,7 @@ class StoredDeadLetter:
         )
         if not columns and whole == written:
             return self
-        _check_hashes(table, whole)
+        _check_masks(table.without(columns), whole.without(columns))
         message = pgoutput.row(base64.b64decode(again["message"])).masked(
             [
                 Mask() if now.mask == before.mask else Mask.of(now)
@@ -106,6 +108,16 @@ class StoredDeadLetter:
         }
         return StoredDeadLetter(self.key, {**self.content, "again": again})
 
+    def lacks(self, today: SourceTable | None) -> str:
+        """A column of its table that is published today and that it has no value of, or one of another type, as the
+        column was added, altered or left out; empty if there is none.
+
+        :param today: the table; None if it is gone.
+        """
+        had = {(c["name"], c["type"]["oid"]) for c in self.content["again"]["table"]["columns"]}
+        columns = today.columns if today is not None and today.key else ()
+        return next((c.name for c in columns if (c.name, c.type.oid) not in had), "")
+
     def overtaken(self, newest: str) -> bool:
         """Whether a record or a TRUNCATE is newer than its row.
 
@@ -116,19 +128,17 @@ class StoredDeadLetter:
         return newest >= str(Position(self.content["again"]["lsn"]))
 
 
-def _check_hashes(before: SourceTable, now: SourceTable) -> None:
-    """Check that each mask of today can be made from what a dead letter holds: a hash can only be made from a value
-    that had no mask.
+def _check_masks(before: SourceTable, now: SourceTable) -> None:
+    """Check that the values under each mask of today can be made from what a dead letter holds.
 
-    :raises RecordError: one cannot.
+    :raises RecordError: they cannot.
     """
     for was, column in zip(before.columns, now.columns, strict=True):
-        hashed = {each.mask.partition(":")[0] for each in (was, column)} & {"hash"}
-        if hashed and was.mask and column.mask not in (was.mask, "null"):
+        if not Mask.of(was).gives(Mask.of(column)):
             raise RecordError(
                 f"Column {column.name!r} of {now.qualified} had another mask, or another key of hashes, when the dead "
-                "letter was written.",
-                "Read the row again by a live snapshot, and dismiss the dead letter.",
+                "letter was written, and what is published of it today cannot be made from that.",
+                f"{READ_AGAIN} Or give the column the mask of before.",
             )
 
 

@@ -643,9 +643,14 @@ def _problems(flow: Flow) -> Any:
     return job and [str(each) for each in job.problems]
 
 
-def _with_a_letter(make_flow: MakeFlow) -> Flow:
-    """A pipeline without options, with a dead letter that has fitted into the topic since."""
-    flow = make_flow(on_error="log", tables=("people",), table_options={}, topic_config={"max.message.bytes": "20000"})
+def _with_a_letter(make_flow: MakeFlow, **options: Any) -> Flow:
+    """A pipeline of a table with these options, with a dead letter that has fitted into the topic since."""
+    flow = make_flow(
+        on_error="log",
+        tables=("people",),
+        table_options={"people": options} if options else {},
+        topic_config={"max.message.bytes": "20000"},
+    )
     flow.create()
     flow.snapshot()
     flow.execute(f"INSERT INTO people VALUES ('{SECRET}', 1, 1, '', repeat('x', 30000))")
@@ -667,6 +672,22 @@ def test_what_is_left_out_at_the_next_start_is_not_redriven(make_flow: MakeFlow)
     ]
     verified(flow)
     assert SECRET not in json.dumps([each.value for each in flow.read("people")])
+
+
+def test_a_letter_is_not_published_behind_a_row_that_shows_more(make_flow: MakeFlow) -> None:
+    flow = _with_a_letter(make_flow, exclude=["n"], mask={"email": "first:3"})
+    flow.change(table_options={"people": {"exclude": ["n"], "mask": {"email": "first:5"}}})
+    # the letter has three characters
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=1)
+    flow.change(table_options={"people": {"mask": {"email": "first:3"}}})
+    asked = flow.ask("people")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=1)
+    assert flow.read("people")[-1].value["n"] == 1
+    # the advice
+    assert redrive.dismiss(flow.pipeline) == redrive.RedriveResult(dismissed=1)
+    verified(flow)
 
 
 def test_a_letter_is_redriven_by_the_options_of_its_tables_new_name(make_flow: MakeFlow) -> None:

@@ -230,6 +230,20 @@ def test_a_letter_of_a_truncated_table_or_of_a_key_that_was_deleted_is_dropped(m
     assert [m.op for m in flow.read("a")] == ["d"]
 
 
+def test_a_letter_of_a_truncated_table_without_a_key_is_dropped(make_flow: MakeFlow) -> None:
+    flow = make_flow(
+        on_error="log", skip_snapshot=True, allow_unkeyed=True, topic_config={"max.message.bytes": "20000"}
+    )
+    flow.execute("ALTER TABLE a DROP CONSTRAINT a_pkey")
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1)", "TRUNCATE a")
+    flow.execute("INSERT INTO a VALUES (2, repeat('x', 30000), 1)")
+    flow.stream()
+    limit_records(flow, "a", 100_000)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=1, overtaken=1)
+    assert _values(flow.read("a")) == [(2, 1)]
+
+
 def test_a_letter_whose_row_was_deleted_while_its_slot_was_lost_brings_no_row_back(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"})
     flow.create()

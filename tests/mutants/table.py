@@ -984,10 +984,10 @@ MUTANTS = (
         f"{_CHOOSE}::test_another_key_of_hashes_is_refused_unless_it_is_meant",
     ),
     Mutant(
-        "values are not hashed twice, or with two keys, when a dead letter is published",
-        "source_rows._check_hashes",
-        never("hashed and was.mask and column.mask not in (was.mask, 'null')"),
-        "tests/unit/provision/test_source_rows.py::test_a_letter_with_other_hashes_is_not_published",
+        "values are not masked twice when a dead letter is published, unless the second mask says less",
+        "source_rows._check_masks",
+        never("not Mask.of(was).gives(Mask.of(column))"),
+        "tests/unit/provision/test_source_rows.py::test_a_letter_that_was_masked_more_is_not_published",
     ),
     Mutant(
         "null in YAML is a mask",

@@ -84,6 +84,16 @@ def _letter(*columns: Column) -> StoredDeadLetter:
     return StoredDeadLetter(b"", {"again": again})
 
 
+def test_a_letter_lacks_columns_that_are_published_today() -> None:
+    letter = _letter(Column("n", w.plain(23)))
+    had = msgspec.convert(letter.content["again"]["table"], SourceTable)
+    more = replace(had, columns=(*had.columns, Column("added", w.plain(w.TEXT))))
+    altered = replace(had, columns=(had.columns[0], Column("n", w.plain(20))))
+    assert [letter.lacks(today) for today in (had, more, altered)] == ["", "added", "n"]
+    # nothing overwrites a row without a key, nor those of a table that is gone
+    assert [letter.lacks(today) for today in (replace(more, key=()), None)] == ["", ""]
+
+
 def _hashing(key: str) -> TableMapping:
     options = {"*.*": {"mask": {"n": "hash"}}}
     return TableMapping.of(Settings(postgres="host=db", table_options=options, hash_key=key))
@@ -103,3 +113,50 @@ def test_a_letter_of_before_a_hash_is_hashed() -> None:
 def test_a_letter_with_other_hashes_is_not_published(mask: str) -> None:
     with pytest.raises(RecordError, match="another mask, or another key"):
         _letter(Column("n", w.plain(w.TEXT), mask=mask)).as_published(_hashing("0123456789abcdef"))
+
+
+def _masking(mask: str) -> TableMapping:
+    options = {"*.*": {"mask": {"n": mask}}} if mask else {}
+    return TableMapping.of(Settings(postgres="host=db", table_options=options))
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("first:3", "first:5"),
+        ("first:3", "last:3"),
+        ("last:3", "last:5"),
+        ("first:3", ""),
+        ("null", ""),
+        ("null", "constant:x"),
+        ("constant:x", "first:1"),
+        ("constant:x", ""),
+        ("hash:0123456789abcdef", ""),
+    ],
+)
+def test_a_letter_that_was_masked_more_is_not_published(was: str, now: str) -> None:
+    with pytest.raises(RecordError, match=r"another mask, .* cannot be made from that.*live snapshot"):
+        _letter(Column("n", w.plain(w.TEXT), mask=was)).as_published(_masking(now))
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "value"),
+    [
+        ("first:4", "first:4", Field("b", b"\0\0\0\7")),
+        ("first:4", "first:2", Field("b", b"\0\0")),
+        ("last:4", "last:2", Field("b", b"\0\7")),
+        ("first:4", "constant:x", Field("b", b"x")),
+        ("constant:y", "constant:x", Field("b", b"x")),
+        ("constant:y", "null", Field("n")),
+        ("hash:0123456789abcdef", "null", Field("n")),
+    ],
+)
+def test_a_letter_that_was_masked_less_is_masked_as_today(was: str, now: str, value: Field) -> None:
+    found = _letter(Column("n", w.plain(w.TEXT), mask=was)).as_published(_masking(now)).content["again"]
+    assert pgoutput.row(base64.b64decode(found["message"])).new == [Field("b", b"key"), value]
+
+
+def test_the_mask_of_a_column_that_is_left_out_does_not_matter() -> None:
+    mapping = TableMapping.of(Settings(postgres="host=db", table_options={"*.*": {"exclude": "n"}}))
+    found = _letter(Column("n", w.plain(w.TEXT), mask="first:3")).as_published(mapping).content["again"]
+    assert pgoutput.row(base64.b64decode(found["message"])).new == [Field("b", b"key")]

@@ -111,6 +111,7 @@ def _settle(pipeline: Settings, how: Callable[[_Letters], RedriveResult]) -> Red
         backoff = Backoff(pipeline.outage_timeout)
         publishing = PublishSession(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
         completer = ToastResolver(pipeline.postgres, backoff.wait)
+        completer.current.partitions = claim.state.partitions
         try:
             return how(_Letters(pipeline, publishing, completer, claim))
         finally:
@@ -202,14 +203,11 @@ class _Letters:
         current = self._current(ready)
         for dead_letter, records in ready:
             held = current.get(dead_letter.key)
-            if held is not None and held.unknown:
+            rows = [i for i in range(len(records)) if not newest.overtake(dead_letter, records, i)]
+            if rows and held is not None and held.unknown:
                 self._fails(dead_letter, held.unknown, result)
                 continue
-            rows = [
-                i
-                for i in range(len(records))
-                if not newest.overtake(dead_letter, records, i) and (held is None or held.allows(records, i))
-            ]
+            rows = [i for i in rows if held is None or held.allows(records, i)]
             lacks = dead_letter.lacks(self._today.get(int(dead_letter.content["oid"])))
             if lacks and any(newest.may_show_more(dead_letter, records, i) for i in rows):
                 why = f"the topic has a row of its key that may have column {lacks!r}, which the dead letter lacks"

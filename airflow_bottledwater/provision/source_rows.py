@@ -22,6 +22,7 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.current import FoundRows, row_key
+from airflow_bottledwater.publish.unsent import GONE
 
 _SNAPSHOT = "r"
 #: what can be done if a dead letter has less than is published today
@@ -174,9 +175,10 @@ def compare(
     gone = message.old is None or row_key(table, message.old) not in found.rows
     if message.new is None:
         return SourceRow(gone, same=False)
-    row = found.rows.get(row_key(table, message.new))
+    key = row_key(table, message.new)
+    row = found.rows.get(key)
     if row is None:
-        return SourceRow(gone, same=False)
+        return SourceRow(gone, same=False, unknown=GONE if key in found.unsent else "")
     comparable = [
         (value, row[c])
         for c, (column, value) in enumerate(zip(table.columns, message.new, strict=True))

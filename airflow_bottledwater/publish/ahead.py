@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextvars
 import logging
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.encoding.program import Programs
+from airflow_bottledwater.postgres.partitions import Known
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.toast import Completed, ToastResolver
 
@@ -48,6 +50,10 @@ class Ahead:
         """Wait for the second thread, and close the connection."""
         self._pool.shutdown()
         self._resolver.close()
+
+    def know(self, partitions: Mapping[int, Known]) -> None:
+        """Go on with the partitions that the topics know now, see :attr:`CurrentRows.partitions`."""
+        self._resolver.current.partitions = partitions
 
     def leading(self, batch: Batch, programs: Programs) -> Batch:
         """The leading part of a batch, see :meth:`ToastResolver.leading`."""

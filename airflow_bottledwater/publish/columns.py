@@ -33,22 +33,31 @@ class _Attribute:
     dropped: bool
     written: int
 
-    def since(self, xid: int, latest: int) -> bool:
-        """Whether it was written by a transaction or after it.
 
-        :param latest: the id of the next transaction: what seems to be behind it was written before ids began anew.
-        """
-        return self.written >= _FIRST_XID and 0 <= widen_xid(self.written, xid) - xid <= widen_xid(latest, xid) - xid
+def since(written: int, xid: int, latest: int) -> bool:
+    """Whether a row of the catalog was written by a transaction or after it.
+
+    :param written: the transaction that wrote it last.
+    :param latest: the id of the next transaction: what seems to be behind it was written before ids began anew.
+    """
+    return written >= _FIRST_XID and 0 <= widen_xid(written, xid) - xid <= widen_xid(latest, xid) - xid
 
 
-def altered(connection: Connection, table: SourceTable, xids: Collection[int] = ()) -> dict[int, str]:
+def oldest(xids: Collection[int]) -> int:
+    """The oldest of some transactions."""
+    near = next(iter(xids))
+    return min(xids, key=lambda xid: widen_xid(xid, near))
+
+
+def altered(connection: Connection, table: SourceTable, xids: Collection[int], latest: int) -> dict[int, str]:
     """The columns that are no longer what they were in a relation version, by number, and why.
 
     :param table: the relation version.
     :param xids: the transactions that wrote rows of it; without any, a column of the same name and type is taken for
         the same.
+    :param latest: see :func:`since`.
     """
-    attributes, latest = _read(connection, table.oid)
+    attributes = _read(connection, table.oid)
     today = {attribute.name: attribute for attribute in attributes if not attribute.dropped}
     found = {}
     for c, column in enumerate(table.columns):
@@ -58,12 +67,12 @@ def altered(connection: Connection, table: SourceTable, xids: Collection[int] = 
             found[c] = f"the type of column {column.name!r} was altered since"
     if xids:
         # the oldest and the latest of these transactions: if both mean the same column, so do those between
-        near = next(iter(xids))
-        ends = min(xids, key=lambda xid: widen_xid(xid, near)), max(xids, key=lambda xid: widen_xid(xid, near))
+        first = oldest(xids)
+        ends = first, max(xids, key=lambda xid: widen_xid(xid, first))
         places = [_then(attributes, xid, latest) for xid in ends]
         for c, (column, at) in enumerate(zip(table.columns, table.places, strict=True)):
             attribute = today.get(column.name)
-            if c in found or attribute is None or not attribute.since(ends[0], latest):
+            if c in found or attribute is None or not since(attribute.written, first, latest):
                 continue
             if any(at >= len(place) or place[at] is not attribute for place in places):
                 found[c] = f"column {column.name!r} is another one since: it was dropped and made again, or renamed"
@@ -72,15 +81,14 @@ def altered(connection: Connection, table: SourceTable, xids: Collection[int] = 
 
 def _then(attributes: Sequence[_Attribute], xid: int, latest: int) -> list[_Attribute]:
     """The columns that there were for a transaction, and behind them those that were made since."""
-    return [each for each in attributes if not each.dropped or each.since(xid, latest)]
+    return [each for each in attributes if not each.dropped or since(each.written, xid, latest)]
 
 
-def _read(connection: Connection, oid: int) -> tuple[list[_Attribute], int]:
-    """The rows of pg_attribute in the order of the columns' numbers, and the id of the next transaction."""
+def _read(connection: Connection, oid: int) -> list[_Attribute]:
+    """The rows of pg_attribute in the order of the columns' numbers."""
     rows = connection.execute(
-        "SELECT attname, atttypid, attisdropped, xmin::text::bigint,"
-        " (pg_snapshot_xmax(pg_current_snapshot())::text::numeric %% 4294967296)::bigint"
+        "SELECT attname, atttypid, attisdropped, xmin::text::bigint"
         " FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND attgenerated = '' ORDER BY attnum",
         (oid,),
-    ).fetchall()
-    return [_Attribute(*row[:4]) for row in rows], rows[0][4] if rows else 0
+    )
+    return [_Attribute(*row) for row in rows]

@@ -7,14 +7,14 @@ the key used again, so such a value is never used for another key or another cha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
 
 from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.encoding import layout, wire
@@ -25,6 +25,7 @@ from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog, pgoutput
 from airflow_bottledwater.postgres.connect import Connection, outage, query_with
+from airflow_bottledwater.postgres.partitions import Known
 from airflow_bottledwater.postgres.results import take_cells
 from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
 from airflow_bottledwater.publish.columns import altered
@@ -36,6 +37,7 @@ from airflow_bottledwater.publish.row_query import (
     unnested,
     wire_types,
 )
+from airflow_bottledwater.publish.unsent import kept
 
 T = TypeVar("T")
 
@@ -59,11 +61,13 @@ class FoundRows:
     :param rows: key → the values of the requested columns, None for SQL's NULL; a key without a row is missing.
     :param unreadable: column → why the value that it had in the relation version cannot be read any more.
     :param left_out: see :class:`Cells`.
+    :param unsent: the keys whose rows may have gone with a partition, see :mod:`~airflow_bottledwater.publish.unsent`.
     """
 
     rows: dict[Key, list[bytes | None]] = field(default_factory=dict)
     unreadable: dict[int, str] = field(default_factory=dict)
     left_out: int = 0
+    unsent: Collection[Key] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +111,15 @@ class Cells:
     :param unreadable: see :class:`FoundRows`; these columns' cells are marked in the same way.
     :param left_out: how many of the last keys were not looked up, since the values before them are large; their cells
         say nothing.
+    :param unsent: the numbers of the keys whose rows may have gone with a partition, see
+        :mod:`~airflow_bottledwater.publish.unsent`.
     """
 
     cells: layout.Rows
     data: npt.NDArray[np.uint8]
     unreadable: dict[int, str] = field(default_factory=dict)
     left_out: int = 0
+    unsent: Sequence[int] = ()
 
     @classmethod
     def without_rows(cls, keys: KeyBatch, columns: Sequence[int], unreadable: dict[int, str] | None = None) -> Cells:
@@ -128,10 +135,12 @@ class CurrentRows:
     :param dsn: the connection string of the source.
     :param session: returns an open connection to it.
     :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.
+    :ivar partitions: those that the topics know, by the oid of the table that is published as one.
     """
 
     def __init__(self, dsn: str, session: Callable[[], Connection], waiting: Waiting) -> None:
         self._dsn, self._session, self._waiting = dsn, session, waiting
+        self.partitions: Mapping[int, Known] = {}
 
     def read(
         self, table: SourceTable, keys: Sequence[Key], columns: Sequence[int], *, as_text: Collection[str] = ()
@@ -156,7 +165,10 @@ class CurrentRows:
         :param most: bytes of values at which the look-up ends, behind the row that reaches them.
         """
         found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns, most))
-        return found or Cells.without_rows(keys, columns)
+        if found is None:
+            why = "its table was dropped" if table.key else "its row cannot be looked up, since its table had no key"
+            return Cells.without_rows(keys, columns, dict.fromkeys(columns, why))
+        return found
 
     def _look_up(self, table: SourceTable, xids: Sequence[int], ask: Callable[[_Source], T]) -> T | None:
         """Query the table as it is now, waiting out outages; None if it does not exist any more or the relation version
@@ -203,7 +215,8 @@ class CurrentRows:
                 snapshot = Snapshot.parse(row[0])
                 if not all(snapshot.sees(xid) for xid in xids):
                     raise _NotVisible
-                found = ask(_Source(connection, table, name, xids))
+                known = self.partitions.get(table.oid, {})
+                found = ask(_Source(connection, table, name, known, xids, snapshot.xmax))
                 # a crash could undo an asynchronous commit that the snapshot sees: then what replaced a value, or
                 # deleted a row, never comes
                 wait_flushed(connection, self._dsn, end, timeout=_FLUSH)
@@ -221,16 +234,27 @@ class _Source:
     """Queries a table that is locked, under one snapshot.
 
     :param table: the relation version whose columns and key are used.
-    :param xids: see :func:`altered`.
+    :param known: the partitions that the topic knows.
+    :param xids: see :func:`altered`, as is ``latest``.
     """
 
-    def __init__(self, connection: Connection, table: SourceTable, name: sql.Identifier, xids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        table: SourceTable,
+        name: sql.Identifier,
+        known: Known,
+        xids: Sequence[int],
+        latest: int,
+    ) -> None:
         self._connection, self._table = connection, table
-        self._altered = altered(connection, table, xids)
+        self._known, self._xids, self._latest = known, xids, latest
+        self._altered = altered(connection, table, xids, latest)
         self._key = [column for name in table.key for column in table.columns if column.name == name]
         self._text, self._arrays = wire_types(connection, table)
         masks = enumerate(Mask.of(column) for column in table.columns)
         self._hashes = {c: mask for c, mask in masks if mask.kind == HASH}
+        self._key_oids = [column.type.base_oid for column in self._key]
         self._query = RowQuery(table, name, self._key, equality(connection, table.oid, table.key), self._text)
 
     def rows(
@@ -242,16 +266,11 @@ class _Source:
         """
         unreadable, readable = self._readable(columns)
         rows: dict[Key, list[bytes | None]] = {}
-        formats = [0 if column.name in as_text or column.name in self._text else 1 for column in self._key]
+        looked_up, left_out = list(keys), 0
         for start in range(0, len(keys) if readable is not None else 0, _KEYS):
             some = keys[start : start + _KEYS]
-            result = query_with(
-                self._connection,
-                self._query.select(listed(len(some), len(self._key)), "i.n", readable or [], most),
-                [value for key in some for value in key],
-                [column.type.base_oid for column in self._key] * len(some),
-                formats * len(some),
-            )
+            query = self._query.select(listed(len(some), len(self._key)), "i.n", readable or [], most)
+            result = self._ask(query, some, as_text)
             for i in range(result.ntuples):
                 key = some[int.from_bytes(result.get_value(i, 0) or b"", "big")]
                 read = {c: self._hashed(c, result.get_value(i, place + 1)) for place, c in enumerate(readable or [])}
@@ -261,8 +280,35 @@ class _Source:
             if following is None and most <= 0:
                 following = len(some)
             if following is not None:
-                return FoundRows(rows, unreadable, len(keys) - start - following)
-        return FoundRows(rows, unreadable)
+                left_out = len(keys) - start - following
+                looked_up = looked_up[: start + following]
+                break
+        missing = [key for key in looked_up if key not in rows] if readable is not None else []
+        return FoundRows(rows, unreadable, left_out, self._unsent(missing, as_text))
+
+    def _ask(self, query: sql.Composed, keys: Sequence[Key], as_text: Collection[str]) -> pq.abc.PGresult:
+        """Query with a list of keys as parameters."""
+        formats = [0 if column.name in as_text or column.name in self._text else 1 for column in self._key]
+        return query_with(
+            self._connection,
+            query,
+            [value for key in keys for value in key],
+            self._key_oids * len(keys),
+            formats * len(keys),
+        )
+
+    def _unsent(self, missing: Sequence[Key], as_text: Collection[str] = ()) -> Collection[Key]:
+        """Those keys without a row whose rows may have gone with a partition."""
+        if not missing or not self._table.partitioned:
+            return ()
+        condition = kept(self._connection, self._table, self._known, self._xids, self._latest)
+        found = set(missing)
+        for start in range(0, len(missing), _KEYS):
+            some = missing[start : start + _KEYS]
+            query = self._query.fulfilling(listed(len(some), len(self._key)), condition)
+            result = self._ask(query, some, as_text)
+            found -= {some[int.from_bytes(result.get_value(i, 0) or b"", "big")] for i in range(result.ntuples)}
+        return found
 
     def cells(self, keys: KeyBatch, columns: Sequence[int], most: int) -> Cells:
         """The rows of many keys, by a single query to which each key column is passed as an array.
@@ -272,7 +318,7 @@ class _Source:
         unreadable, readable = self._readable(columns)
         if readable is None:
             return Cells.without_rows(keys, columns, unreadable)
-        oids = [column.type.base_oid for column in self._key]
+        oids = self._key_oids
         used = [*self._key, *(self._table.columns[c] for c in readable)]
         apart = any(column.name in self._text for column in used) or any(c in self._hashes for c in readable)
         if apart or not self._arrays.keys() >= set(oids):
@@ -288,7 +334,13 @@ class _Source:
         data = take_cells(result, read)
         cells[:, [columns.index(c) for c in readable]] = read
         following = following_key(result)
-        return Cells(cells, data, unreadable, 0 if following is None else len(keys) - following)
+        looked_up = len(keys) if following is None else following
+        missing: dict[Key, int] = {}
+        if self._table.partitioned and readable:
+            numbers = np.flatnonzero(read["kind"][:looked_up, 0] == wire.FIELD_UNCHANGED).tolist()
+            missing = {keys.key(number): number for number in numbers}
+        unsent = [missing[key] for key in self._unsent(list(missing))]
+        return Cells(cells, data, unreadable, len(keys) - looked_up, unsent)
 
     def _hashed(self, c: int, value: bytes | None) -> bytes | None:
         if value is None or c not in self._hashes:
@@ -307,7 +359,8 @@ class _Source:
                     kind = wire.FIELD_NULL if value is None else sent
                     cells[numbers[key], place] = (kind, len(data), len(value or b""))
                     data += value or b""
-        return Cells(cells, np.frombuffer(data, dtype=np.uint8), found.unreadable, found.left_out)
+        unsent = [numbers[key] for key in found.unsent]
+        return Cells(cells, np.frombuffer(data, dtype=np.uint8), found.unreadable, found.left_out, unsent)
 
     def _readable(self, columns: Sequence[int]) -> tuple[dict[int, str], list[int] | None]:
         """The columns that cannot be read, with the reasons, and those that can; None instead of the latter if no row

@@ -77,6 +77,17 @@ class RowQuery:
             most=sql.Literal(most),
         )
 
+    def fulfilling(self, keys: sql.Composable, condition: sql.Composable) -> sql.Composed:
+        """The query that returns the numbers of those of a list of keys that fulfil a condition for the key's
+        columns."""
+        columns = [
+            sql.SQL("{} AS {}").format(sql.Identifier("i", f"k{k}"), sql.Identifier(column.name))
+            for k, column in enumerate(self.key)
+        ]
+        return sql.SQL("SELECT bottledwater_n FROM (SELECT i.n::int8 AS bottledwater_n, {} FROM {}) t WHERE {}").format(
+            sql.SQL(", ").join(columns), keys, condition
+        )
+
     def _rows(self) -> sql.Composed:
         """The table, or those of its rows that are published."""
         table = sql.SQL("{}{}").format(sql.SQL("" if self.table.partitioned else "ONLY "), self.name)

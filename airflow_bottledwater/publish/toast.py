@@ -26,6 +26,7 @@ from airflow_bottledwater.publish.composites import with_known_attributes
 from airflow_bottledwater.publish.current import CurrentRows
 from airflow_bottledwater.publish.definitions import MISFITS
 from airflow_bottledwater.publish.unchanged import UnchangedValues
+from airflow_bottledwater.publish.unsent import GONE
 
 #: values in one conversion query
 _CHUNK = 1000
@@ -226,9 +227,9 @@ class ToastResolver:
 
     def _fill_from_table(self, found: UnchangedValues, relation: int, most: int, failed: dict[int, str]) -> int:
         """Fill in the values that the table has today, by few look-ups for all changes of a relation version. If a row
-        does not exist any more, its values stay marked as unchanged: a later change of the key is still to come.
-        Returns how many leading changes of the batch do not need a row that was not looked up, since so many bytes were
-        found before."""
+        does not exist any more, its values stay marked as unchanged: a later change of the key is still to come, unless
+        the row has gone with its table or its partition. Returns how many leading changes of the batch do not need a
+        row that was not looked up, since so many bytes were found before."""
         table = found.programs.tables[relation]
         wanted, columns = found.wanted(relation)
         keys, lookups = found.keys(relation, wanted)
@@ -239,11 +240,12 @@ class ToastResolver:
             room = max(1, most - found.filled, most // 4)
             some = keys.some(done, done + max(1, int(2 * room / each)))
             cells = self.current.fetch(table, some, columns, xids=xids, most=room)
-            for column, reason in cells.unreadable.items():
-                for i in found.changes_without(relation, column):
-                    failed.setdefault(
-                        i, f"a large value that the change left as it was is not in the stream, and {reason}"
-                    )
+            reasons = [
+                *((i, why) for c, why in cells.unreadable.items() for i in found.changes_without(relation, c)),
+                *((i, GONE) for i in found.lacking["change"][wanted[np.isin(lookups - done, cells.unsent)]].tolist()),
+            ]
+            for i, why in reasons:
+                failed.setdefault(i, f"a large value that the change left as it was is not in the stream, and {why}")
             upto = done + len(some) - cells.left_out
             mine = (lookups >= done) & (lookups < upto)
             found.fill_in(wanted[mine], lookups[mine] - done, columns, cells)

@@ -257,6 +257,7 @@ class StreamPublisher:
         self.live.expect(reached)
         if reached is not None and reached >= batch.end and batch.end > batch.start:
             return reached
+        self._completer.know(self._session.state.partitions)
         rest = _rest(batch, reached)
         programs = self._session.programs(rest.versions, copied=False)
         part = self._completer.leading(rest, programs)

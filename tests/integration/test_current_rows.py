@@ -12,7 +12,7 @@ from airflow_bottledwater.encoding import layout, wire
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.pipeline.table import Table
-from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres import catalog, partitions
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.publish.current import CurrentRows, KeyBatch
 from tests.support.waiting import until
@@ -66,10 +66,10 @@ def prepare(
     return dsn
 
 
-def keys_of(dsn: str, names: str, where: str) -> KeyBatch:
+def keys_of(dsn: str, names: str, where: str, of: str = "t") -> KeyBatch:
     """Keys as PostgreSQL sends them."""
     with psycopg.connect(dsn) as connection:
-        rows = connection.cursor(binary=True).execute(f"SELECT {names} FROM t WHERE {where} ORDER BY v")  # type: ignore[arg-type]
+        rows = connection.cursor(binary=True).execute(f"SELECT {names} FROM {of} WHERE {where} ORDER BY v")  # type: ignore[arg-type]
         result = rows.pgresult
         assert result is not None
         data, fields = bytearray(1), np.zeros((result.ntuples, result.nfields), dtype=layout.FIELD)
@@ -176,3 +176,73 @@ def test_a_second_attempt_knows_nothing_of_the_first(postgres: PostgresServer, m
         )
     assert len(waited) == 1
     assert found.cells["kind"].tolist() == [[wire.FIELD_BINARY], [wire.FIELD_UNCHANGED]]
+
+
+#: of two levels, with a default partition, and a key in the order of none
+PARTED = (
+    "CREATE TABLE p (r text, v int, w text, PRIMARY KEY (r, v)) PARTITION BY LIST (r)",
+    "CREATE TABLE p_a PARTITION OF p FOR VALUES IN ('a')",
+    "CREATE TABLE p_b PARTITION OF p FOR VALUES IN ('b')",
+    "CREATE TABLE p_s PARTITION OF p FOR VALUES IN ('s') PARTITION BY HASH (v)",
+    "CREATE TABLE p_s0 PARTITION OF p_s FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
+    "CREATE TABLE p_s1 PARTITION OF p_s FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+    "CREATE TABLE p_default PARTITION OF p DEFAULT",
+    "INSERT INTO p SELECT (ARRAY['a', 'b', 's', '{}'])[i % 4 + 1], i, 'w' FROM generate_series(1, 40) i",
+)
+
+
+@pytest.mark.parametrize(
+    ("statements", "unsent"),
+    [
+        (["DELETE FROM p"], []),
+        (["TRUNCATE p"], []),
+        (["VACUUM FULL p_a"], []),
+        (["TRUNCATE p_a"], ["a"]),
+        (["ALTER TABLE p DETACH PARTITION p_a"], ["a"]),
+        (["ALTER TABLE p DETACH PARTITION p_s"], ["s"]),
+        # what was in a default partition may have been in the one that is gone, by what is known of it
+        (["DROP TABLE p_a", "DELETE FROM p"], ["a", "{}"]),
+        (["DROP TABLE p_a", "CREATE TABLE p_a PARTITION OF p FOR VALUES IN ('a')", "DELETE FROM p"], ["a", "{}"]),
+        (
+            [
+                "ALTER TABLE p DETACH PARTITION p_s",
+                "DELETE FROM p_s",
+                "ALTER TABLE p ATTACH PARTITION p_s FOR VALUES IN ('s')",
+            ],
+            ["s"],
+        ),
+        (["TRUNCATE p_default"], ["{}"]),
+    ],
+)
+def test_a_row_that_may_have_gone_with_its_partition_is_told_from_a_deleted_one(
+    each_postgres: PostgresServer, statements: list[str], unsent: list[str]
+) -> None:
+    dsn = each_postgres.createdb(f"test_{uuid.uuid4().hex[:12]}")
+    with connect(dsn) as connection, psycopg.connect(dsn, autocommit=True) as writer:
+        for statement in PARTED:
+            writer.execute(statement)  # type: ignore[arg-type]
+        ((oid, xid),) = writer.execute("SELECT 'p'::regclass::oid::int, pg_current_xact_id()::text::bigint")
+        (table,) = catalog.load(connection, [oid])
+        rows = CurrentRows(dsn, lambda: connection, lambda what: pytest.fail(str(what)))
+        rows.partitions = {oid: partitions.remembered(partitions.below(connection, [oid])[oid])}
+        keys = keys_of(dsn, "r, v", "true", "p")
+        for statement in statements:
+            writer.execute(statement)  # type: ignore[arg-type]
+        found = rows.fetch(table, keys, [2], xids=[xid])
+        assert sorted({keys.key(number)[0].decode() for number in found.unsent}) == unsent
+        every = [keys.key(number) for number in range(len(keys))]
+        assert {*rows.read(table, every, [2]).unsent} == {every[number] for number in found.unsent}
+        # all of a partition's rows, and those that are there are found
+        gone = np.flatnonzero(found.cells["kind"][:, 0] == wire.FIELD_UNCHANGED).tolist()
+        assert {*found.unsent} == {number for number in gone if every[number][0].decode() in unsent}
+
+
+def test_the_rows_of_a_dropped_table_cannot_be_read(postgres: PostgresServer) -> None:
+    dsn = prepare(postgres, "id int", "id", "i", "")
+    keys = keys_of(dsn, "id", "v IN (7, 8)")
+    with connect(dsn) as connection:
+        ((oid,),) = connection.execute("SELECT 'public.t'::regclass::oid::int")
+        (table,) = catalog.load(connection, [oid])
+        connection.execute("DROP TABLE public.t")
+        rows = CurrentRows(dsn, lambda: connection, lambda what: pytest.fail(str(what)))
+        assert rows.fetch(table, keys, [1, 2], xids=()).unreadable == dict.fromkeys([1, 2], "its table was dropped")

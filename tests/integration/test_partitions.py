@@ -6,6 +6,7 @@ import random
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -163,6 +164,40 @@ def test_unchanged_large_values_are_found_in_the_partition(make_flow: MakeFlow) 
     flow.stream()
     assert flow.compare("p").differences == []
     assert {m.toast for m in flow.read("p") if m.op == "u"} == {"reread"}
+
+
+@pytest.mark.parametrize(
+    ("how", "went"),
+    [
+        ("ALTER TABLE p DETACH PARTITION p_bc", {"b", "c"}),
+        ("TRUNCATE p_old", {"old"}),
+        ("DROP TABLE p_b, p_old", {"b", "old"}),
+        ("DROP TABLE p", {"b", "c", "old"}),
+    ],
+)
+def test_an_update_whose_row_has_gone_with_its_partition_is_a_dead_letter(
+    make_flow: MakeFlow, how: str, went: set[str]
+) -> None:
+    flow = make_flow(on_error="log")
+    flow.execute(
+        *(f"ALTER TABLE {part} ALTER big SET STORAGE EXTERNAL" for part in ("p_b", "p_c", "p_old")),
+        "UPDATE p SET big = repeat(id::text, 2000) WHERE region <> 'a'",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.execute(
+        "UPDATE p SET v = 'new' WHERE region <> 'a'",
+        "DELETE FROM p WHERE region = 'c'",
+        how,
+    )
+    counters = flow.stream()
+    assert counters["dead_letters"] == 100 * len(went)
+    assert counters["superseded"] == (0 if "c" in went else 100)
+    letters = flow.dead_letters()
+    assert {each.value["key"]["region"] for each in letters} == went
+    assert {each.value["columns"]["v"] for each in letters} == {"new"}
+    updated = Counter(each.key["region"] for each in flow.read("p") if each.op == "u")
+    assert updated == dict.fromkeys({"b", "old"} - went, 100)
 
 
 def test_a_killed_snapshot_is_resumed_partition_by_partition(make_flow: MakeFlow) -> None:

@@ -34,6 +34,7 @@ _REGISTRY = "tests/integration/test_registry.py"
 _PREFLIGHT = "tests/integration/test_preflight.py"
 _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
 _COMPOSITES = "tests/unit/encoding/test_composites.py"
+_CURRENT = "tests/integration/test_current_rows.py"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _NEW_OPTIONS = "tests/integration/test_new_options.py"
 _KEYS = "tests/integration/test_keys.py"
@@ -801,7 +802,7 @@ MUTANTS = (
         "rows are looked up by the index of their key",
         "catalog.OF_KEY",
         text("x.indisvalid", "x.indisprimary"),
-        "tests/integration/test_current_rows.py::test_a_row_is_found_by_its_key_through_the_index",
+        f"{_CURRENT}::test_a_row_is_found_by_its_key_through_the_index",
     ),
     Mutant(
         "a mask that a type does not allow shows nothing",
@@ -1883,13 +1884,13 @@ MUTANTS = (
         "a row whose key is only equal to a change's is another key's",
         "RowQuery.select",
         text("{i} AND record_image_eq(ROW({t}), ROW({i}))", "{i}"),
-        "tests/integration/test_current_rows.py::test_a_row_whose_key_is_only_equal_is_another_keys[16-numeric-1.50-1.5]",
+        f"{_CURRENT}::test_a_row_whose_key_is_only_equal_is_another_keys[16-numeric-1.50-1.5]",
     ),
     Mutant(
         "rows are looked up by the operator of their key's index",
         "RowQuery.select",
         swap("sql.Identifier(schema)", "sql.Identifier('pg_catalog')"),
-        "tests/integration/test_current_rows.py::test_a_row_is_found_by_its_key_through_the_index[15-ltree]",
+        f"{_CURRENT}::test_a_row_is_found_by_its_key_through_the_index[15-ltree]",
     ),
     Mutant(
         "the last row of a key is the one that an update left values of",
@@ -2143,7 +2144,7 @@ MUTANTS = (
     Mutant(
         "what was dropped before a change is not one of its columns",
         "_then",
-        always("not each.dropped or each.since(xid, latest)"),
+        always("not each.dropped or since(each.written, xid, latest)"),
         f"{_TOAST}::test_a_value_of_a_column_that_is_still_the_changes_is_read",
     ),
     Mutant(
@@ -2232,6 +2233,36 @@ MUTANTS = (
         "TableWatch._ask",
         always("found == self._mark and time.monotonic() < self._again"),
         f"{_COVERAGE}::test_a_gap_is_closed_while_the_stream_runs",
+    ),
+    Mutant(
+        "a TRUNCATE is newer than a dead letter without a key",
+        "_Newest.overtake",
+        swap("(_key(records, i), None)", "(_key(records, i),)"),
+        f"{_RECOVERY}::test_a_letter_of_a_truncated_table_without_a_key_is_dropped",
+    ),
+    Mutant(
+        "a dead letter does not follow a row that may show more",
+        "_Letters._redrive",
+        never("lacks and any(...)"),
+        f"{_CHOOSE}::test_a_letter_is_not_published_behind_a_row_that_shows_more",
+    ),
+    Mutant(
+        "a row that may have gone with its partition is not superseded",
+        "_Source._unsent",
+        always("not missing or not self._table.partitioned"),
+        f"{_CURRENT}::test_a_row_that_may_have_gone_with_its_partition_is_told_from_a_deleted_one",
+    ),
+    Mutant(
+        "a row that a default partition does not have may have been in another one",
+        "unsent.kept",
+        never("default and unsent"),
+        f"{_CURRENT}::test_a_row_that_may_have_gone_with_its_partition_is_told_from_a_deleted_one",
+    ),
+    Mutant(
+        "a partition that was made since is not the one that a row was in",
+        "unsent.kept",
+        drop("not new"),
+        f"{_CURRENT}::test_a_row_that_may_have_gone_with_its_partition_is_told_from_a_deleted_one",
     ),
     Mutant(
         "a dead letter brings no row back",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,8 +35,8 @@ UNCHANGED = Field("u")
 class FakeTable(CurrentRows):
     """The table as it is now; remembers the keys that it was asked for."""
 
-    def __init__(self, rows: dict[bytes, bytes]) -> None:
-        self.rows, self.asked = rows, list[Key]()
+    def __init__(self, rows: dict[bytes, bytes], unsent: Collection[bytes] = ()) -> None:
+        self.rows, self.unsent, self.asked = rows, unsent, list[Key]()
 
     def fetch(self, table: SourceTable, keys: KeyBatch, columns: Sequence[int], **_: object) -> Cells:
         asked = [keys.key(number) for number in range(len(keys))]
@@ -47,13 +47,18 @@ class FakeTable(CurrentRows):
             if key in self.rows:
                 cells[number] = (wire.FIELD_BINARY, len(data), len(self.rows[key]))
                 data += self.rows[key]
-        return Cells(cells, np.frombuffer(data, dtype=np.uint8))
+        unsent = [number for number, (key,) in enumerate(asked) if key in self.unsent]
+        return Cells(cells, np.frombuffer(data, dtype=np.uint8), unsent=unsent)
 
 
 def complete(
-    messages: list[bytes], table: SourceTable = TABLE, current: dict[bytes, bytes] | None = None
+    messages: list[bytes],
+    table: SourceTable = TABLE,
+    current: dict[bytes, bytes] | None = None,
+    unsent: Collection[bytes] = (),
 ) -> tuple[list[RowMessage], Completed, FakeTable]:
-    """:param current: key → the value that the table has now; by default it no longer has any row."""
+    """:param current: key → the value that the table has now; by default it no longer has any row.
+    :param unsent: the keys whose rows may have gone with a partition."""
     assembler = TransactionAssembler(
         Position(0), {}, lambda message, current: Version(table, "t"), batch_bytes=10**9, largest_transaction=10**9
     )
@@ -63,7 +68,7 @@ def complete(
     batch = assembler.flush(empty=False)
     assert isinstance(batch, Batch)
     completer = ToastResolver("", lambda what: None)
-    completer.current = now = FakeTable(current or {})
+    completer.current = now = FakeTable(current or {}, unsent)
     done = completer.complete(batch, compile_programs([(table, Target(0, 1))], JSON, copied=False))
     rows = [
         pgoutput.row(bytes(done.batch.data[at : at + size]))
@@ -113,6 +118,21 @@ def test_a_row_that_is_gone_is_superseded() -> None:
     assert [row.kind for row in rows] == ["I", "D"]
     assert done.superseded == {1}
     assert completer.asked == [(b"1",)]
+
+
+def test_a_row_that_has_gone_with_a_partition_cannot_be_completed() -> None:
+    rows, done, _ = complete(
+        [
+            change(b"1", b"b", UNCHANGED),
+            change(b"2", b"b", UNCHANGED),
+            change(b"3", b"b", UNCHANGED, old=[b"1", None, None]),
+        ],
+        current={b"4": b"x"},
+        unsent=[b"1", b"3"],
+    )
+    # no tombstone without its row; the row of 2 was deleted
+    assert [row.kind for row in rows] == ["U", "U"] and done.superseded == {1}
+    assert done.failed.keys() == {0, 1} and all("gone with a partition" in why for why in done.failed.values())
 
 
 def test_a_key_change_that_is_superseded_still_deletes_the_old_key() -> None:

@@ -19,11 +19,11 @@ def by_number(columns: Sequence[tuple[int, str]], others: Sequence[tuple[int, st
 
 
 def by_order(columns: Sequence[str], others: Sequence[str]) -> Names:
-    """The columns that may have other names, with all that these may be.
+    """The columns that may have had other names, with all that these may be.
 
     A name that both have is taken for the same column as long as nothing speaks against it.
 
-    :param columns: the names of all columns; ``others`` are those of the other moment.
+    :param columns: the names of all columns; ``others`` are those of an earlier moment.
     """
     both, any_of_them = {*columns} & {*others}, dict.fromkeys(columns, others)
     if [name for name in columns if name in both] != [name for name in others if name in both]:
@@ -34,6 +34,18 @@ def by_order(columns: Sequence[str], others: Sequence[str]) -> Names:
         if len(some) > len(theirs) and place < len(here) - 1:
             return any_of_them  # no column comes there
         found |= {name: [*theirs, name] for name in some if theirs}
+    return found
+
+
+def by_later_order(columns: Sequence[str], others: Sequence[str]) -> Names:
+    """The same for names that the columns may have got since.
+
+    :param columns: the names of all columns; ``others`` are those of a later moment.
+    """
+    found: dict[str, list[str]] = {}
+    for later, names in by_order(others, columns).items():
+        for name in names:
+            found.setdefault(name, [name]).append(later)
     return found
 
 

@@ -145,16 +145,17 @@ class Resolver:
         known = [each.sent for each in (today, before) if each is not None]
         sent = next((each for each in known if [name for _, name in each] == names), None)
 
-        def others(table: SourceTable) -> renames.Names:
+        def others(table: SourceTable, by_order: Callable[[list[str], list[str]], renames.Names]) -> renames.Names:
             if sent is not None:
                 return renames.by_number(sent, table.sent)
-            return renames.by_order(names, [name for _, name in table.sent])
+            return by_order(names, [name for _, name in table.sent])
 
-        if exposed := exposed_table(self._mapping, before, message.schema, message.name, names, others(before)):
+        had = others(before, renames.by_order)
+        if exposed := exposed_table(self._mapping, before, message.schema, message.name, names, had):
             raise Refused(exposed)
         if today is not None and not before.outbox:
-            shown = self._mapping.exposed(today, message.schema, message.name, names, others(today))
-            if shown:
+            has = others(today, renames.by_later_order)
+            if shown := self._mapping.exposed(today, message.schema, message.name, names, has):
                 raise Refused(
                     f"{message.schema}.{message.name} was changed when it, or its column {shown[0]!r}, had another "
                     "name than today, of which table_options hide less."

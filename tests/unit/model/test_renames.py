@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_bottledwater.model.renames import by_number, by_order
+from airflow_bottledwater.model.renames import by_later_order, by_number, by_order
 
 
 def test_a_column_keeps_its_number() -> None:
@@ -37,3 +37,22 @@ def test_a_column_keeps_its_number() -> None:
 def test_without_numbers_the_order_says_which_names_a_column_may_have_had(now: str, had: dict[str, str]) -> None:
     found = by_order(now.split(), ["id", "email", "note"])
     assert found == {name: names.split() for name, names in had.items()}
+
+
+@pytest.mark.parametrize(
+    ("later", "names"),
+    [
+        ("id email note", {}),
+        ("id note other", {}),
+        ("note other", {}),
+        ("id mail note", {"email": "email mail"}),
+        ("id other", {"email": "email other", "note": "note other"}),
+        ("id email a b", {"note": "note a b"}),
+        ("id note email", dict.fromkeys(["id", "email", "note"], "id note email")),
+    ],
+)
+def test_the_order_says_which_names_a_column_may_have_got(later: str, names: dict[str, str]) -> None:
+    found = by_later_order(["id", "email", "note"], later.split())
+    assert {name: {*some} for name, some in found.items() if {*some} != {name}} == {
+        name: {*some.split()} for name, some in names.items()
+    }

@@ -96,3 +96,12 @@ def test_a_column_with_another_name_that_is_hidden_all_the_same_goes_on(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], today: SourceTable
 ) -> None:
     assert resolver(monkeypatch, today, **options)(message("id", "a2"), None) is not None
+
+
+def test_columns_that_come_and_go_are_no_names_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is behind: its message has neither the columns that are recorded nor those of today."""
+    today = replace(named("id", "late", "new"), sent=((1, "id"), (3, "late"), (4, "new")))
+    made = resolver(monkeypatch, today, exclude=["late"])
+    monkeypatch.setattr(made, "_as_read", lambda message: replace(TABLE, oid=7))
+    found = made(message("id", "a", "late"), None)
+    assert found is not None and [column.name for column in found.table.columns] == ["id", "a"]

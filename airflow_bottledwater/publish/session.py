@@ -37,7 +37,7 @@ from airflow_bottledwater.state.claim import check, read_behind
 from airflow_bottledwater.state.identity import check_topic
 from airflow_bottledwater.state.pinned import Pin
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import StateRecord, encode
+from airflow_bottledwater.state.records import LaterSchema, StateRecord, encode, schema_key
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,8 @@ class PublishSession:
         largest = max(pipeline.batch_bytes, pipeline.max_transaction_bytes, pipeline.range_bytes)
         self.pace = Pace(pipeline.transaction_timeout, largest)
         self._publisher: Publisher | None = None
+        #: the versions with which rows were encoded since the last transaction, by the table's oid and the schema's id
+        self._encoded: dict[tuple[int, int], Version] = {}
         #: the last programs, and what they were made of
         self._programs: tuple[tuple[Version, ...], bool, Programs] | None = None
         self._compared = 0.0
@@ -236,7 +238,8 @@ class PublishSession:
                     while piece is not None and not (several and self._publisher.size >= self.pace.limit):
                         self._publisher.produce(piece)
                         piece = next(pieces, None)
-                    for record in self.progress_records(progress) if piece is None else ():
+                    written = {**self._later_schemas(), **progress} if piece is None else {}
+                    for record in self.progress_records(written):
                         self._publisher.produce(record)
                 self.pace.committed(self._publisher.size, self._publisher.seconds)
                 self.meter.add(registry.BYTES, self._publisher.size)
@@ -250,7 +253,25 @@ class PublishSession:
             if isinstance(error, TooSlow):
                 self.pace.failed(error)
             raise
-        self.state.apply(progress)
+        self.state.apply(written)
+        self._encoded.clear()
+
+    def _later_schemas(self) -> dict[str, StateRecord | None]:
+        """The records of schemas that are first used in this transaction. One that is too large for the state topic is
+        left out: only, it is not noticed if the registry loses it."""
+        found: dict[str, StateRecord | None] = {}
+        for (oid, number), version in self._encoded.items():
+            pinned = self.state.tables.get(oid)
+            if not number or pinned is None or version.topic != pinned.topic:
+                continue
+            record = LaterSchema(version.table, number)
+            size = len(store.encode(encode(record)) or b"") + RECORD_OVERHEAD
+            if (
+                number not in {pinned.value_schema, *self.state.later.get(oid, ())}
+                and size < self.limits[self._progress]
+            ):
+                found[schema_key(oid, number)] = record
+        return found
 
     def _pieces(self, batches: Iterable[Records]) -> Iterator[Records]:
         """The records in pieces of half of what a transaction may have, at least one record each."""
@@ -390,6 +411,7 @@ class PublishSession:
             tables = [(v.table, self._target(v)) for v in versions]
             made = compile_programs(tables, self.pipeline.record_format, copied=copied)
             self._programs = tuple(versions), copied, made
+            self._encoded |= {(each.table.oid, each.value_schema): each for each in versions}
         return self._programs[2]
 
     def _target(self, version: Version) -> Target:

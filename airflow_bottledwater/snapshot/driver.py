@@ -47,7 +47,16 @@ from airflow_bottledwater.state.identity import check_slot, check_topics, own_ag
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import COMPLETE, Complete, Progress, StateRecord, stream_id, table_key
+from airflow_bottledwater.state.records import (
+    COMPLETE,
+    Complete,
+    LaterSchema,
+    Progress,
+    StateRecord,
+    schema_key,
+    stream_id,
+    table_key,
+)
 from airflow_bottledwater.state.schemas import register_value
 
 log = logging.getLogger(__name__)
@@ -309,6 +318,8 @@ class _SnapshotDriver:
             value_schema = pinned.value_schema
             if catalog.definition(table) != catalog.definition(pinned.table):
                 value_schema = register_value(self._pipeline, pinned.topic, table)
+                if value_schema != pinned.value_schema:  # there may be rows with it already
+                    changed[schema_key(table.oid, pinned.value_schema)] = LaterSchema(pinned.table, pinned.value_schema)
             changed[table_key(table.oid)] = replace(pinned, table=table, value_schema=value_schema)
         if changed:
             self._claim.write(changed)

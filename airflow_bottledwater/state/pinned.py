@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -107,6 +107,14 @@ class PinnedTable:
     def version(self) -> Version:
         """The relation version of the pinned definition, for batches."""
         return Version(self.table, self.topic, self.key_schema, self.value_schema)
+
+    def versions(self, later: Mapping[int, SourceTable]) -> list[Version]:
+        """The relation versions of the rows in its topic, the newest last.
+
+        :param later: see :attr:`~airflow_bottledwater.state.pipeline_state.PipelineState.later`.
+        """
+        known = self.version
+        return [known, *(replace(known, table=table, value_schema=number) for number, table in later.items())]
 
 
 class Pin(NamedTuple):

@@ -33,6 +33,7 @@ from airflow_bottledwater.state.records import (
     Gap,
     Ids,
     Intent,
+    LaterSchema,
     Letters,
     LiveProgress,
     Partitions,
@@ -177,6 +178,17 @@ class PipelineState:
     def types(self) -> dict[int, ChangedTypes]:
         """What the types of columns consist of, for the tables of which that has changed since they were recorded."""
         return self._of_tables("types", ChangedTypes)
+
+    @property
+    def later(self) -> dict[int, dict[int, SourceTable]]:
+        """By the table's oid, the definitions other than the pinned one with whose schemas there are rows in the topic,
+        by the registry's ids, the newest last."""
+        if "schema" not in self._by_table:
+            found = self._by_table["schema"] = {}
+            for key in self.raw:
+                if key.startswith("schema/") and (record := self.get(key, LaterSchema)) is not None:
+                    found.setdefault(record.table.oid, {})[record.number] = record.table
+        return self._by_table["schema"]
 
     @property
     def accepted(self) -> frozenset[int]:

@@ -5,7 +5,8 @@ Keys: ``claim``, ``ids``, ``intent``, ``settings``, ``slot``, ``coverage``, ``co
 partitioned table by the oids of its leaf partitions; ``below/…`` by the oid of a table whose changes are sent as
 another one's; ``gap/…`` by that of one of which changes were left out; ``stopped/…`` by that of one that is not
 followed any more; ``former/…`` by the name of a topic that no table of the pipeline has any more; ``live/…`` by the id
-of a live snapshot; and ``letters/…/<writer>`` by a table's oid and by what has written dead letters of it.
+of a live snapshot; ``schema/…/<id>`` by a table's oid and the registry's id; and ``letters/…/<writer>`` by a table's
+oid and by what has written dead letters of it.
 """
 
 from __future__ import annotations
@@ -83,6 +84,14 @@ def types_key(oid: int) -> str:
 def stopped_key(oid: int) -> str:
     """The key of a table that is not followed any more."""
     return f"stopped/{oid}"
+
+
+def schema_key(oid: int, number: int) -> str:
+    """The key of a schema of a table's rows that is not the one of its pinned definition.
+
+    :param number: the registry's id.
+    """
+    return f"schema/{oid}/{number}"
 
 
 def former_key(topic: str) -> str:
@@ -325,6 +334,18 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class LaterSchema:
+    """A definition of a table other than the pinned one, with whose schema there are rows in its topic. It is written
+    once, in the Kafka transaction of the first of them.
+
+    :param number: the registry's id of the schema.
+    """
+
+    table: SourceTable
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Former:
     """A topic had the rows of a table, and no table of the pipeline has it now: whichever gets its name gets the topic,
     with a sweep.
@@ -386,7 +407,7 @@ class LiveProgress:
 StateRecord = (
     Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan
     | Progress | Sweep
-    | Partitions | AttachedTable | Gap | ChangedTypes | Stopped | Former | LiveProgress | Letters
+    | Partitions | AttachedTable | Gap | ChangedTypes | LaterSchema | Stopped | Former | LiveProgress | Letters
 )  # fmt: skip
 
 #: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the
@@ -409,6 +430,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     "gap": Gap,
     "types": ChangedTypes,
     "stopped": Stopped,
+    "schema": LaterSchema,
     "former": Former,
     "below": AttachedTable,
     "live": LiveProgress,

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from airflow_bottledwater.encoding import meaning
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -32,8 +33,9 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
-from airflow_bottledwater.state.records import LiveProgress, StateRecord, live_key, table_key
+from airflow_bottledwater.state.records import LiveProgress, StateRecord, live_key, schema_key, table_key
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +63,23 @@ class PinnedSchema:
     of_key: bool
 
 
-def pinned_schemas(pipeline: Settings, tables: Iterable[PinnedTable]) -> list[PinnedSchema]:
-    """The schemas of these tables as they were registered; none if the format needs no registry."""
+def pinned_schemas(
+    pipeline: Settings,
+    tables: Iterable[PinnedTable],
+    later: Mapping[int, Mapping[int, SourceTable]] = MappingProxyType({}),
+) -> list[PinnedSchema]:
+    """The schemas of these tables as they were registered; none if the format needs no registry.
+
+    :param later: see :attr:`~airflow_bottledwater.state.pipeline_state.PipelineState.later`.
+    """
     found, mapping = [], TableMapping.of(pipeline)
     for pinned in tables:
         subjects = mapping.subjects(pinned.topic, pinned.table)
         numbers = (pinned.key_schema, pinned.value_schema)[2 - len(subjects) :]
         for (subject, schema), number in zip(subjects, numbers, strict=True):
             found.append(PinnedSchema(pinned.table.oid, subject, schema, number, subject.endswith("-key")))
+        for number, table in later.get(pinned.table.oid, {}).items():
+            found.append(PinnedSchema(table.oid, *mapping.subjects(pinned.topic, table)[-1], number, of_key=False))
     return found
 
 
@@ -163,7 +174,8 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
     known, registry = claim.state.tables, Registry.of(pipeline)
     if registry is None or not known:
         return Settled()
-    wanted = pinned_schemas(pipeline, known.values())
+    later = claim.state.later
+    wanted = pinned_schemas(pipeline, known.values(), later)
     try:
         missing, subjects = lost(registry, wanted), registry.subjects()
     except BottledWaterError as error:
@@ -178,15 +190,21 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
     left = frozenset(each.number for each in missing if each.oid not in present)
     missing = [each for each in missing if each.oid in present]
     _restore_keys(registry, [each for each in missing if each.of_key])
-    again: list[PinnedTable] = []
-    before = dict(known)
+    gone = dict[int, list[PinnedSchema]]()
     for each in missing:
-        if not each.of_key:
-            pinned = _value_again(pipeline, registry, each, known[each.oid], present[each.oid])
-            again += [pinned] if pinned.version != known[each.oid].version else []
+        if not each.of_key and not _restored(registry, each):
+            gone.setdefault(each.oid, []).append(each)
+    again = [_value_again(pipeline, some, known[oid], present[oid]) for oid, some in gone.items()]
     if again:
-        claim.write({**{table_key(pinned.table.oid): pinned for pinned in again}, **_read_again(again)})
-    problems = tuple(_unreadable(each, before[each.table.oid]) for each in again if not each.table.keyed)
+        # the rows of a table with a key get the schema of today, whichever they have
+        obsolete = {
+            schema_key(oid, number): None
+            for oid, some in gone.items()
+            for number in later.get(oid, ())
+            if known[oid].table.keyed or number in {each.number for each in some}
+        }
+        claim.write({**{table_key(pinned.table.oid): pinned for pinned in again}, **_read_again(again), **obsolete})
+    problems = tuple(_unreadable(each, gone[each.table.oid]) for each in again if not each.table.keyed)
     for problem in problems:
         log.error("%s", problem)
     return Settled(left, problems)
@@ -201,24 +219,37 @@ def _register_deleted(registry: Registry, each: PinnedSchema) -> None:
         log.warning("Readers find the schema by its id only: %s", error)
 
 
-def _value_again(
-    pipeline: Settings, registry: Registry, each: PinnedSchema, pinned: PinnedTable, today: SourceTable
-) -> PinnedTable:
-    """The table with the schema of its rows registered again. If it gets another id, that of today is registered
-    instead: an earlier one need not be compatible with it.
+def _restored(registry: Registry, each: PinnedSchema) -> bool:
+    """Register a schema again if the registry gives it the id that it had; returns whether it has it now.
 
+    :raises Outage: the registry takes no schemas now.
+    """
+    if registry.restore(each.subject, each.schema, each.number) != each.number:
+        return False
+    log.warning("The registry had lost schema %d of subject %s; it has it again.", each.number, each.subject)
+    return True
+
+
+def _value_again(
+    pipeline: Settings, gone: Sequence[PinnedSchema], pinned: PinnedTable, today: SourceTable
+) -> PinnedTable:
+    """The table with the schema of today registered: an earlier one need not be compatible with it.
+
+    :param gone: the schemas of its rows that the registry has lost.
     :raises Outage: the registry takes no schemas now.
     :raises Refused: it refuses the schema, or the table's key changed.
     """
-    if registry.restore(each.subject, each.schema, each.number) == each.number:
-        log.warning("The registry had lost schema %d of subject %s; it has it again.", each.number, each.subject)
-        return pinned
     table = pinned.check_key(today)
     number = register_value(pipeline, pinned.topic, table)
     log.warning(
-        "The registry has lost schema %d of subject %s; that of now has id %d.", each.number, each.subject, number
-    )
+        "The registry has lost schema %s of subject %s; that of now has id %d.",
+        _numbers(gone), gone[0].subject, number,
+    )  # fmt: skip
     return replace(pinned, table=table, value_schema=number)
+
+
+def _numbers(gone: Sequence[PinnedSchema]) -> str:
+    return ", ".join(str(each.number) for each in gone)
 
 
 def _read_again(tables: Sequence[PinnedTable]) -> dict[str, StateRecord]:
@@ -227,12 +258,12 @@ def _read_again(tables: Sequence[PinnedTable]) -> dict[str, StateRecord]:
     return {live_key(uuid.uuid4().hex[:12]): LiveProgress(keyed, required=True)} if keyed else {}
 
 
-def _unreadable(now: PinnedTable, before: PinnedTable) -> Problem:
+def _unreadable(now: PinnedTable, gone: Sequence[PinnedSchema]) -> Problem:
     """What is said of a topic of a table without a key whose schema is lost."""
     return Problem(
         "schemas-lost",
         f"topic {now.topic}",
-        f"The registry has lost schema {before.value_schema}: nobody can read the records that carry it, and "
+        f"The registry has lost schema {_numbers(gone)}: nobody can read the records that carry it, and "
         f"{now.table.qualified} has no key, so that its rows cannot be published again.",
         "Restore the registry from its backup; records from now on carry a schema that it knows.",
     )
@@ -270,7 +301,7 @@ def _keys_lost(registry: Registry, keys: Sequence[PinnedSchema], got: Mapping[st
 class SchemaWatch:
     """Compares the ids regularly while a stream runs, in a thread of its own; the first time at once.
 
-    :param tables: the pipeline's, as the stream began.
+    :param known: the pipeline's state, as the stream began.
     :param problems: is told when the registry cannot be asked.
     :param left: the ids that stayed lost when the stream began.
     :param interval: seconds between two comparisons.
@@ -279,24 +310,32 @@ class SchemaWatch:
     def __init__(
         self,
         pipeline: Settings,
-        tables: Iterable[PinnedTable],
+        known: PipelineState,
         problems: Problems,
         left: frozenset[int] = frozenset(),
         *,
         interval: float | None = None,
     ) -> None:
-        self._wanted = [each for each in pinned_schemas(pipeline, tables) if each.number not in left]
+        self._pipeline, self._left, self._later = pipeline, left, known.later
+        self._wanted = self._of(known)
         self._problems, self._interval = problems, _INTERVAL if interval is None else interval
         self._ended, self._found = threading.Event(), list[PinnedSchema]()
         if self._wanted:
             self._registry = _registry(pipeline)
             threading.Thread(target=self._run, name="schema watch", daemon=True).start()
 
-    def check(self) -> None:
-        """Raise what the thread has found.
+    def _of(self, known: PipelineState) -> list[PinnedSchema]:
+        wanted = pinned_schemas(self._pipeline, known.tables.values(), known.later)
+        return [each for each in wanted if each.number not in self._left]
 
+    def check(self, known: PipelineState) -> None:
+        """Raise what the thread has found, and let it compare what is used by now, too.
+
+        :param known: the pipeline's state, with the tables as the stream began.
         :raises SchemasLost: the registry has lost ids: the stream is to begin anew, which settles it.
         """
+        if known.later is not self._later:
+            self._later, self._wanted = known.later, self._of(known)
         if self._found:
             shown = ", ".join(f"{each.number} ({each.subject})" for each in self._found[:5])
             raise SchemasLost(f"The registry does not know these schema ids any more, or as others: {shown}.")

@@ -258,11 +258,10 @@ class _Follower:
             return None
         stopped, live = self._stopped, publisher.live
         self._report.begin(publisher.counters)
-        pinned = publisher.state.tables.values()
-        self._tell_lineage(pinned)
+        self._tell_lineage(publisher.state.tables.values())
         with (
             contextlib.closing(
-                SchemaWatch(self._pipeline, pinned, self._problems, self._start.schemas.lost)
+                SchemaWatch(self._pipeline, publisher.state, self._problems, self._start.schemas.lost)
             ) as schemas,
             contextlib.closing(
                 open_source(self._pipeline, self._start, publisher.state, self._backoff, publisher.position)
@@ -282,7 +281,7 @@ class _Follower:
                     _BESIDE if live.active and not live.rests() else _IDLE, flush_empty=self._bounded or live.waits
                 )
                 if not publisher.position.ordinal:
-                    schemas.check()
+                    schemas.check(publisher.state)
                 if source.set_aside.keys() - publisher.state.gaps.keys():
                     # before anything behind these changes is published
                     publisher.write(functools.partial(_gaps, source.set_aside))

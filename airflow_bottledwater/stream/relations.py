@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
@@ -41,6 +42,7 @@ class Resolver:
 
     :param pinned: the pipeline's tables by oid.
     :param mismatch: is told of a partitioned table whose changes cannot be read, and why.
+    :param later: their definitions since, see :attr:`~airflow_bottledwater.state.pipeline_state.PipelineState.later`.
     :param via_root: whether partitioned tables are published as one.
     """
 
@@ -50,10 +52,11 @@ class Resolver:
         pinned: dict[int, PinnedTable],
         mismatch: Callable[[int, Refused], None] = lambda *_: None,
         *,
+        later: Mapping[int, Mapping[int, SourceTable]] = MappingProxyType({}),
         via_root: bool = False,
     ) -> None:
         self._pipeline, self._via_root = pipeline, via_root
-        self._pinned, self._mismatch = pinned, mismatch
+        self._pinned, self._later, self._mismatch = pinned, later, mismatch
         self._registry, self._mapping = Registry.of(pipeline), TableMapping.of(pipeline)
         #: when the registry last refused a schema, by the table's oid
         self._refused_at: dict[int, float] = {}
@@ -66,7 +69,7 @@ class Resolver:
         self._roots_read_at = -math.inf
 
     def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
-        """The version that a message describes; ``current`` or the pinned one if columns and name are the same. None if
+        """The version that a message describes; ``current`` or a recorded one if columns and name are the same. None if
         the table is not in the pipeline: it may be a partition, whose message comes with the root's although its
         changes are sent as the root's.
 
@@ -106,7 +109,8 @@ class Resolver:
             self._check_hidden(message, pinned.table, first=current is None)
         left_out = self._left_out(message)
         message = replace(message, columns=tuple(c for place, c in enumerate(message.columns) if place not in left_out))
-        known = current.table if current else pinned.table
+        versions = [current] if current else pinned.versions(self._later.get(message.oid, {}))[::-1]
+        known = versions[0].table
         read = self._as_read(message) if current is None else None
         if read is not None:
             table = self._made(message, pinned, read.columns)
@@ -120,10 +124,10 @@ class Resolver:
             )  # fmt: skip
         columns = self._mapping.published(message.schema, message.name, table.columns)
         table = pinned.check_key(replace(table, columns=columns, left_out=left_out))
-        if (table.columns, table.name) == (known.columns, known.name):
-            found = current or pinned.version
-            same = (known.left_out, known.filtered) == (left_out, table.filtered)
-            return found if same else replace(found, table=table)
+        for found in versions:
+            if (table.columns, table.name) == (found.table.columns, found.table.name):
+                same = (found.table.left_out, found.table.filtered) == (left_out, table.filtered)
+                return found if same else replace(found, table=table)
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
         # a renamed table keeps its topic, where its consumers and its keys are
         return self._registered(Version(table, pinned.topic, pinned.key_schema))
@@ -196,7 +200,7 @@ class Resolver:
         """
         if self._registry is None:
             return version
-        if lost(self._registry, pinned_schemas(self._pipeline, [self._pinned[version.table.oid]])):
+        if lost(self._registry, pinned_schemas(self._pipeline, [self._pinned[version.table.oid]], self._later)):
             raise SchemasLost(f"The registry has lost the schemas of {version.table.qualified}.")
         try:
             value_schema = register_value(self._pipeline, version.topic, version.table)

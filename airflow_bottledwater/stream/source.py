@@ -86,7 +86,9 @@ class ChangeSource:
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
         self._tables, self._covered = state.tables, state.coverage
-        resolver = Resolver(pipeline, self._tables, self._mismatch, via_root=via_root(pipeline, state))
+        resolver = Resolver(
+            pipeline, self._tables, self._mismatch, later=state.later, via_root=via_root(pipeline, state)
+        )
         self.set_aside: dict[int, str] = {}
         self._assembler = TransactionAssembler(
             position,

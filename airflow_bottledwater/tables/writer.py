@@ -57,6 +57,7 @@ from airflow_bottledwater.state.records import (
     partitions_key,
     plan_key,
     progress_key,
+    schema_key,
     stopped_key,
     sweep_key,
     table_key,
@@ -458,7 +459,11 @@ def tell(prepared: PreparedSteps) -> None:
 
 def _obsolete(known: PipelineState, oid: int) -> list[str]:
     """The keys of a table's records that describe what it was: its first snapshot, its partitions; and what waited."""
-    keys = [partitions_key(oid), sweep_key(oid), attached_key(oid), gap_key(oid), types_key(oid)]
+    pinned = known.tables.get(oid)
+    # the rows of a table without a key stay, with the schemas that they have
+    later = known.later.get(oid, {}) if pinned is not None and pinned.table.keyed else {}
+    keys = [schema_key(oid, number) for number in later]
+    keys += [partitions_key(oid), sweep_key(oid), attached_key(oid), gap_key(oid), types_key(oid)]
     for part in known.parts(oid):
         if (plan := known.plan(part)) is not None:
             keys += [plan_key(part), *(progress_key(part, chunk) for chunk in range(len(plan.ranges)))]

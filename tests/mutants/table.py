@@ -1756,9 +1756,8 @@ MUTANTS = (
         "records and position are one transaction",
         "PublishSession.transact",
         swap(
-            "for record in self.progress_records(progress) if piece is None else ():\n    ...",
-            "with self._publisher.transaction():\n    for record in self.progress_records(progress) if piece is None "
-            "else ():\n        ...",
+            "for record in self.progress_records(written):\n    ...",
+            "with self._publisher.transaction():\n    for record in self.progress_records(written):\n        ...",
         ),
         f"{_DEATH}::test_a_stream_that_is_killed_at_every_named_point_and_restarted[1]",
     ),
@@ -4549,13 +4548,13 @@ MUTANTS = (
     Mutant(
         "the registry is asked while the stream runs",
         "_Follower._stream",
-        drop("schemas.check()"),
+        drop("schemas.check(publisher.state)"),
         f"{_REGISTRY}::test_a_key_schema_that_is_lost_ends_the_stream_and_its_id_is_taken_back",
     ),
     Mutant(
         "nothing new is registered where the ids of before are lost",
         "Resolver._registered",
-        never("lost(self._registry, pinned_schemas(self._pipeline, [self._pinned[version.table.oid]]))"),
+        never("lost(self._registry, pinned_schemas(self._pipeline, [self._pinned[version.table.oid]], self._later))"),
         f"{_REGISTRY}::test_a_registry_that_was_emptied_gets_no_new_schema",
     ),
     Mutant(
@@ -4563,6 +4562,24 @@ MUTANTS = (
         "schemas._restore_keys",
         swap("got[each.subject] != each.number", "False"),
         f"{_REGISTRY}::test_a_key_schema_that_is_lost_ends_the_stream_and_its_id_is_taken_back",
+    ),
+    Mutant(
+        "a schema that rows have since an ALTER is recorded",
+        "PublishSession.transact",
+        swap("{**self._later_schemas(), **progress}", "{**progress}"),
+        f"{_REGISTRY}::test_a_schema_of_altered_rows_is_known_and_compared",
+    ),
+    Mutant(
+        "a schema that was lost is registered with its id, whichever it is",
+        "schemas.settle",
+        swap("pinned_schemas(pipeline, known.values(), later)", "pinned_schemas(pipeline, known.values())"),
+        f"{_REGISTRY}::test_all_schemas_of_a_table_get_their_ids_back",
+    ),
+    Mutant(
+        "a running stream compares the schemas that it has begun to use",
+        "SchemaWatch.check",
+        never("known.later is not self._later"),
+        f"{_REGISTRY}::test_a_schema_of_altered_rows_that_is_lost_while_the_stream_runs_is_noticed",
     ),
     Mutant(
         "rows with a lost schema are published again",

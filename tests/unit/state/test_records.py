@@ -44,6 +44,7 @@ RECORDS: dict[str, StateRecord] = {
         (Column("m", ColumnType(7, -1, 7, -1, "e", "mood", members=((9, "sad"),))),)
     ),
     records.stopped_key(2): records.Stopped(_TABLE),
+    records.schema_key(1, 3): records.LaterSchema(_TABLE, 3),
     records.former_key("shop.t"): records.Former(1, "public.t"),
     records.attached_key(1): AttachedTable("public.t"),
     records.letters_key(1, records.by_lane(3)): records.Letters("public.t", 7, 2),

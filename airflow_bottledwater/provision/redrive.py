@@ -41,6 +41,7 @@ from airflow_bottledwater.provision.letters import LettersTopic, portion
 from airflow_bottledwater.provision.source_rows import READ_AGAIN, SourceRow, StoredDeadLetter, compare
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.chosen import ChosenTopics
+from airflow_bottledwater.publish.columns import oldest
 from airflow_bottledwater.publish.current import row_key, with_key
 from airflow_bottledwater.publish.encode import encode_changes
 from airflow_bottledwater.publish.messages import Messages
@@ -384,7 +385,12 @@ class _Letters:
             table = dead_letters[0][1]
             converted = {c.name for c in table.columns if copied and types.mapping(c.type).convert}
             keys = {row_key(table, side) for _, _, m in dead_letters for side in (m.old, m.new) if side is not None}
-            found = self._completer.current.read(table, sorted(keys), range(len(table.columns)), as_text=converted)
+            xids = [int(each.content["again"].get("xid", 0)) for each, _, _ in dead_letters]
+            # a snapshot's row has no transaction: it was read after the table was taken in
+            since = self._tables[table.oid].oldest_xid if copied else oldest(xids)
+            found = self._completer.current.read(
+                table, sorted(keys), range(len(table.columns)), as_text=converted, since=since
+            )
             for dead_letter, _, message in dead_letters:
                 held[dead_letter.key] = compare(table, message, found, converted)
         return held

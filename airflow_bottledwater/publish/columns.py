@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from airflow_bottledwater.model.boundary import widen_xid
-from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.relation import ColumnType, SourceTable
 from airflow_bottledwater.postgres.connect import Connection
 
 #: the first id of a transaction; the ones below are of rows that are older than all (FirstNormalTransactionId,
@@ -32,6 +32,7 @@ class _Attribute:
     type: int
     dropped: bool
     written: int
+    modifier: int
 
 
 def since(written: int, xid: int, latest: int) -> bool:
@@ -79,6 +80,29 @@ def altered(connection: Connection, table: SourceTable, xids: Collection[int], l
     return found
 
 
+def rewritten(connection: Connection, table: SourceTable, xid: int, latest: int) -> set[int]:
+    """The columns, by number, of which a row may have got other values without a change of it: an ALTER TABLE may have
+    written them anew since a transaction, or an ALTER TYPE has given them other names or attributes.
+
+    :param table: the relation version.
+    :param latest: see :func:`since`.
+    """
+    attributes = _read(connection, table.oid)
+    # what has the lower id may have altered it later: a modifier tells all the same
+    same = {
+        (each.name, each.modifier) for each in attributes if not each.dropped and not since(each.written, xid, latest)
+    }
+    return {
+        c for c, each in enumerate(table.columns) if (each.name, each.type.typmod) not in same or _alterable(each.type)
+    }
+
+
+def _alterable(kind: ColumnType) -> bool:
+    """Whether ALTER TYPE can give the values of a type another form: if it is, or has inside of it, a composite or an
+    enum, also one that is not described since it is published as text."""
+    return kind.kind in ("c", "e") or kind.form == "text" or (kind.element is not None and _alterable(kind.element))
+
+
 def _then(attributes: Sequence[_Attribute], xid: int, latest: int) -> list[_Attribute]:
     """The columns that there were for a transaction, and behind them those that were made since."""
     return [each for each in attributes if not each.dropped or since(each.written, xid, latest)]
@@ -87,7 +111,7 @@ def _then(attributes: Sequence[_Attribute], xid: int, latest: int) -> list[_Attr
 def _read(connection: Connection, oid: int) -> list[_Attribute]:
     """The rows of pg_attribute in the order of the columns' numbers."""
     rows = connection.execute(
-        "SELECT attname, atttypid, attisdropped, xmin::text::bigint"
+        "SELECT attname, atttypid, attisdropped, xmin::text::bigint, atttypmod"
         " FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND attgenerated = '' ORDER BY attnum",
         (oid,),
     )

@@ -28,7 +28,7 @@ from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 from airflow_bottledwater.postgres.partitions import Known
 from airflow_bottledwater.postgres.results import take_cells
 from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
-from airflow_bottledwater.publish.columns import altered
+from airflow_bottledwater.publish.columns import altered, rewritten
 from airflow_bottledwater.publish.row_query import (
     RowQuery,
     equality,
@@ -62,12 +62,14 @@ class FoundRows:
     :param unreadable: column → why the value that it had in the relation version cannot be read any more.
     :param left_out: see :class:`Cells`.
     :param unsent: the keys whose rows may have gone with a partition, see :mod:`~airflow_bottledwater.publish.unsent`.
+    :param rewritten: see :func:`~airflow_bottledwater.publish.columns.rewritten`.
     """
 
     rows: dict[Key, list[bytes | None]] = field(default_factory=dict)
     unreadable: dict[int, str] = field(default_factory=dict)
     left_out: int = 0
     unsent: Collection[Key] = ()
+    rewritten: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,13 @@ class CurrentRows:
         self.partitions: Mapping[int, Known] = {}
 
     def read(
-        self, table: SourceTable, keys: Sequence[Key], columns: Sequence[int], *, as_text: Collection[str] = ()
+        self,
+        table: SourceTable,
+        keys: Sequence[Key],
+        columns: Sequence[int],
+        *,
+        as_text: Collection[str] = (),
+        since: int = 0,
     ) -> FoundRows:
         """The rows of these keys, all read under one snapshot.
 
@@ -151,9 +159,14 @@ class CurrentRows:
             today.
         :param columns: indexes in ``table.columns``.
         :param as_text: key columns whose values are given as PostgreSQL's text instead of binary.
+        :param since: the transaction since which columns may have been rewritten.
         :raises Refused: the role may not read the table, or a row-level policy could hide rows from it.
         """
-        return self._look_up(table, (), lambda source: source.rows(keys, columns, as_text)) or FoundRows()
+
+        def ask(source: _Source) -> FoundRows:
+            return replace(source.rows(keys, columns, as_text), rewritten=source.rewritten(since))
+
+        return self._look_up(table, (), ask) or FoundRows()
 
     def fetch(
         self, table: SourceTable, keys: KeyBatch, columns: Sequence[int], *, xids: Iterable[int], most: int = _ALL
@@ -309,6 +322,10 @@ class _Source:
             result = self._ask(query, some, as_text)
             found -= {some[int.from_bytes(result.get_value(i, 0) or b"", "big")] for i in range(result.ntuples)}
         return found
+
+    def rewritten(self, since: int) -> set[int]:
+        """See :func:`~airflow_bottledwater.publish.columns.rewritten`."""
+        return rewritten(self._connection, self._table, since, self._latest)
 
     def cells(self, keys: KeyBatch, columns: Sequence[int], most: int) -> Cells:
         """The rows of many keys, by a single query to which each key column is passed as an array.

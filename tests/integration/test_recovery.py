@@ -338,6 +338,65 @@ def test_a_letter_is_dropped_whose_row_was_published_since_as_it_is_in_the_lette
     assert_exactly_once_in_order(flow.read("a"))
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_letter_of_a_row_that_was_only_rewritten_since_stays(make_flow: MakeFlow, copied: bool) -> None:
+    flow = make_flow(tables="p", on_error="log", skip_snapshot=not copied, topic_config={"max.message.bytes": "20000"})
+    flow.execute(
+        "CREATE TABLE p (id int PRIMARY KEY, price numeric(10,2), note text, doc text)",
+    )
+    fill = "INSERT INTO p SELECT g, 12.5, 'a', repeat('x', 30000) FROM generate_series(1, 6) g"
+    if copied:
+        flow.execute(fill)
+    flow.create()
+    if copied:
+        flow.snapshot()
+    else:
+        flow.execute(fill)
+        flow.stream()
+    flow.execute(
+        "UPDATE p SET note = 'b' WHERE id = 5",
+        "DELETE FROM p WHERE id = 4",
+        "ALTER TABLE p ALTER price TYPE numeric(12,4)",
+    )
+    limit_records(flow, "p", 100_000)
+    # of 4 and 5 it is known that they have changed
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=4, overtaken=2)
+    flow.stream()
+    flow.ask("p")
+    flow.stream()
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=4)
+    assert flow.compare("p").differences == []
+    assert redrive.dismiss(flow.pipeline, ["p"]).dismissed == 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "alter",
+    [
+        "ALTER TABLE p ALTER at TYPE timestamp(0)",
+        "ALTER TABLE p ALTER code TYPE char(20)",
+        "ALTER TABLE p DROP n, ADD n int DEFAULT 8",
+        "ALTER TYPE pair ADD ATTRIBUTE c int",
+        "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
+    ],
+)
+def test_whatever_rewrites_a_row_is_no_change_of_it(make_flow: MakeFlow, alter: str) -> None:
+    flow = make_flow(tables="p", on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
+    flow.execute(
+        "CREATE TYPE pair AS (a int, b int)",
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE p (id int PRIMARY KEY, at timestamp(6), code char(10), n int, kind pair[], mood mood, doc text)",
+    )
+    flow.create()
+    flow.execute(
+        "INSERT INTO p VALUES (1, '2026-01-01 00:00:00.25', 'a', 7, ARRAY[ROW(1, 2)::pair], 'sad', repeat('x', 30000))"
+    )
+    assert flow.stream()["dead_letters"] == 1
+    flow.execute(alter)
+    limit_records(flow, "p", 100_000)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=1)
+
+
 def test_a_letter_of_a_row_that_has_changed_since_is_dropped_and_the_change_follows(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
     flow.create()

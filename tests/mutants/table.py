@@ -1830,6 +1830,19 @@ MUTANTS = (
         f"{_COMPOSITES}::test_a_value_for_the_server_has_the_known_attributes_or_is_none",
     ),
     Mutant(
+        "a row that was only rewritten is no newer version of a dead letter's",
+        "source_rows.compare",
+        never("other and all(c in found.rewritten for c in other)"),
+        "tests/unit/provision/test_source_rows.py::test_only_a_column_that_was_not_rewritten_shows_that_a_row_has_"
+        "changed",
+    ),
+    Mutant(
+        "columns that were altered since a dead letter was written may have been rewritten",
+        "columns.rewritten",
+        drop("(each.name, each.type.typmod) not in same"),
+        f"{_RECOVERY}::test_a_letter_of_a_row_that_was_only_rewritten_since_stays[False]",
+    ),
+    Mutant(
         "a document that Python cannot follow is compared by its text",
         "documents.parsed",
         never("_too_deep(text)"),

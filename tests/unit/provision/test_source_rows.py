@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import struct
 from dataclasses import replace
 
 import msgspec
@@ -16,7 +17,7 @@ from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
-from airflow_bottledwater.provision.source_rows import StoredDeadLetter, compare
+from airflow_bottledwater.provision.source_rows import SourceRow, StoredDeadLetter, compare
 from airflow_bottledwater.publish.current import FoundRows
 from tests.support import wire as w
 
@@ -41,6 +42,24 @@ def test_a_column_that_cannot_be_compared_does_not_count() -> None:
     found = FoundRows({(b"1",): [b"1", b"1"]})
     assert not compare(table, message, found, ()).same
     assert compare(table, message, found, {"bits"}).same
+
+
+def test_only_a_column_that_was_not_rewritten_shows_that_a_row_has_changed() -> None:
+    """numeric_send has the display scale: what numeric(10,2) was has other bytes as numeric(12,4)."""
+    table = w.table(("k", w.plain(w.TEXT)), ("price", w.plain(1700)), ("note", w.plain(w.TEXT)), key=["k"], oid=1)
+    before, now = (struct.pack(">hhhhhh", 2, 0, 0, scale, 12, 5000) for scale in (2, 4))
+    message = RowMessage("I", 1, "", None, [Field("b", b"1"), Field("b", before), Field("b", b"a")])
+
+    def found(price: bytes, note: bytes, *rewritten: int) -> SourceRow:
+        return compare(table, message, FoundRows({(b"1",): [b"1", price, note]}, rewritten=rewritten), ())
+
+    assert found(before, b"a", 1).same
+    assert (found(now, b"a").same, found(now, b"a").unknown) == (False, "")
+    assert "column 'price' or its type was altered since" in found(now, b"a", 1).unknown
+    assert (found(now, b"b", 1).same, found(now, b"b", 1).unknown) == (False, "")
+    assert "altered since" in found(now, b"b", 1, 2).unknown
+    gone = compare(table, message, FoundRows(rewritten=(1,)), ())
+    assert (gone.same, gone.unknown) == (False, "")
 
 
 def test_a_letter_is_published_as_its_columns_are_today_but_for_its_key() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from airflow_bottledwater.publish.columns import oldest, since
+from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.publish.columns import _alterable, oldest, since
+from tests.support import wire as w
 
 
 @pytest.mark.parametrize(
@@ -25,3 +29,20 @@ def test_a_row_was_written_before_a_transaction_or_since(written: int, xid: int,
 
 def test_the_oldest_transaction_may_have_the_highest_id() -> None:
     assert oldest([7, 0xFFFFFFF0, 5]) == 0xFFFFFFF0
+
+
+@pytest.mark.parametrize(
+    ("kind", "alterable"),
+    [
+        (w.plain(25), False),
+        (w.array(w.plain(1700)), False),
+        (w.interval_of(w.plain(1700), several=True), False),
+        (w.labelled("sad", "ok"), True),
+        (w.array(w.labelled("sad", "ok")), True),
+        (w.composite(w.plain(25)), True),
+        (w.array(w.composite(w.plain(25))), True),
+        (replace(w.plain(1007), form="text"), True),
+    ],
+)
+def test_values_with_labels_or_attributes_can_become_others_without_a_change(kind: ColumnType, alterable: bool) -> None:
+    assert _alterable(kind) is alterable

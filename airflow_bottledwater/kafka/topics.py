@@ -232,7 +232,13 @@ class Topics:
 
         :raises Outage: no broker answers.
         """
-        return self._patiently(lambda: len(self._admin.list_topics(timeout=1.0).brokers))
+
+        def count() -> int:
+            if not (found := self._admin.list_topics(timeout=1.0).brokers):
+                raise Outage(f"Kafka at {self._config.get('bootstrap.servers', '?')} knows none of its brokers now.")
+            return len(found)
+
+        return self._patiently(count)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask again until Kafka answers, each time after a look at the cluster: librdkafka sends requests to the

@@ -121,7 +121,7 @@ class DemoStack:
                 connection.execute("CREATE DATABASE airflow")
         with psycopg.connect(postgres.dsn(DATABASE)) as connection:
             # all tables are made and filled in one transaction
-            if connection.execute("SELECT FROM pg_tables WHERE tablename = 'flights'").fetchone() is not None:
+            if connection.execute("SELECT WHERE to_regclass('flights') IS NOT NULL").fetchone() is not None:
                 return
         rows = flights.load(postgres.dsn(DATABASE), ROLE)
         say("Loaded " + ", ".join(f"{n:,} {table}" for table, n in rows.items()) + ".")

@@ -82,7 +82,6 @@ def _publication(flow: Flow, what: str) -> None:
     flow.execute(f"{what.partition(' ')[0]} PUBLICATION {flow.pipeline.publication_name} {what.partition(' ')[2]}")
 
 
-@pytest.mark.some(6)
 @dataclass(frozen=True)
 class Change:
     """What is not as it was.
@@ -143,6 +142,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("running", [False, pytest.param(True, marks=pytest.mark.long)], ids=["stopped", "running"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.name)
 def test_what_is_no_longer_as_it_was_is_noticed(

@@ -216,7 +216,7 @@ def test_an_attempt_that_is_lost_sets_it_aside_at_the_same_place(
 
 @pytest.mark.parametrize("format", ["json", pytest.param("avro", marks=pytest.mark.long)])
 def test_a_snapshot_sets_a_table_aside_and_finishes_the_others(
-    make_flow: MakeFlow, registry: SchemaRegistry, format: str
+    make_flow: MakeFlow, registry: SchemaRegistry, format: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     flow = _make(make_flow, registry if format == "avro" else None, lanes=2, range_bytes=1 << 16)
     limit_records(flow, "a", 20_000)
@@ -226,7 +226,7 @@ def test_a_snapshot_sets_a_table_aside_and_finishes_the_others(
         "INSERT INTO b SELECT g, '0' FROM generate_series(1000, 3000) g",
     )
     flow.snapshot()
-    assert "has a row that cannot be published" in _held(flow)["a"] and "id = 100" in _held(flow)["a"]
+    assert "has a row that cannot be published" in _held(flow)["a"] and "the row with id = 100" in caplog.text
     assert read_state(flow.pipeline, state_topic(flow)).complete
     assert flow.snapshot().ranges == 0
     flow.transaction("UPDATE a SET v = '1' WHERE id = 1", "UPDATE b SET v = '1' WHERE id = 1")
@@ -238,15 +238,15 @@ def test_a_snapshot_sets_a_table_aside_and_finishes_the_others(
     assert flow.compare("a").equal and flow.compare("b").equal and not _held(flow)
 
 
-def test_a_live_snapshot_sets_a_table_aside(make_flow: MakeFlow) -> None:
+def test_a_live_snapshot_sets_a_table_aside(make_flow: MakeFlow, caplog: pytest.LogCaptureFixture) -> None:
     flow = _make(make_flow)
     flow.execute(f"INSERT INTO a VALUES (100, {BAD['json'][1]})")
     _streamed(flow)
     asked = flow.ask("b", "a")
     flow.execute("UPDATE b SET v = 'behind' WHERE id = 8")
     flow.stream()
-    assert flow.reported(asked).state == "failed" and "id = 100" in flow.reported(asked).error
-    assert "has a row that cannot be published" in _held(flow)["a"] and "id = 100" in _held(flow)["a"]
+    assert flow.reported(asked).state == "failed" and "The job's log names it" in flow.reported(asked).error
+    assert "has a row that cannot be published" in _held(flow)["a"] and "the row with id = 100" in caplog.text
     flow.execute("UPDATE a SET v = 'left out' WHERE id = 1", "UPDATE b SET v = 'not' WHERE id = 1")
     flow.stream()
     assert _ids(flow, "a") == [] and flow.compare("b").equal

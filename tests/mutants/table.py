@@ -133,12 +133,6 @@ MUTANTS = (
         f"{_ROWS}::test_a_filter_of_others_has_to_be_the_same",
     ),
     Mutant(
-        "a publication without the filter is one too many",
-        "row_filters.ineffective",
-        swap("not each.filters(table.oid)", "False"),
-        f"{_ROWS}::test_rows_that_a_filter_hides_stay_hidden_where_it_is_made_ineffective[its schema is published]",
-    ),
-    Mutant(
         "a filter that was replaced is compared",
         "row_filters.ineffective",
         swap("any(_is(...) for where in allowed)", "True"),

@@ -140,9 +140,22 @@ def test_a_topic_whose_leader_is_not_known_for_a_moment_is_asked_for_again(monke
     assert Topics({"bootstrap.servers": "nowhere"}).ends("orders", 2) == [7, 7]
 
 
+def test_brokers_that_are_not_known_for_a_moment_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None at all would be the replication factor of a new topic."""
+
+    class Brokerless(Looking):
+        def list_topics(self, **_: Any) -> Any:
+            found, self.looked = {1: "a", 2: "b"} if self.looked else {}, True
+            return SimpleNamespace(brokers=found)
+
+    monkeypatch.setattr(topics, "AdminClient", lambda config: Brokerless())
+    monkeypatch.setattr(topics, "_kept", {})
+    assert Topics({"bootstrap.servers": "nowhere"}).brokers() == 2
+
+
 @pytest.mark.parametrize(
     ("policy", "partitions", "fit"),
-    [("compact", 1, True), ("", 1, True), ("delete", 1, False), ("compact, delete", 1, False), ("compact", 2, False)],
+    [("compact", 1, True), ("", 1, True), ("delete", 1, False), ("compact, delete", 1, False), ("compact", 2, True)],
 )
 def test_a_state_topic_keeps_what_is_written_once(policy: str, partitions: int, fit: bool) -> None:
     problem = store.unfit(Topic("_bottledwater", "id", partitions, 1, policy, True, True))

@@ -38,6 +38,7 @@ class _Session:
             postgres="host=db", format="json", registry={}, topic_prefix="p", messages=_RULES, transaction_topic="ends"
         )
         self.topics = ["p.others", "p.orders", "p._bottledwater_events"]
+        self.chosen: set[str] = set()
         self.partitions = dict.fromkeys(self.topics, 1)
         self.backoff = SimpleNamespace()
         self.asked: list[str] = []
@@ -49,6 +50,7 @@ class _Session:
     def include(self, names: Sequence[str]) -> None:
         assert not set(names) & set(self.topics)
         self.topics += names
+        self.chosen.update(names)
         self.partitions |= dict.fromkeys(names, 7)
 
     def make(self, wanted: Sequence[str], table: SourceTable) -> dict[str, str]:

@@ -48,6 +48,7 @@ class _Session:
         settings: dict[str, Any] = {"topic_prefix": "p", "table_options": {"t": rule}}
         self.pipeline = Settings.of(postgres="host=db", format="json", registry={}, **settings)
         self.topics = ["p.other", "p._bottledwater_events", "_bottledwater.db.slot"]
+        self.chosen: set[str] = set()
         self.backoff = SimpleNamespace()
         self.asked: list[str] = []
 
@@ -62,6 +63,7 @@ class _Session:
     def include(self, names: Sequence[str]) -> None:
         assert not set(names) & set(self.topics)
         self.topics += names
+        self.chosen.update(names)
 
     def make(self, wanted: Sequence[str], table: SourceTable) -> dict[str, str]:
         self.asked += wanted

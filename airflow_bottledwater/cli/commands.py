@@ -17,7 +17,16 @@ from airflow_bottledwater.cli.ddl import ddl_group
 from airflow_bottledwater.cli.importing import import_debezium
 from airflow_bottledwater.cli.log import say, setup_log
 from airflow_bottledwater.cli.metrics import metrics_command, top_command
-from airflow_bottledwater.cli.options import LONGEST, RUN_ONLY, Number, options, pipeline_of, spark_of, spark_options
+from airflow_bottledwater.cli.options import (
+    LONGEST,
+    RUN_ONLY,
+    Number,
+    options,
+    pipeline_of,
+    spark_of,
+    spark_options,
+    timeout_option,
+)
 from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
 from airflow_bottledwater.cli.tables import pause_table, resume_table
 from airflow_bottledwater.errors import BottledWaterError
@@ -187,13 +196,7 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
 @cli.command()
 @options(everything=False)
 @click.option("--retire", is_flag=True, help="For good: the slot may then be dropped.")
-@click.option(
-    "--timeout",
-    type=Number(min=0, max=LONGEST),
-    default=60.0,
-    show_default=True,
-    help="Seconds for the job to end in order.",
-)
+@timeout_option("Seconds for the job to end in order.")
 def stop(retire: bool, timeout: float, **values: Any) -> None:
     """Ask the running job of a slot to stop, wherever it runs. If the job does not respond, it is fenced, its slot is
     released and its processes are killed."""

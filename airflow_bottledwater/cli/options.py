@@ -40,6 +40,14 @@ class Number(click.FloatRange):
         return found
 
 
+def timeout_option(help: str) -> Option[Any]:
+    """The option ``--timeout`` of a subcommand that waits for a job, a minute if it is not given.
+
+    :param help: what is waited for.
+    """
+    return click.option("--timeout", type=Number(min=0, max=LONGEST), default=60.0, show_default=True, help=help)
+
+
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Merge layers of settings: later layers override earlier ones, dictionaries are merged, and None is ignored."""
     merged: dict[str, Any] = {}

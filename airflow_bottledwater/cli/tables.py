@@ -8,19 +8,13 @@ from typing import Any
 import click
 
 from airflow_bottledwater.cli.log import say
-from airflow_bottledwater.cli.options import LONGEST, Number, options, pipeline_of
+from airflow_bottledwater.cli.options import options, pipeline_of, timeout_option
 from airflow_bottledwater.pipeline.rules import listed
 
 _TABLES = click.option(
     "--tables", "of_tables", required=True, help="Tables, as [schema.]table with * and ?, comma-separated."
 )
-_TIMEOUT = click.option(
-    "--timeout",
-    type=Number(min=0, max=LONGEST),
-    default=60.0,
-    show_default=True,
-    help="Seconds to wait for the job's answer.",
-)
+_TIMEOUT = timeout_option("Seconds to wait for the job's answer.")
 
 
 @click.command("pause-table")

@@ -37,11 +37,11 @@ def problems(connection: Connection, pipeline: Settings, tables: Iterable[Source
             "server."
             for table, _ in wanted
         ]
-    both = _both(connection, pipeline)
+    both = existing(connection, pipeline)
     return [said for table, where in wanted if (said := _problem(connection, pipeline, both, table, where))]
 
 
-def _both(connection: Connection, pipeline: Settings) -> list[Published]:
+def existing(connection: Connection, pipeline: Settings) -> list[Published]:
     """The pipeline's publications, as far as they exist."""
     named = (publication.read(connection, name) for name in publication.names(pipeline.publication_name))
     return [each for each in named if each is not None]
@@ -59,7 +59,7 @@ def ineffective(connection: Connection, pipeline: Settings, known: PipelineState
     recorded = {oid: pinned.table.where for oid, pinned in known.tables.items() if pinned.table.where}
     if not recorded:
         return {}
-    both, names = _both(connection, pipeline), publication.names(pipeline.publication_name)
+    both, names = existing(connection, pipeline), publication.names(pipeline.publication_name)
     known_rows = known.coverage.tables if known.coverage is not None else {}
     rows = coverage.read(connection, names, list(recorded)).tables
     found = {}

@@ -162,9 +162,9 @@ def filter_again(connection: Connection, pipeline: Settings, known: PipelineStat
     mine = [oid for oid in found if oid in known.gaps and known.gaps[oid].unfiltered and pipeline.create_publication]
     if not mine:
         return found
-    both = [publication.read(connection, name) for name in publication.names(pipeline.publication_name)]
+    both = row_filters.existing(connection, pipeline)
     for table in catalog.load(connection, mine, TableMapping.of(pipeline)):
-        if any(each is not None and each.takes_in(table) for each in both):
+        if any(each.takes_in(table) for each in both):
             continue
         try:
             _extend(connection, pipeline, table)

@@ -19,6 +19,8 @@ from airflow_bottledwater.postgres.connect import Connection
 #: the first id of a transaction; the ones below are of rows that are older than all (FirstNormalTransactionId,
 #: src/include/access/transam.h)
 _FIRST_XID = 3
+#: ids in an epoch; two that are at least half of them apart cannot be ordered by their low halves
+_EPOCH = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,17 @@ class _Attribute:
 
 
 def since(written: int, xid: int, latest: int) -> bool:
-    """Whether a row of the catalog was written by a transaction or after it.
+    """Whether a row of the catalog may have been written by a transaction or after it.
 
-    :param written: the transaction that wrote it last.
-    :param latest: the id of the next transaction: what seems to be behind it was written before ids began anew.
+    :param written: the transaction that wrote it last (32 bits).
+    :param xid: 64 bits, or 32: then it is the last one with this low half.
+    :param latest: the id of the next transaction (64 bits): what seems to be behind it was written before ids began
+        anew. So many transactions after ``xid`` that ids no longer tell, a row counts as written since.
     """
-    return written >= _FIRST_XID and 0 <= widen_xid(written, xid) - xid <= widen_xid(latest, xid) - xid
+    if written < _FIRST_XID:
+        return False
+    age = latest - xid if xid >= _EPOCH else (latest - xid) % _EPOCH
+    return age >= _EPOCH // 2 or 0 <= widen_xid(written, xid) - xid <= age
 
 
 def oldest(xids: Collection[int]) -> int:

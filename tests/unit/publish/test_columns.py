@@ -21,6 +21,12 @@ from tests.support import wire as w
         (5, 0xFFFFFFF0, 20, True),  # ids began anew in between
         (0xFFFFFFF0, 5, 20, False),
         (0x90000000, 0x7FFFFFFF, 0x80000000, False),  # seems to lie ahead: it is from before ids began anew
+        (700, 900, 900 + (1 << 31), True),  # so many transactions later that ids no longer tell
+        (0xFFFFFFF0, 900, 900 + (1 << 31), True),
+        (700, 900, 901 + (1 << 32), False),  # 32 bits of a transaction of the latest epoch
+        (700, (1 << 32) + 900, (3 << 32) + 5, True),  # all of its 64 bits are known
+        (700, (3 << 32) + 900, (3 << 32) + 5000, False),
+        (1000, (3 << 32) + 900, (3 << 32) + 5000, True),
     ],
 )
 def test_a_row_was_written_before_a_transaction_or_since(written: int, xid: int, latest: int, found: bool) -> None:

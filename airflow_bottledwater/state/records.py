@@ -207,7 +207,7 @@ class Reached:
     """P, and how many records of each kind the stream has published since the slot was created.
 
     :param at: seconds since 1970.
-    :param fingerprint: see :attr:`airflow_bottledwater.stream.start.Start.fingerprint`.
+    :param fingerprint: see :func:`airflow_bottledwater.stream.start.fingerprint`; only inside of a transaction.
     :param epoch: the epoch of the job that wrote it.
     :param part: if P is inside a transaction.
     """

@@ -155,11 +155,16 @@ class StreamPublisher:
 
         :param make: makes them of the state as it is then; if there are none, nothing is written.
         :raises TakenOver: another job has claimed the slot.
+        :raises Refused: a record is too large for the state topic, or the topic takes none.
         """
 
         def once() -> None:
             if values := make(self._session.state):
-                self._session.transact([], values)
+                try:
+                    self._session.transact([], values)
+                except RecordRefused as error:
+                    rule_out(self._session, error, (), values)
+                    raise
 
         self._session.run(once)
 
@@ -386,7 +391,8 @@ class StreamPublisher:
                 end.lsn,
                 end.ordinal,
                 time.time(),
-                self._fingerprint,
+                # only a position inside a transaction is compared with it
+                self._fingerprint if end.ordinal else None,
                 self._session.job.epoch,
                 published=before["published"] + sum(map(len, records)),
                 superseded=before["superseded"] + len(encoded.completed.superseded),

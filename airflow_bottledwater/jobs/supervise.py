@@ -36,6 +36,8 @@ RUN_FOLDER = "bottledwater-run-"
 LOG = "job.log"
 #: the log's older part; each part has at most so many bytes (and those written in the second between two checks)
 OLD_LOG, LOG_BYTES = "job.log.1", 16 << 20
+#: seconds
+_DAY = 86_400
 #: seconds for the driver to end in order (flush, acknowledge) before everything is killed
 GRACE = 30.0
 #: seconds for which the folder of a job is kept after its processes have ended: more than a weekend
@@ -418,10 +420,20 @@ def _report_end(folder: Path) -> None:
 def _keep(folder: Path) -> None:
     try:
         rotate(folder)
+        _refresh(folder)
     except FileNotFoundError:
         pass  # the folder was removed
     except OSError as error:  # a full disk, for example: the job goes on
         _say(f"The log cannot be rotated: {error}")
+
+
+def _refresh(folder: Path) -> None:
+    """Give files that nobody has written for a day today's time: a folder for temporary files is cleaned by age
+    (systemd's tmpfiles.d: ten days), and a job reads its settings again after months."""
+    now = time.time()
+    for path in folder.iterdir():
+        if now - path.stat().st_mtime > _DAY:
+            os.utime(path)
 
 
 def _say(message: str) -> None:

@@ -292,6 +292,17 @@ def test_a_supervisor_bounds_the_log(tmp_path: Path) -> None:
     assert supervise.stop(tmp_path, timeout=0.5)
 
 
+def test_a_supervisor_keeps_its_files_younger_than_what_is_cleaned_by_age(tmp_path: Path) -> None:
+    old, young = tmp_path / "pipeline-1.json", tmp_path / "driver.json"
+    for path, days in ((old, 9), (young, 0.5)):
+        path.write_text("{}")
+        os.utime(path, (time.time() - days * 86400,) * 2)
+    (tmp_path / supervise.LOG).touch()
+    before = young.stat().st_mtime
+    supervise._keep(tmp_path)
+    assert time.time() - old.stat().st_mtime < 60 and young.stat().st_mtime == before
+
+
 def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its log is on the same disk, so that it cannot even say so."""
     (tmp_path / supervise.LOG).write_bytes(b"x" * 10)

@@ -12,6 +12,15 @@ _DIGITS = frozenset(string.digits.encode())
 MAX_TOPIC_LENGTH = 249
 
 
+def length_problem(topic: str) -> str:
+    """The problem of a table whose topic's name is too long; each byte that is no ASCII letter becomes four
+    characters of it."""
+    return (
+        f"Topic {topic!r} has {len(topic)} characters, and Kafka's limit is {MAX_TOPIC_LENGTH}. Give the table another "
+        "name for its topic (topic in table_options), or shorten topic_prefix."
+    )
+
+
 def mangle(name: str, *, dots: bool = False) -> str:
     """Keep letters, digits (not first) and ``_``; every other byte of the UTF-8 name becomes ``_xx_``.
 

@@ -129,7 +129,7 @@ def check_topics(
         followed = (pinned.table for pinned in known.tables.values())
         problems += in_the_way(mapping, (table for table in followed if table.outbox), list(by_topic))
     if too_long := [name for name in by_topic if len(name) > names.MAX_TOPIC_LENGTH]:
-        return [f"Topic {too_long[0]!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Rename the table."]
+        return [names.length_problem(too_long[0])]
     problems += _collisions(list(by_topic), topics.names())
     present = topics.describe(list(by_topic))
     problems += [

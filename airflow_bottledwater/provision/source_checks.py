@@ -254,9 +254,7 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
                 "out, or give it another topic in table_options."
             )
         if len(topic) > names.MAX_TOPIC_LENGTH:
-            problems.append(
-                f"Topic {topic!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Shorten topic_prefix."
-            )
+            problems.append(names.length_problem(topic))
     problems += _locks(connection, read)
     return problems
 

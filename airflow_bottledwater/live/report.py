@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.pipeline.settings import Settings
@@ -10,6 +11,9 @@ from airflow_bottledwater.state.control_records import SNAPSHOT_ENDS, SnapshotRe
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import LiveProgress
+
+#: tables that a report names, so that it fits into a record whatever their names are
+_TABLES = 500
 
 
 class Reports:
@@ -53,9 +57,7 @@ class Reports:
             self._measured.pop(request_id, None)
         elif request_id not in self._measured or self._measured[request_id][0] is not reading:
             self._measured[request_id] = reading, now, progress
-        report = SnapshotReport(
-            state, waits_for, [tables[oid].table.qualified for oid in progress.tables] if tables else []
-        )
+        report = SnapshotReport(state, waits_for, _named(progress, tables or {}))
         report.rows, report.superseded, report.dead_letters = progress.rows, progress.superseded, progress.dead_letters
         report.tombstones, report.bytes, report.error = progress.tombstones, progress.bytes, progress.error
         left = reading.extent.left(progress) if reading is not None else 0 if state == "finished" else None
@@ -75,3 +77,10 @@ class Reports:
     def close(self) -> None:
         """Send what is queued."""
         self._topic.close()
+
+
+def _named(progress: LiveProgress, tables: Mapping[int, PinnedTable]) -> list[str]:
+    """The tables that it is of, at most :data:`_TABLES` of them, and how many others there are."""
+    names = [tables[oid].table.qualified for oid in progress.tables] if tables else []
+    others = len(names) - _TABLES
+    return names if others <= 0 else [*names[:_TABLES], f"and {others:,} others"]

@@ -54,8 +54,8 @@ def rule_out(
     if session.refusal([*service, *session.progress_records(progress)]) is not None:
         raise Refused(
             f"The service topics do not take records: {error.what}",
-            f"Mend the settings or rights of {', '.join(session.topics[session.events :])}, then start again; no row "
-            "has a fault.",
+            f"Mend the settings (max.message.bytes if a record is too large) or rights of "
+            f"{', '.join(session.topics[session.events :])}, then start again; no row has a fault.",
         )
 
 

@@ -24,7 +24,7 @@ from airflow_bottledwater.errors import LOST_STATE, ChosenTopicGone, Credentials
 from airflow_bottledwater.kafka.errors import RecordRefused, TooSlow
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
-from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, Topic, Topics
+from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.model.job import Job
@@ -184,7 +184,9 @@ class PublishSession:
             {
                 **self.pipeline.kafka,
                 **({"batch.num.messages": "1", "linger.ms": "0"} if alone else {}),
-                "message.max.bytes": str(min(LARGEST, max(DEFAULT_MAX_BYTES, self.largest_record))),
+                # rows are compared with their topics' limits, uncompressed; a record of the state may be longer than
+                # that of its topic, since the broker compares what has been compressed
+                "message.max.bytes": str(LARGEST),
                 # a batch must fit the topic with the smallest limit, since the broker refuses a batch as a whole
                 "batch.size": str(max(1, min(self._largest_batch, self._request, int(self.limits.min() * 0.9)))),
             },

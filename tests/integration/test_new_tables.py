@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.tables import new_rows, writer
 from airflow_bottledwater.verify import driver as verification
 from tests.support.tables import dies_before_it_reads, look_often
-from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, read
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, limit_topic, read
 from tests.support.waiting import until
 from tests.support.writers import state_topic
 
@@ -78,6 +79,34 @@ def test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for(flow: Flow
     dies_before_it_reads(flow)
     flow.stream()
     assert sorted(m.key["id"] for m in flow.read("later")) == [1, 2]
+
+
+def test_a_definition_that_fits_only_compressed_is_recorded_while_the_stream_runs(flow: Flow) -> None:
+    """Preflight lets it pass, and a start can write it."""
+    columns = ", ".join(f"c{i} numeric" for i in range(1599))
+    flow.execute(
+        f"CREATE TABLE wide (id int PRIMARY KEY, {columns})",
+        "DO $$ BEGIN FOR i IN 0..1598 LOOP"
+        " EXECUTE format('COMMENT ON COLUMN wide.c%s IS %L', i, repeat('meant so ', 40)); END LOOP; END $$",
+        "INSERT INTO wide (id, c0) VALUES (1, 1)",
+    )
+    flow.stream()
+    assert [m.key["id"] for m in flow.read("wide")] == [1]
+    flow.execute("INSERT INTO wide (id, c0) VALUES (2, 2)")
+    flow.stream()
+    assert [m.key["id"] for m in flow.read("wide")] == [1, 2]
+    known = read_state(flow.pipeline, state_topic(flow))
+    assert known.position is not None and known.position.ordinal == 0
+    # what counts the tables is compared inside of a transaction only
+    assert known.reached is not None and known.reached.fingerprint is None
+
+
+def test_a_state_record_that_does_not_fit_ends_the_stream_with_a_remedy(flow: Flow) -> None:
+    limit_topic(flow, state_topic(flow), 2000)
+    columns = ", ".join(f"c{secrets.token_hex(20)} int" for _ in range(200))
+    flow.execute(f"CREATE TABLE wide (id int PRIMARY KEY, {columns})", "INSERT INTO wide (id) VALUES (1)")
+    with pytest.raises(Refused, match=r"max\.message\.bytes if a record is too large"):
+        flow.stream()
 
 
 @pytest.mark.long

@@ -124,3 +124,9 @@ def test_the_sweep_has_progress_but_no_pace(told: Told) -> None:
 def test_what_has_finished_is_whole(told: Told) -> None:
     found = told.tell("finished", reading=None, done=2, rows=500, bytes=20 * BLOCK)
     assert (found.bytes, found.total_bytes, found.rows_per_second) == (20 * BLOCK, 20 * BLOCK, 0.0)
+
+
+def test_a_report_names_so_many_tables_that_it_fits_into_a_record(told: Told) -> None:
+    tables: Any = {n: SimpleNamespace(table=SimpleNamespace(qualified=f"public.t{n}")) for n in range(2000)}
+    told.reports.tell("other", "sweeping", LiveProgress(tuple(tables)), None, tables)
+    assert told.written[-1].tables == [*(f"public.t{n}" for n in range(500)), "and 1,500 others"]

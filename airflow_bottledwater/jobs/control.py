@@ -13,6 +13,7 @@ from airflow_bottledwater.errors import (
     BeginsAnew,
     CredentialsRefused,
     Interrupted,
+    StaleBatch,
     StopRequested,
     TakenOver,
     rotated,
@@ -88,7 +89,8 @@ class Controller(Reporter):
         except StopRequested:
             self.finish_stopped()
             raise
-        except (TakenOver, BeginsAnew):  # another job has the slot, or this one begins anew
+        # another job has the slot, or another attempt of this one, or it begins anew
+        except (TakenOver, StaleBatch, BeginsAnew):
             self.abandon()
             raise
         except CredentialsRefused as error:
@@ -170,8 +172,9 @@ class Controller(Reporter):
             return
         if status.job.epoch > self._job.epoch:
             self.replaced = True
-        elif now and status.job.id == self._job.id and status.ended:
-            # it is written again: a heartbeat of this job may have come behind it
+        elif now and status.job.id == self._job.id and status.ended and status.stopped_by:
+            # it is written again: a heartbeat of this job may have come behind it. An attempt of this job that has
+            # failed, which a lost executor may do later, stops nobody
             self.status = status
 
     def _hear(self, request: StopRequest | None) -> None:

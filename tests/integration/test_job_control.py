@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import SlotError
+from airflow_bottledwater.errors import SlotError, StaleBatch
 from airflow_bottledwater.jobs import requests, status
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.jobs.pipelines import HealthLimits, wrong
@@ -131,6 +131,25 @@ def _dies(flow: Flow, cluster: Cluster) -> Start:
     dead._write(wait=10.0)
     dead._release()
     return start
+
+
+def test_an_attempt_that_was_overtaken_by_another_one_of_the_same_job_says_nothing(flow: Flow) -> None:
+    """A lost executor that wakes up finds that the task goes on elsewhere."""
+    cluster, start = flow.cluster, begin(flow.pipeline)
+    living = Controller(flow.pipeline, cluster, start.job)
+    with living.reporting():
+        living.status.state = "streaming"
+        overtaken = Controller(flow.pipeline, cluster, start.job)
+        with pytest.raises(StaleBatch), overtaken.reporting():
+            raise StaleBatch("Another attempt of this job has published more.")
+        failed = Controller(flow.pipeline, cluster, start.job)
+        with pytest.raises(SlotError), failed.reporting():
+            raise SlotError("The slot is in use.")
+        # whatever an attempt said last, the one that lives goes on, and says so
+        time.sleep(3 * living.status.heartbeat)
+        told = status.report(flow.pipeline).job
+        assert told is not None and (told.state, told.error) == ("streaming", "")
+        living.finish("finished")
 
 
 def test_a_stop_between_a_death_and_the_restart_is_not_lost_and_is_answered_once(flow: Flow) -> None:

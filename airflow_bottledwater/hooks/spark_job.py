@@ -183,7 +183,7 @@ def send(
     tail: list[str] = []
     with subprocess.Popen(
         made.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", env={**submit.environment(master=made.master), **made.variables},
+        errors="replace", env={**submit.environment(master=made.master, cluster=True), **made.variables},
     ) as child:  # fmt: skip
         try:
             started(child)

@@ -213,16 +213,22 @@ def refuse_speculation(value: str) -> None:
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW", "__AIRFLOW")
 
 
-def environment(base: Mapping[str, str] | None = None, *, master: str = "local") -> dict[str, str]:
-    """The environment of a client-mode job on this host: this Python for driver and workers, with its scripts first on
-    the PATH, and without Airflow's own variables.
+def environment(
+    base: Mapping[str, str] | None = None, *, master: str = "local", cluster: bool = False
+) -> dict[str, str]:
+    """The environment of spark-submit on this host: this Python for driver and workers, with its scripts first on the
+    PATH, and without Airflow's own variables.
 
     :param base: the environment to extend; None for that of this process.
     :param master: Spark's master; only if it is local, the driver is bound to the loopback address.
+    :param cluster: whether the driver runs in the cluster. Spark hands it this environment
+        (DriverCommandFeatureStep, resource-managers/kubernetes; Client, resource-managers/yarn), where this host's
+        Python would take precedence over that of its image or archive.
     """
     env = {k: v for k, v in (os.environ if base is None else base).items() if not k.startswith(_AIRFLOW_ONLY)}
-    env.setdefault("PYSPARK_PYTHON", sys.executable)
-    env.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if not cluster:
+        env.setdefault("PYSPARK_PYTHON", sys.executable)
+        env.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if is_local(master):
         env.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         env.setdefault("GLIBC_TUNABLES", _JVM_MALLOC)

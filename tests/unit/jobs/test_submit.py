@@ -68,6 +68,13 @@ def test_driver_and_workers_are_this_python() -> None:
     assert submit.environment({"PYSPARK_PYTHON": "/other/python"})["PYSPARK_PYTHON"] == "/other/python"
 
 
+def test_a_driver_in_the_cluster_has_the_python_of_its_image_or_archive() -> None:
+    made = submit.environment({"PATH": "/bin"}, cluster=True)
+    assert not {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"} & set(made)
+    chosen = {"PYSPARK_PYTHON": "/other/python"}
+    assert submit.environment(chosen, cluster=True)["PYSPARK_PYTHON"] == "/other/python"
+
+
 class Network:
     """Stands in for the module ``socket``: a host with one interface for each family."""
 

@@ -4,6 +4,7 @@ may read them, and their end."""
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,13 +23,20 @@ def protected(original: Path) -> list[Path]:
 
     :param original: the path of the file on the host that submitted the job; it may be on this host, too.
     """
-    places = [place for place in (Path.cwd() / original.name, _sent(original.name)) if place and place.exists()]
-    copies = [place for place in places if not (original.exists() and place.samefile(original))]
+    places = [place for place in (Path.cwd() / original.name, _sent(original.name)) if place and os.path.exists(place)]
+    copies = [place for place in places if not _same(place, original)]
     for copy in copies:
         # one of another user, as YARN may have it, is in a folder that nobody else may enter
         with contextlib.suppress(OSError):
             copy.chmod(0o600)
     return copies
+
+
+def _same(place: Path, original: Path) -> bool:
+    try:
+        return place.samefile(original)
+    except OSError:
+        return False  # it is not on this host, or in a folder that this user may not enter
 
 
 def _sent(name: str) -> Path | None:

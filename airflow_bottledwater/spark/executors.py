@@ -125,8 +125,14 @@ def check(context: SparkContext, pipeline: Settings, file: SettingsFile, *, coun
 
     def work() -> None:
         try:
-            tasks = context.parallelize(range(count), count).mapPartitions(lambda it: _probe(it, file, wanted))
-            outcome.append(tasks.collect())
+            # one first: with fewer cores than tasks they run one after the other, each of which waits for a server
+            # that does not answer
+            for n in sorted({1, count}):
+                tasks = context.parallelize(range(n), n).mapPartitions(lambda it: _probe(it, file, wanted))
+                found = tasks.collect()
+                if n == count or any(isinstance(each, Failure) for each in found):
+                    outcome.append(found)
+                    return
         except BaseException as error:
             outcome.append(error)
 

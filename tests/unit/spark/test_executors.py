@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -117,6 +121,43 @@ def test_what_cannot_be_reached_is_said_at_once_and_spark_does_not_try_again(
     with pytest.raises(Outage, match=rf"From the executor on host {HERE}: The broker is away\. Wait\."):
         check(cluster, file)
     assert cluster.attempts == 1
+
+
+def test_what_the_first_task_lacks_is_said_before_others_wait_for_the_same(
+    file: SettingsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer cores than tasks they would wait one after the other."""
+    monkeypatch.setattr(executors, "_servers", lambda _: {"Kafka": _away})
+    cluster: Any = Cluster()
+    with pytest.raises(Outage, match="The broker is away"):
+        executors.check(cluster, PIPELINE, file, count=8)
+    assert cluster.attempts == 1
+    monkeypatch.setattr(executors, "_servers", answer)
+    executors.check(cluster, PIPELINE, file, count=8)
+    assert cluster.attempts == 3
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+def test_an_executor_of_another_user_finds_the_file_that_spark_has_sent(tmp_path: Path) -> None:
+    """The folder of the original may be on this host, and closed to that user."""
+    closed, work = tmp_path / "closed", tmp_path / "work"
+    for folder in (closed, work):
+        folder.mkdir()
+    original = PIPELINE.write(closed)
+    shutil.copy(original, work)
+    for path in (*tmp_path.parents, tmp_path):
+        if path.stat().st_uid == os.getuid() and "pytest" in str(path):
+            path.chmod(0o755)
+    closed.chmod(0o700)
+    for path in (work, work / original.name):
+        os.chown(path, 65534, 65534)
+    # all is imported first, since the other user may not read this Python
+    code = (
+        f"import os; from airflow_bottledwater.spark.job import SettingsFile; file = SettingsFile({str(original)!r})\n"
+        f"file.load(); os.chdir({str(work)!r}); os.setgid(65534); os.setuid(65534); print(file.load().slot)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == PIPELINE.slot, done.stderr
 
 
 def test_a_refusal_keeps_its_class(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:

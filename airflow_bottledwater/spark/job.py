@@ -33,7 +33,7 @@ from airflow_bottledwater.spark import copies
 from airflow_bottledwater.spark.error_codec import unpack
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import SparkConf, SparkContext
 
     from airflow_bottledwater.model.job import Job
 
@@ -54,6 +54,10 @@ _DEATHS = (
 #: texts by which Spark says that its application was ended from outside: by an operator of the cluster, by its manager,
 #: or by a signal
 _ENDS = ("SparkContext was shut down", "Master removed our application")
+#: the class of an error by which Spark refuses a property's value; it is also that of what a context says that was
+#: stopped while it began, since no master has answered
+_ILLEGAL = "java.lang.IllegalArgumentException"
+_STOPPED = ("MetricsSystem", "stopped SparkContext", "stopped context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,8 @@ class SettingsFile:
         """
         path = Path(self.path)
         for place in (path, *copies.protected(path)):
-            if place.exists():
+            # Path.exists raises an error where the executor's user may not look
+            if os.path.exists(place):
                 try:
                     return Settings.read(place, **self.more)
                 except OSError as error:
@@ -135,6 +140,7 @@ def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[
     which would take a second more.
 
     :raises Refused: speculative execution is on: a second attempt of a lane or batch would fence the first.
+    :raises ApplicationEnded: the cluster's manager did not let the application begin.
     """
     from pyspark import SparkConf, SparkContext
 
@@ -143,7 +149,10 @@ def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[
     # pyspark/sql/types.py), and these import pandas, Arrow and protocol buffers if they can: a hundred megabytes that
     # only SQL has a use for
     with _left_out("pandas", "pyarrow", "google.rpc"), _told(_WAITS):
-        made = SparkContext.getOrCreate(conf)
+        try:
+            made = SparkContext.getOrCreate(conf)
+        except Exception as error:
+            raise _not_begun(error, conf) from error
     try:
         made.setLogLevel("ERROR")
         refuse_speculation(made.getConf().get("spark.speculation", ""))
@@ -151,6 +160,24 @@ def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[
     finally:
         copies.remove(made)
         made.stop()
+
+
+def _not_begun(error: Exception, conf: SparkConf) -> Exception:
+    """Why an application has not begun: a property that Spark refuses, or a manager that is away just now, as when the
+    whole cluster is started again."""
+    text = str(error)
+    if type(error).__name__ != "Py4JJavaError" or (_ILLEGAL in text and not any(sign in text for sign in _STOPPED)):
+        return error
+    return ApplicationEnded(
+        f"Spark's application could not begin at {conf.get('spark.master', '')}: {_first_line(text)}",
+        "Look whether the cluster's manager is there, and what it says of the application.",
+    )
+
+
+def _first_line(text: str) -> str:
+    """What py4j's text says of the error in the JVM; its first line only says which call failed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[min(1, len(lines) - 1)].removeprefix(": ")[:500] if lines else ""
 
 
 #: how a Python worker says that it lacks a package, when it is given a function of it
@@ -172,12 +199,14 @@ def translate(error: BaseException) -> BaseException:
         return Refused(
             f"The executors' Python has no module {missing[1]!r}.",
             "Install airflow-provider-bottledwater[spark] for it, in the driver's version, in the image or in the "
-            "archive of the environment, and name that Python (PYSPARK_PYTHON, or spark.pyspark.python).",
+            "archive of the environment, and name that Python (PYSPARK_PYTHON; or spark.pyspark.python, in client mode "
+            "with the driver's own as spark.pyspark.driver.python).",
         )
     if "PYTHON_VERSION_MISMATCH" in text:
         return Refused(
             "Driver and executors have different versions of Python.",
-            "Name the same version for both (PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON, or spark.pyspark.python).",
+            "Name the same version for both (PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON, or "
+            "spark.pyspark.python and spark.pyspark.driver.python).",
         )
     if any(sign in text for sign in _ENDS):
         return ApplicationEnded(
@@ -186,6 +215,8 @@ def translate(error: BaseException) -> BaseException:
         )
     if any(sign in text for sign in _DEATHS):
         return Outage("A Python process of the job died (killed, or out of memory).", "See the job's log.")
+    if type(error).__name__ == "Py4JJavaError" and "Traceback (most recent call last)" not in text:
+        return Outage(f"Spark has failed: {_first_line(text)}", "See the job's log, and the executors' logs.")
     return error
 
 

@@ -147,6 +147,54 @@ def test_an_application_that_was_ended_from_outside_may_be_submitted_again(text:
     assert isinstance(found, ApplicationEnded) and transient(found)
 
 
+class Py4JJavaError(Exception):
+    """Named as py4j's."""
+
+
+_CALL = "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n: "
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [
+        ("java.lang.IllegalArgumentException: requirement failed: Can only call getServletHandlers on a running "
+         "MetricsSystem\n\tat scala.Predef$.require", True),
+        ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped ...", True),
+        ("io.fabric8.kubernetes.client.KubernetesClientException: Operation: [get] failed.\n"
+         "Caused by: java.net.ConnectException: Connection refused", True),
+        ("java.net.ConnectException: Call From worker to rm:8032 failed on connection exception", True),
+        ("java.lang.IllegalArgumentException: Executor memory 1 must be at least 471859200.\n\tat org.apache", False),
+    ],
+)  # fmt: skip
+def test_a_job_whose_cluster_is_away_when_it_begins_may_be_submitted_again(
+    monkeypatch: pytest.MonkeyPatch, text: str, again: bool
+) -> None:
+    def refuse(conf: Any) -> Any:
+        raise Py4JJavaError(_CALL + text)
+
+    monkeypatch.setattr(pyspark.SparkContext, "getOrCreate", refuse)
+    conf = SimpleNamespace(setAll=lambda _: conf, get=lambda *_: "spark://master:7077")
+    monkeypatch.setattr(pyspark, "SparkConf", lambda: SimpleNamespace(setAppName=lambda _: conf))
+    with pytest.raises(ApplicationEnded if again else Py4JJavaError) as raised, job.context("x"):
+        pass
+    assert transient(job.translate(raised.value)) or not again
+    if again:
+        assert f"at spark://master:7077: {text.splitlines()[0]}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [
+        ("java.io.IOException: No space left on device\n\tat java.base/java.io", True),
+        ('java.io.IOException: Cannot run program "python3": error=12, Cannot allocate memory', True),
+        ("org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n  File ...", False),
+    ],
+)
+def test_what_an_executors_host_lacks_is_no_fault_of_the_work(text: str, again: bool) -> None:
+    found = job.translate(Py4JJavaError("An error occurred while calling o1.collect.\n: " + text))
+    assert transient(found) is again and (not again or text.splitlines()[0] in str(found))
+
+
 def test_a_job_that_waits_for_its_cluster_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3722,8 +3722,14 @@ MUTANTS = (
     Mutant(
         "a fenced job does not report itself alive again",
         "Controller._see",
-        never("now and status.job.id == self._job.id and status.ended"),
+        never("now and status.job.id == self._job.id and status.ended and status.stopped_by"),
         "tests/integration/test_stop_between_jobs.py::test_a_job_that_was_fenced_does_not_report_itself_alive_again",
+    ),
+    Mutant(
+        "an attempt that has failed ends another one of its job",
+        "Controller._see",
+        swap("status.stopped_by", "True"),
+        "tests/integration/test_job_control.py::test_an_attempt_that_was_overtaken_by_another_one_of_the_same_job_says_nothing",
     ),
     Mutant(
         "what is whole before a refused change is not published",

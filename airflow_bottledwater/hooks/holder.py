@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeGuard
 
 from airflow_bottledwater.jobs import identity as identities
@@ -29,8 +29,9 @@ class Holder:
     identity: Identity | None = None
 
     def __str__(self) -> str:
-        whose = "" if self.job.owner else f" {self.owner}" if self.owner is not None else " of a command"
-        return f"{self.job}{whose}"
+        # a verification that works in place of a stream has claimed the slot for the stream's task
+        whose = self.owner or self.job.owner
+        return f"{replace(self.job, owner=whose)}{'' if whose else ' of a command'}"
 
 
 def living(pipeline: Settings, name: str) -> Holder | None:

@@ -98,6 +98,8 @@ class JobReporter(Reporter):
         self.record = JobRecord(kind, pipeline.slot)
         self.record.host, self.record.pid, self.record.application = socket.gethostname(), os.getpid(), application()
         self.record.folder, self.record.heartbeat = os.environ.get(RUN_DIRECTORY, ""), pipeline.heartbeat_interval
+        #: the task whose job its claims are: that which has submitted it, or in place of whose job it works
+        self.owner: Owner | None = None
         #: who has stopped the job, once it was asked to
         self.stopped_by: StoppedBy = ""
 
@@ -105,11 +107,6 @@ class JobReporter(Reporter):
         """Start the thread."""
         work_for(self)
         super().start()
-
-    @property
-    def owner(self) -> Owner | None:
-        """The task that has submitted the job; None if none has."""
-        return self.record.owner
 
     @property
     def last_claim(self) -> str:
@@ -139,7 +136,7 @@ class JobReporter(Reporter):
     def _hear_before(self, records: RawRecords) -> None:
         announced = decode(JobRecord, records.get(job_key(self._id)))
         if announced is not None:
-            self.record.owner = announced.owner
+            self.record.owner = self.owner = announced.owner
             self.record.pipeline = self.record.pipeline or announced.pipeline
             # on Kubernetes, a driver with its node's network has the node's name
             self.record.application = announced.application or self.record.application
@@ -173,6 +170,18 @@ class JobReporter(Reporter):
         self.record.log = self._tail.lines if ended or time.monotonic() - self._changed < _LOG_STAYS else []
         self.record.at = time.time()
         self._topic.write({job_key(self._id): encode(self.record)}, wait=wait)
+
+
+def stand_in(owner: Owner | None) -> None:
+    """Let what this process claims next be a stream of its own, in place of one that has finished: of an earlier claim
+    on the slot, which that one has followed, nothing is left to be taken over; and it is the job of the same task,
+    which starts the pipeline again.
+
+    :param owner: the task that has submitted the stream that has finished; None if none has.
+    """
+    job = working_for()
+    if isinstance(job, JobReporter):
+        job.record.claim, job.owner = "", owner
 
 
 def stopped_by() -> StoppedBy:

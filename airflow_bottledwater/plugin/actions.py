@@ -75,7 +75,8 @@ def offered(
     if verify:
         says = (
             "Compares every row of the tables with the topics, while the stream runs, by a Spark job that reads all "
-            "tables and topics once. It changes nothing; its task fails if they differ."
+            "tables and topics once. It changes nothing, but where a bounded run has finished, it publishes what was "
+            "committed since, as the next run would. Its task fails if they differ."
         )
         spark = {"spark_conn_id": described.spark.conn_id}
         found.append(_as_json(Action("verify", "Verify", says), verify, {**conf, **spark}, unable))

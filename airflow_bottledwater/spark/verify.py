@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_bottledwater.errors import BeginsAnew
+from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.jobs.log import UNREPORTED
 from airflow_bottledwater.jobs.run_directory import Differences
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark.error_codec import Failure, returned
@@ -47,11 +49,15 @@ def _warm() -> None:
     lane.warm_up()
 
 
-def _advance(pipeline: Settings, stopped: threading.Event) -> None:
-    """Run a bounded stream in this process."""
+def _advance(pipeline: Settings, stopped: threading.Event, owner: Owner | None) -> None:
+    """Run a bounded stream in this process.
+
+    :param owner: the task whose job has finished, in place of which this runs.
+    """
     # compiled code, a hundred megabytes, which a verification beside a stream does without
     from airflow_bottledwater.stream import engine, start
 
+    submitted.stand_in(owner)
     while True:
         try:
             engine.follow(pipeline, start.begin(pipeline, stopped), bounded=True, stopped=stopped)

@@ -136,7 +136,7 @@ class ClaimingJob(Protocol):
 
     @property
     def owner(self) -> Owner | None:
-        """The task that has submitted it; None if none has."""
+        """The task whose job its claims are; None if they are none's."""
 
     def may_claim(self, name: str) -> bool:
         """Whether neither the job nor the pipeline of this name was asked to stop. It waits until what was requested

@@ -17,6 +17,7 @@ import numpy as np
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage, PreflightError, StateError
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
@@ -64,11 +65,12 @@ def run(
     run_tasks: RunTasks,
     *,
     stopped: threading.Event | None = None,
-    advance: Callable[[], None] | None = None,
+    advance: Callable[[Owner | None], None] | None = None,
 ) -> Verification:
     """Compare the pipeline's tables with their topics, while the stream runs.
 
-    :param advance: publishes what is committed, where no stream runs and none is about to; None: that is an error.
+    :param advance: publishes what is committed, where no stream runs and none is about to, see
+        :class:`~airflow_bottledwater.verify.streaming.Streaming`; None: that is an error.
     :param stopped: set when the job is to end.
     :raises StateError: there is no such pipeline, its snapshot is not complete, or a topic is not the one that was
         pinned.

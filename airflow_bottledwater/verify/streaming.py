@@ -10,10 +10,12 @@ from collections.abc import Callable
 from airflow_bottledwater.errors import Outage, SlotInUse, TakenOver
 from airflow_bottledwater.jobs.alive import suspect
 from airflow_bottledwater.jobs.status import read_status
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, pause
+from airflow_bottledwater.state.control_records import StatusRecord
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +25,16 @@ _PATIENCE = 3.0
 
 class Streaming:
     """
-    :param advance: publishes what is committed, and ends; None: that nobody does it is an error.
+    :param advance: publishes what is committed, and ends, in place of a job of the task that it is given; None: that
+        nobody does it is an error.
     """
 
     def __init__(
-        self, pipeline: Settings, cluster: Cluster, connection: Connection, advance: Callable[[], None] | None
+        self,
+        pipeline: Settings,
+        cluster: Cluster,
+        connection: Connection,
+        advance: Callable[[Owner | None], None] | None,
     ) -> None:
         self._pipeline, self._connection, self._advance = pipeline, connection, advance
         self._name = cluster.pipeline(pipeline.slot)
@@ -46,10 +53,10 @@ class Streaming:
             pause(0.2)
 
     def look(self) -> None:
-        """Look whether a stream reads from the slot; if the last job has finished, publish what is committed in
-        its place.
+        """Look whether a stream reads from the slot; if the last job has finished, and the pipeline is meant to run,
+        publish what is committed in its place.
 
-        :raises Outage: no stream runs, and the last one did not end in order.
+        :raises Outage: no stream runs, and none may be run in its place.
         """
         found = slot.state(self._connection, self._pipeline.slot)
         if found is not None and found.active_pid is not None:
@@ -62,16 +69,33 @@ class Streaming:
         status = read_status(self._pipeline, self._name)
         if status is not None and not status.ended and not suspect(status, time.time()):
             return  # it is about to connect
-        if self._advance is None or (status is not None and not status.ended_in_order):
-            why = f" The last job: {status.state}. {status.error}".rstrip() if status is not None else ""
-            raise Outage(
-                f"The stream of slot {self._pipeline.slot!r} has not come to the rows that are to be verified, and no "
-                f"stream reads from the slot.{why}",
-                "Start the stream, or verify while it runs; its last error is in 'bottledwater status'.",
-            )
+        # a job that was stopped, or has failed, is started again by a person, or by its task, and by nobody else
+        if self._advance is None or not (status is None or (status.state == "finished" and status.wanted)):
+            raise self._nobody(status)
         log.info("No stream runs, and the last one has finished: what is committed is published now.")
         try:
-            self._advance()
+            self._advance(status.job.owner if status is not None else None)
         except (TakenOver, SlotInUse) as error:
             log.info("A stream has been started meanwhile: %s", error)
         self._free_since = 0.0
+
+    def _nobody(self, status: StatusRecord | None) -> Outage:
+        """Why nothing is published.
+
+        :param status: the pipeline's last one.
+        """
+        what = (
+            f"The stream of slot {self._pipeline.slot!r} has not come to the rows that are to be verified, and no "
+            "stream reads from the slot."
+        )
+        if status is not None and not status.wanted:
+            how = "retired" if status.retired else "asked to stop"
+            return Outage(
+                f"{what} The pipeline was {how}, so that a verification publishes nothing in its place.",
+                "If it is to run again, start it, and verify then.",
+            )
+        why = f" The last job: {status.state}. {status.error}".rstrip() if status is not None else ""
+        return Outage(
+            f"{what}{why}",
+            "Start the stream, or verify while it runs; its last error is in 'bottledwater status'.",
+        )

@@ -25,6 +25,7 @@ from confluent_kafka import Producer
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.stream.publisher import StreamPublisher
@@ -434,7 +435,7 @@ def test_a_version_that_was_left_out_since_its_row_is_gone_is_no_difference(
 
     monkeypatch.setattr(moment.Moments, "_wait_reached", wait)
 
-    def advance() -> None:
+    def advance(owner: Owner | None) -> None:
         if not withheld[0]:
             flow.stream()
 

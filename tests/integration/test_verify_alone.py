@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import time
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 
 from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.jobs import requests
+from airflow_bottledwater.jobs.status import read_status
+from airflow_bottledwater.jobs.submitted import JobReporter, LogTail
+from airflow_bottledwater.model.job import Owner
+from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.spark import verify as spark_verify
+from airflow_bottledwater.state.claim import work_for
+from airflow_bottledwater.state.control_records import StatusRecord
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.tables import look
 from airflow_bottledwater.verify import driver
-from tests.support.running import run_stream
 from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
@@ -29,10 +41,26 @@ def flow_statements() -> tuple[str, ...]:
 
 
 def _verify(flow: Flow, *, alone: bool = True) -> Verification:
-    advance = functools.partial(run_stream, flow.pipeline, bounded=True)
-    return driver.run(
-        flow.pipeline, driver.in_threads(flow.pipeline), advance=(lambda: advance() and None) if alone else None
-    )
+    advance = functools.partial(spark_verify._advance, flow.pipeline, threading.Event())
+    return driver.run(flow.pipeline, driver.in_threads(flow.pipeline), advance=advance if alone else None)
+
+
+def _status(flow: Flow) -> StatusRecord:
+    found = read_status(flow.pipeline, flow.name)
+    assert found is not None
+    return found
+
+
+@contextlib.contextmanager
+def _job(flow: Flow, owner: Owner) -> Iterator[JobReporter]:
+    """This process as the job of a verification."""
+    reporter = JobReporter(flow.pipeline, "", "verify", LogTail(), lambda: None)
+    reporter.start()
+    reporter.record.owner = reporter.owner = owner
+    try:
+        yield reporter
+    finally:
+        reporter.finish(Outcome(ok=True))
 
 
 @pytest.mark.long
@@ -66,6 +94,49 @@ def test_that_no_stream_runs_is_said_at_once(make_flow: MakeFlow) -> None:
     with pytest.raises(Outage, match=r"no stream reads from the slot. The last job: finished"):
         _verify(flow, alone=False)
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("how", ["running", "over", "retired"])
+def test_a_pipeline_that_was_stopped_is_not_started_by_a_verification(make_flow: MakeFlow, how: str) -> None:
+    flow = make_flow(tables="keyed")
+    flow.create()
+    flow.snapshot()
+    with connect(flow.dsn) as connection:
+        cluster = identify(connection)
+    if how == "running":
+        with flow.streaming() as errors:
+            until(lambda: _status(flow).state == "streaming", "it streams", failed=errors)
+            requests.stop_pipeline(flow.pipeline, cluster)
+            until(lambda: _status(flow).ended, "it has stopped", failed=errors)
+    else:
+        flow.stream()
+        requests.stop_pipeline(flow.pipeline, cluster, retire=how == "retired")
+    flow.execute("UPDATE keyed SET t = 'y'")
+    before = _status(flow)
+    with pytest.raises(Outage, match=r"The pipeline was (retired|asked to stop), so that a verification publishes"):
+        _verify(flow)
+    assert _status(flow) == before and not before.wanted
+    # a person starts it again
+    flow.stream()
+    assert _verify(flow).equal and _status(flow).wanted
+
+
+def test_beside_bounded_runs_a_verification_publishes_more_than_once(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="keyed", verify_timeout=10.0)
+    flow.create()
+    flow.snapshot()
+    bounded, verifying = (Owner(dag, "r", "t", -1, "h", "", "local") for dag in ("bounded", "verify"))
+    with _job(flow, bounded):
+        flow.stream()
+    with _job(flow, verifying) as job:
+        assert _verify(flow).equal
+        # the page starts the pipeline by its task, not the verification's
+        assert _status(flow).job.owner == bounded and job.record.owner == verifying
+        work_for(None)
+        flow.stream()
+        work_for(job)
+        flow.execute("UPDATE keyed SET t = 'y'")
+        assert _verify(flow).equal
 
 
 def test_a_temporary_child_is_nobody_elses(make_flow: MakeFlow, caplog: pytest.LogCaptureFixture) -> None:

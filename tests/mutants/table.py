@@ -4687,8 +4687,20 @@ MUTANTS = (
     Mutant(
         "a verification that nobody publishes for says so at once",
         "Streaming.look",
-        never("self._advance is None or (status is not None and not status.ended_in_order)"),
+        never("self._advance is None or not (status is None or (status.state == 'finished' and status.wanted))"),
         "tests/integration/test_verify_alone.py::test_that_no_stream_runs_is_said_at_once",
+    ),
+    Mutant(
+        "a verification does not start a pipeline that was asked to stop",
+        "Streaming.look",
+        drop("status.wanted"),
+        "tests/integration/test_verify_alone.py::test_a_pipeline_that_was_stopped_is_not_started_by_a_verification",
+    ),
+    Mutant(
+        "a verification publishes again beside bounded runs",
+        "spark.verify._advance",
+        drop("submitted.stand_in(...)"),
+        "tests/integration/test_verify_alone.py::test_beside_bounded_runs_a_verification_publishes_more_than_once",
     ),
     Mutant(
         "a right to call a function that is missing is said",

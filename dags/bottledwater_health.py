@@ -71,7 +71,7 @@ with dag_of(
             8 * 86400,
             type=["number", "null"],
             title="Verified",
-            description="Seconds since the last verification (bottledwater_verify); empty: any number.",
+            description="Seconds since all rows of all tables were verified (bottledwater_verify); empty: any number.",
         ),
     },
 ) as dag:

@@ -58,7 +58,7 @@ class Controller(Reporter):
         self.name = cluster.pipeline(pipeline.slot)
         super().__init__(pipeline, "status", {request_key(self.name), status_key(self.name)}.__contains__)
         self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error)
-        self.status.heartbeat = pipeline.heartbeat_interval
+        self.status.heartbeat, self.status.first = pipeline.heartbeat_interval, job.started
         self.stopped = threading.Event()
         self.problems = Problems()
         #: the number of the outside signal that the request to stop passes on; 0 if a stop was requested
@@ -132,6 +132,8 @@ class Controller(Reporter):
     def _hear_before(self, records: RawRecords) -> None:
         """Obey a request that was written before if it still holds, else remove it."""
         found, status = records.get(request_key(self.name)), decode(StatusRecord, records.get(status_key(self.name)))
+        if status is not None:
+            self.status.first = status.first
         self._count(status)
         self._see(status, now=False)
         if found is None:

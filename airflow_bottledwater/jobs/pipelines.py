@@ -42,7 +42,7 @@ class HealthLimits:
     :param lag: bytes of WAL that a stream, or a slot, may be behind.
     :param delay: how old the oldest change may be that a stream has not published, in seconds.
     :param dead_letters: how many may be open.
-    :param unverified: seconds since the last verification that found everything equal.
+    :param unverified: seconds since the last verification of all rows of all tables.
     """
 
     silence: float = 600.0
@@ -168,15 +168,25 @@ def _behind(status: StatusRecord, limits: HealthLimits) -> str:
 
 
 def _verified(last: VerifiedRecord | None, status: StatusRecord, now: float, limits: HealthLimits) -> str:
-    if last is not None and last.different:
-        return f"The last verification, {_ago(now - last.at)}, found differences in {', '.join(last.different)}. Verify again when they are mended."
-    if last is not None and last.unverified:
-        return f"The last verification, {_ago(now - last.at)}, proved nothing of {', '.join(last.unverified)}: its log says why."
-    since = last.at if last is not None else status.job.started
+    last = last or VerifiedRecord()
+    if last.different:
+        return (
+            f"A verification found differences in {', '.join(last.different)}. Mend them as its log says, and verify "
+            "these tables again, all rows of them."
+        )
+    if last.unverified:
+        return (
+            f"A verification could not prove that the topics of {', '.join(last.unverified)} are equal to the tables: "
+            "its log says why, and what to do. Then verify these tables again, all rows of them."
+        )
+    since = last.at or status.first
     if limits.unverified is None or now - since <= limits.unverified:
         return ""
-    when = f"Verified last {_ago(now - since)}" if last is not None else "Never verified"
-    return f"{when}, which is longer than {limits.unverified / 3600:g} hours: unpause the DAG bottledwater_verify, or run bottledwater verify."
+    when = f"Verified last {_ago(now - since)}" if last.at else "Never verified"
+    return (
+        f"{when} (all rows of all tables), which is longer than {limits.unverified / 3600:g} hours: unpause the DAG "
+        "bottledwater_verify, or run bottledwater verify."
+    )
 
 
 def wrong_slot(found: SlotState | None, status: StatusRecord, limits: HealthLimits) -> list[str]:

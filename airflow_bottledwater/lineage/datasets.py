@@ -66,10 +66,10 @@ class TableDatasets:
         from openlineage.client.facet_v2 import data_quality_assertions_dataset as quality
 
         facets: dict[str, Any] = {}
-        if found is not None and not found.dropped:
+        if found is not None and not found.dropped and not found.outbox:
             told = quality.Assertion(
                 assertion="topic_equals_table",
-                success=found.verified and found.equal,
+                success=found.verdict == "equal",
                 description=f"The topic {self._topic} has the rows of the table {self._table.qualified}.",
                 actual=found.reason or found.verdict,
                 expected="equal",

@@ -98,6 +98,7 @@ def _of_records(name: str, status: StatusRecord, records: Mapping[str, Any], now
         yield Point(registry.LIVE, {**where, "state": state}, count)
     yield Point(registry.LIVE_ROWS, where, sum(each.rows for each in open_))
     if (verified := decode(VerifiedRecord, records.get(verified_key(name)))) is not None:
-        yield Point(registry.VERIFIED_AGE, where, max(0.0, now - verified.at))
+        if verified.at:
+            yield Point(registry.VERIFIED_AGE, where, max(0.0, now - verified.at))
         for result in ("different", "unverified"):
             yield Point(registry.VERIFIED_WRONG, {**where, "result": result}, len(getattr(verified, result)))

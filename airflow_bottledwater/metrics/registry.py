@@ -161,7 +161,9 @@ SNAPSHOT_LEFT = _metric("gauge", "snapshot_left_seconds", "Seconds that the snap
 LIVE = _metric("gauge", "live_snapshots", "Live snapshots that were asked for, by state.", "state",
                like="Debezium `ChunkId`, `TableFrom`, `TableTo`")  # fmt: skip
 LIVE_ROWS = _metric("gauge", "live_snapshot_rows", "Rows that live snapshots which have not ended have published.")
-VERIFIED_AGE = _metric("gauge", "verified_age_seconds", "Seconds since the end of the last verification.")
+VERIFIED_AGE = _metric(
+    "gauge", "verified_age_seconds", "Seconds since the end of the last verification of all rows of all tables."
+)
 VERIFIED_WRONG = _metric(
-    "gauge", "verified_tables", "Tables of the last verification: different, or unverified.", "result"
+    "gauge", "verified_tables", "Tables by what verifications have found: different, or unverified.", "result"
 )

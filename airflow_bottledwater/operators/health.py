@@ -38,7 +38,8 @@ class PipelineHealthOperator(BaseOperator):
     :param max_dead_letters: dead letters of a pipeline that may be open; None: any number. (templated)
     :param max_silence: seconds in which a job has to follow one that has ended, or has to begin to work. (templated)
     :param max_pause: seconds between two bounded runs; None: any number. (templated)
-    :param max_unverified: seconds since the last verification of all tables; None: any number. (templated)
+    :param max_unverified: seconds since the last verification of all rows of all tables; None: any number.
+        (templated)
     """
 
     template_fields: Sequence[str] = (

@@ -37,7 +37,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param verify_tables: tables to verify, as ``[schema.]table`` patterns; empty means all of the pipeline. (templated)
     :param sample: share of the rows that is verified, more than 0, up to 1. (templated)
-    :param fail_on_difference: whether the task fails if a topic differs, or cannot be compared (see
+    :param fail_on_difference: whether the task fails if a topic differs, or cannot be proved equal (see
         ``allow_unverified``). Its result (XCom) has the counts in either case.
     :param name: the job's name in Spark; None: ``bottledwater-verify``. (templated)
     :param deferrable: whether the task is deferred while its job runs; None: in deploy-mode cluster only, since a job
@@ -113,7 +113,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         """Turn what the job has found into the task's outcome; values of rows are in the task's log only, if the job
         was on this host.
 
-        :raises JobFailed: the job failed for a transient reason.
+        :raises JobFailed: the job failed for a transient reason, or it could not be settled whether keys differ.
         :raises AirflowFailException: the job failed for good or was stopped, or topics differ.
         """
         with failing():
@@ -126,11 +126,13 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
             self.log.info("%s: %s, %s rows", table.table, table.verdict, f"{table.rows:,}")
             for difference in table.differences:
                 self.log.warning("%s: %s", table.table, difference)
-        if (found.different or found.unverified) and self.fail_on_difference:
+        if not found.equal and self.fail_on_difference:
             if self.do_xcom_push:
                 # a task that fails returns nothing
                 self._ti.xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=found.summary())
-            raise AirflowFailException(f"{_first_keys(found)} {found.advice()}".strip())
+            message = f"{_first_keys(found)} {found.advice()}".strip()
+            # what could only not be settled may be when it is verified again, by a retry
+            raise AirflowFailException(message) if found.different or found.unverified else JobFailed(message)
         if advice := found.advice():
             self.log.warning("%s", advice)
         return found.summary()

@@ -140,7 +140,7 @@ def _publications(known: PipelineState | None) -> list[str]:
 
 def _verification(name: str, seen: KafkaLook) -> dict[str, Any] | None:
     found = decode(VerifiedRecord, seen.records.get(verified_key(name)))
-    if found is None:
+    if found is None or not found.at:
         return None
     return {"at": found.at, "rows": found.rows, "different": found.different, "unverified": found.unverified}
 

@@ -58,7 +58,7 @@ def row(kafka: str, name: str, status: StatusRecord, seen: KafkaLook) -> dict[st
         "delay": _delay(samples) if last is not None else None,
         **{each: last.value(metric.name) if last is not None else None for each, metric in _VALUES.items()},
         "dead_letters": status.open_dead_letters,
-        "verified": None if verified is None else {
+        "verified": None if verified is None or not verified.at else {
             "at": verified.at, "equal": not verified.different and not verified.unverified
         },
         "snapshot": snapshot(status),

@@ -130,6 +130,7 @@ class StatusRecord:
     :param stopped_by: who has stopped the job: :data:`REQUEST`, the pipeline was asked to stop, and is not to run;
         :data:`TASK`, its task in Airflow was ended; :data:`REPLACEMENT`, another job is about to take its place. Empty
         if nobody has.
+    :param first: when the first job of the pipeline has started, in seconds since 1970.
     :param began: the position at the job's start.
     :param repeats: how many stream jobs before this one have failed in a row without publishing anything.
     :param problems: what is not as it is meant although the job runs; see :class:`Problem`.
@@ -154,6 +155,7 @@ class StatusRecord:
     permanent: bool = False
     retired: bool = False
     stopped_by: StoppedBy = ""
+    first: float = 0.0
     began: str = ""
     repeats: int = 0
     lag: int | None = None
@@ -360,11 +362,12 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRecord:
-    """The end of a pipeline's last verification.
+    """What verifications have found of a pipeline, see :meth:`Verification.known_after`.
 
-    :param different: the tables whose topics differ; of those that are ``unverified``, nothing is known, and that was
+    :param rows: how many the last one of all rows of all tables has compared.
+    :param different: the tables whose topics differ; of those that are ``unverified``, not all is known, and that was
         not accepted.
-    :param at: seconds since 1970.
+    :param at: when the last one of all rows of all tables has ended, in seconds since 1970; 0 if there was none.
     """
 
     rows: int = 0

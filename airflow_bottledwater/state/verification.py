@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from airflow_bottledwater.decoding import prepare
+from airflow_bottledwater.state.control_records import VerifiedRecord
 
 Kind = Literal["missing", "surplus", "different", "wrong partition", "unreadable"]
 
@@ -142,6 +143,27 @@ class Verification:
         """How many rows were compared."""
         return sum(table.rows for table in self.tables)
 
+    def known_after(self, before: VerifiedRecord, *, all_tables: bool, now: float) -> VerifiedRecord:
+        """What is known of the pipeline behind this verification: of each table what the last one of all of its rows
+        has found, with the differences that samples have found since, for a sample proves nothing of other rows.
+
+        :param before: what was known before it.
+        :param all_tables: whether all tables of the pipeline were verified.
+        :param now: seconds since 1970.
+        """
+        different = {table.table for table in self.different}
+        if self.sample < 1:
+            return replace(before, different=tuple(sorted(different.union(before.different))))
+        unproved = {table.table for table in (*self.unsettled, *self.unverified)}
+        if all_tables:
+            return VerifiedRecord(self.rows, tuple(sorted(different)), tuple(sorted(unproved)), now)
+        own = {table.table for table in self.tables}
+        return replace(
+            before,
+            different=tuple(sorted(different.union(before.different) - (own - different))),
+            unverified=tuple(sorted(unproved.union(before.unverified) - (own - unproved))),
+        )
+
     def as_json(self) -> dict[str, Any]:
         """As plain JSON values; with the verdicts."""
         found, room = asdict(self), _ALL_SHOWN
@@ -187,13 +209,18 @@ class Verification:
             )
         if self.unsettled:
             names = ", ".join(table.table for table in self.unsettled)
-            return f"Keys of {names} were changed whenever they were looked at. Verify again when less is written."
+            return (
+                f"Keys of {names} differed, and were changed whenever they were looked at, or a transaction that "
+                "writes to the table was open for more than 30 s: nothing is known of them. Verify again when less is "
+                "written, and when such a transaction has ended: the job's log names who writes, and pg_prepared_xacts "
+                "has transactions that were prepared and forgotten."
+            )
         if self.unverified:
             why = "; ".join(f"{table.table}: {table.reason}" for table in self.unverified[:10])
             more = f"; and {len(self.unverified) - 10} more" if len(self.unverified) > 10 else ""
             return (
                 f"Nothing is proved of {len(self.unverified)} {'table' if len(self.unverified) == 1 else 'tables'} "
-                f"({why}{more}). Verify the others by name (verify_tables), or set allow_unverified if that is meant."
+                f"({why}{more}). If that is meant, set allow_unverified: such tables are then accepted."
             )
         return ""
 

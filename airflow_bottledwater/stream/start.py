@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import PreflightError, Refused, StateError, StopRequested, TakenOver
+from airflow_bottledwater.errors import Outage, PreflightError, Refused, StateError, StopRequested, TakenOver
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.control import Controller
+from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
@@ -130,6 +132,9 @@ def _report(pipeline: Settings, cluster: Cluster, claimed: Claim, error: Excepti
     """Write the last status of a job that fails before it streams: that of the job before it, which may have been
     stopped on request, says nothing of a pipeline that is meant to run."""
     controller = Controller(pipeline, cluster, claimed.job)
+    with contextlib.suppress(Outage):
+        if (before := read_status(pipeline, controller.name)) is not None:
+            controller.status.first = before.first
     if (position := claimed.state.position) is not None:
         controller.status.position = str(position)
     controller.finish("failed", error, permanent=not transient(error))

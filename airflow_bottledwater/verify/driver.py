@@ -27,7 +27,7 @@ from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic, coverage, held, options
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.control_records import VerifiedRecord, encode, verified_key
+from airflow_bottledwater.state.control_records import VerifiedRecord, decode, encode, verified_key
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_topics, refuse_shared, resolve
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -109,8 +109,7 @@ def run(
     found = sorted(results.values(), key=lambda result: result.table)
     seconds = round(time.monotonic() - began, 3)
     verified = Verification(pipeline.verify_sample, format_lsn(position), seconds, found, pipeline.allow_unverified)
-    if not pipeline.verify_tables:
-        _record(pipeline, cluster.pipeline(pipeline.slot), verified)
+    _record(pipeline, cluster.pipeline(pipeline.slot), verified, all_tables=chosen.keys() == known.tables.keys())
     return verified
 
 
@@ -129,14 +128,16 @@ def _result(pinned: PinnedTable, aside: str) -> TableResult:
     )
 
 
-def _record(pipeline: Settings, name: str, found: Verification) -> None:
-    """Record when a pipeline was verified, for whoever watches that it is; a failure is only logged."""
-    different, unverified = (tuple(table.table for table in each) for each in (found.different, found.unverified))
-    last = VerifiedRecord(found.rows, different, unverified, time.time())
+def _record(pipeline: Settings, name: str, found: Verification, *, all_tables: bool) -> None:
+    """Record what is known of a pipeline now, for whoever watches it; a failure is only logged."""
+    key = verified_key(name)
     try:
-        control_topic.write(pipeline.kafka, {verified_key(name): encode(last)})
+        before = decode(VerifiedRecord, control_topic.read(pipeline.kafka).get(key)) or VerifiedRecord()
+        known = found.known_after(before, all_tables=all_tables, now=time.time())
+        if known != before:
+            control_topic.write(pipeline.kafka, {key: encode(known)})
     except Outage as error:
-        log.warning("That the pipeline was verified could not be recorded: %s", error)
+        log.warning("What was verified could not be recorded: %s", error)
 
 
 def _chosen(pipeline: Settings, connection: Connection, known: PipelineState) -> dict[int, PinnedTable]:

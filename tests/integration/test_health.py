@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import health
 from airflow_bottledwater.hooks.health import Health
 from airflow_bottledwater.hooks.holder import living
@@ -28,6 +29,7 @@ from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import JobRecord, encode, job_key, stop_key
+from airflow_bottledwater.stream.start import begin
 from tests.support.topics import Flow
 from tests.support.waiting import until
 
@@ -115,6 +117,21 @@ def test_one_that_was_asked_to_stop_is_not_and_one_that_was_stopped_otherwise_is
     job = watched.job()
     job.finish("finished")
     assert not watched.wrong(silence=0.0) and "last bounded run" in watched.wrong(pause=0.0)
+
+
+def test_that_it_was_never_verified_is_known_however_often_its_jobs_begin(watched: Watched) -> None:
+    watched.job().finish("finished")
+    first = read_status(watched.flow.pipeline, watched.flow.name)
+    assert first is not None and first.first == first.job.started
+    late = watched.job()
+    assert late.status.first == first.first
+    late.finish("finished")
+    # one that fails before it reports is no new pipeline either
+    (flow := watched.flow).execute(f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')")
+    with pytest.raises(BottledWaterError):
+        begin(flow.pipeline)
+    last = read_status(flow.pipeline, flow.name)
+    assert last is not None and last.failed and last.job.kind == "stream" and last.first == first.first
 
 
 def test_a_stream_that_is_behind_is_red_without_a_connection(watched: Watched) -> None:

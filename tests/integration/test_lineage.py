@@ -120,18 +120,19 @@ def test_a_backfill_names_the_tables_that_it_reads(flow: Flow) -> None:
     assert len(told(StreamToKafkaOperator(task_id="s", pipeline=described(flow)))["outputs"]) == 2
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_a_verification_is_an_assertion_of_each_topic(flow: Flow, equal: bool) -> None:
+@pytest.mark.parametrize("verdict", ["equal", "different", "unsettled"])
+def test_a_verification_is_an_assertion_of_each_topic(flow: Flow, verdict: str) -> None:
     operator = VerifyTopicsOperator(task_id="v", pipeline=described(flow))
-    people = TableResult("public.people", flow.topic("people"), rows=5, counts={} if equal else {"missing": 1})
+    people = TableResult("public.people", flow.topic("people"), rows=5)
+    people.counts, people.unsettled = {"missing": 1} if verdict == "different" else {}, int(verdict == "unsettled")
     operator.verified = Verification(1.0, "0/1", 1.0, [people])
     operator.keep_lineage()
     found = told(operator, complete=True)
     assert not found["outputs"]
     facets = {each["name"]: each.get("inputFacets") or {} for each in found["inputs"]}
     (told_of,) = facets[flow.topic("people")]["dataQualityAssertions"]["assertions"]
-    assert told_of["assertion"] == "topic_equals_table" and told_of["success"] is equal
-    assert told_of["actual"] == ("equal" if equal else "different")
+    assert told_of["assertion"] == "topic_equals_table" and told_of["success"] is (verdict == "equal")
+    assert told_of["actual"] == verdict
     assert not facets[flow.topic("orders")]
 
 

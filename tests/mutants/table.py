@@ -4679,6 +4679,24 @@ MUTANTS = (
         "tests/integration/test_verify_alone.py::test_rows_without_a_key_are_compared_as_a_multiset_where_no_stream_runs",
     ),
     Mutant(
+        "a sample takes nothing back",
+        "Verification.known_after",
+        never("self.sample < 1"),
+        "tests/unit/verify/test_report.py::test_a_weaker_verification_takes_nothing_back",
+    ),
+    Mutant(
+        "a verification that settles nothing is no success",
+        "VerifyTopicsOperator._finish",
+        swap("not found.equal", "(found.different or found.unverified)"),
+        "tests/unit/operators/test_operators.py::test_a_verification_that_settles_nothing_is_no_success_and_is_tried_again",
+    ),
+    Mutant(
+        "a pipeline begins once, however often its jobs do",
+        "Controller._hear_before",
+        drop("self.status.first = status.first"),
+        "tests/integration/test_health.py::test_that_it_was_never_verified_is_known_however_often_its_jobs_begin",
+    ),
+    Mutant(
         "equal rows without a key are counted",
         "Buckets.add",
         swap("np.add.at(self._buckets['sum'], places, rows)", "self._buckets['sum'][places] ^= rows"),
@@ -5000,9 +5018,9 @@ MUTANTS = (
         "tests/integration/test_lineage.py::test_tables_go_to_topics_column_by_column",
     ),
     Mutant(
-        "a topic that differs is no passed assertion",
+        "a topic that is not proved equal is no passed assertion",
         "_Names.compared",
-        drop("found.equal"),
+        swap("found.verdict == 'equal'", "found.equal"),
         "tests/integration/test_lineage.py::test_a_verification_is_an_assertion_of_each_topic",
     ),
     Mutant(

@@ -86,8 +86,13 @@ def test_what_people_limit_is_red_beyond_it() -> None:
     old = VerifiedRecord(5, at=NOW - 7200)
     assert wrong(reported(), old) == wrong(reported(), old, unverified=7200) == ""
     assert "Verified last 2 hours ago" in wrong(reported(), old, unverified=7199)
-    assert "Never verified" in wrong(reported(), unverified=7200)
+    # however often a job has begun since
+    since = reported("finished", first=NOW - 7200)
+    assert wrong(since, unverified=7200) == "" and "Never verified" in wrong(since, unverified=7199)
+    # only tables that were named, or samples
+    assert "Never verified" in wrong(since, VerifiedRecord(), unverified=7199)
     assert "found differences in public.a" in wrong(reported(), VerifiedRecord(5, ("public.a",), at=NOW - 5))
+    assert "could not prove that the topics of public.a are" in wrong(reported(), VerifiedRecord(5, (), ("public.a",)))
 
 
 def test_a_stream_that_is_behind_is_red_without_its_source() -> None:

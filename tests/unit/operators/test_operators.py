@@ -685,6 +685,16 @@ def test_a_verification_that_finds_a_difference_fails_without_a_retry(
     assert "secret" not in str(found)
 
 
+def test_a_verification_that_settles_nothing_is_no_success_and_is_tried_again(verified: SimpleNamespace) -> None:
+    unsettled = {**VERIFIED, "tables": [{"table": "public.a", "topic": "a", "rows": 7, "unsettled": 5000}]}
+    verified.end = Ended(Outcome(ok=True, counts=unsettled))
+    with pytest.raises(errors.JobFailed, match=r"Keys of public\.a differed") as raised:
+        verify_of(pushed=(pushed := {}))
+    assert not isinstance(raised.value, AirflowFailException)
+    assert pushed["return_value"] == verify_of(fail_on_difference=False)
+    assert pushed["return_value"]["equal"] is False
+
+
 def test_a_deferred_verification_that_finds_a_difference_has_its_result_too(
     verified: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

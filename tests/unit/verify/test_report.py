@@ -9,9 +9,12 @@ import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_bottledwater.cli import verify as verification
 from airflow_bottledwater.cli.verify import answer
@@ -24,7 +27,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import executors, job
 from airflow_bottledwater.spark import verify as spark_verify
 from airflow_bottledwater.spark.job import EXIT_TRANSIENT, SettingsFile
-from airflow_bottledwater.state.control_records import JobRecord, encode
+from airflow_bottledwater.state.control_records import JobRecord, VerifiedRecord, encode
 from airflow_bottledwater.state.verification import Difference, TableResult, Verification
 from airflow_bottledwater.verify import driver
 from airflow_bottledwater.verify.values import Decoded, Expectation, TopicReader
@@ -64,6 +67,52 @@ def test_the_exit_code_tells_the_verdict(result: Verification, code: int, capsys
             assert "different: id = [7]: name is y in the topic and x in the table (partition 0, offset 3)" in out
         else:
             assert result.tables[0].verdict.split()[0] in out
+
+
+def test_what_was_not_settled_is_told_with_what_may_hinder_it() -> None:
+    assert "a transaction that writes to the table was open" in found(unsettled=1).advice()
+    assert found(verified=False, reason="it is paused").advice().endswith(
+        "(public.a: it is paused). If that is meant, set allow_unverified: such tables are then accepted."
+    )  # fmt: skip
+
+
+#: what is done to a table, or found of it
+VERDICTS: dict[str, dict[str, Any]] = {
+    "equal": {}, "different": {"counts": {"missing": 1}}, "unsettled": {"unsettled": 1},
+    "not verified": {"verified": False},
+}  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(), st.dictionaries(st.sampled_from("abc"), st.sampled_from(sorted(VERDICTS)), min_size=1)
+        ),
+        max_size=8,
+    )
+)
+def test_a_weaker_verification_takes_nothing_back(runs: list[tuple[bool, dict[str, str]]]) -> None:
+    known, different, unproved, last = VerifiedRecord(), set[str](), set[str](), 0
+    for number, (sample, verdicts) in enumerate(runs, 1):
+        tables = [TableResult(name, name, 7, **VERDICTS[verdict]) for name, verdict in verdicts.items()]
+        whole = len(tables) == 3
+        known = Verification(0.5 if sample else 1.0, "0/1", 1.0, tables).known_after(
+            known, all_tables=whole, now=number
+        )
+        for name, verdict in verdicts.items():
+            if not sample:
+                different.discard(name)
+                unproved.discard(name)
+                unproved |= {name} if verdict in ("unsettled", "not verified") else set()
+            different |= {name} if verdict == "different" else set()
+        last = number if whole and not sample else last
+    assert (known.different, known.unverified) == (tuple(sorted(different)), tuple(sorted(unproved)))
+    assert (known.at, known.rows) == (last, 21 if last else 0)
+
+
+def test_tables_that_are_gone_are_forgotten_by_a_verification_of_all() -> None:
+    before = VerifiedRecord(5, ("public.gone",), ("public.old",), 1.0)
+    assert found().known_after(before, all_tables=True, now=2.0) == VerifiedRecord(7, at=2.0)
 
 
 def test_a_report_of_many_differences_stays_small() -> None:

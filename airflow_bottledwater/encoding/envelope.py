@@ -248,7 +248,8 @@ def _field(name: str, schema: Mapping[str, Any], *, optional: bool) -> dict[str,
 
 
 def _connect(column: ColumnType) -> dict[str, Any]:
-    """What JSON has for a value of this type."""
+    """What JSON has for a value of this type. The settings allow no form that has no schema
+    (``Settings._check_envelope``)."""
     mapping = types.mapping(column)
     opcode = mapping.opcode
     parts = [(part.name.decode()[:-1], part) for part in mapping.parts if part.type is not None]
@@ -269,8 +270,6 @@ def _connect(column: ColumnType) -> dict[str, Any]:
         return {"type": "map", "keys": {**text, "optional": False}, "values": text}
     if opcode == wire.OP_FLOATS:
         return {"type": "array", "items": {"type": "float", "optional": False}}
-    if opcode == wire.OP_NUMERIC_TEXT and mapping.argument(column):
-        return {"type": "double"}
     name = avro.NAMED_TEXTS.get(opcode)
     if opcode in (wire.OP_TEXT, wire.OP_JSONB) and column.form != HASHED:
         name = _NAMED_BY_TYPE.get(column.base_oid)

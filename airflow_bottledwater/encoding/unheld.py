@@ -62,6 +62,28 @@ def explain(column: ColumnType, *, json: bool) -> str:
     return f". It cannot hold {held}. To change that setting, see 'Values without a form' in docs/errors.md"
 
 
+def _has_floats(column: ColumnType) -> bool:
+    mapping = types.mapping(column)
+    inside = any(part.type is not None and _has_floats(part.type) for part in mapping.parts)
+    return inside or mapping.opcode in (wire.OP_FLOAT4, wire.OP_FLOAT8, wire.OP_DOUBLE, wire.OP_FLOATS)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more columns' if len(names) > 5 else ''}"
+
+
+def misread_by_connect(tables: Sequence[SourceTable]) -> list[str]:
+    """A note, if columns may have values that are published, and that Kafka Connect's JsonConverter reads as others. A
+    schema of Kafka Connect has one type for a column, and JSON has no numbers for NaN and infinity."""
+    columns = [f"{table.qualified}.{each.name}" for table in tables for each in table.columns if _has_floats(each.type)]
+    if not columns:
+        return []
+    return [
+        f"NaN and infinity in {_listed(columns)} are texts in JSON, and Kafka Connect's JsonConverter, for which "
+        "envelope_schema is, reads these as 0. If they can come, use format = avro (in a pipeline of its own)."
+    ]
+
+
 def notes(tables: Sequence[SourceTable], *, json: bool) -> list[str]:
     """A note for each setting: in which columns values may come that have no form."""
     columns: dict[tuple[str, str], list[str]] = {}
@@ -71,8 +93,7 @@ def notes(tables: Sequence[SourceTable], *, json: bool) -> list[str]:
                 if not each.rare:
                     columns.setdefault((each.values, each.setting), []).append(f"{table.qualified}.{column.name}")
     return [
-        f"{', '.join(names[:5])}{f' and {len(names) - 5} more columns' if len(names) > 5 else ''} cannot hold "
-        f"{values}: such a value is a record error (on_error). {setting} holds them; with a registry that is best "
-        "chosen before the slot is made."
+        f"{_listed(names)} cannot hold {values}: such a value is a record error (on_error). {setting} holds them; with "
+        "a registry that is best chosen before the slot is made."
         for (values, setting), names in columns.items()
     ]

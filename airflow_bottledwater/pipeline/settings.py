@@ -31,6 +31,12 @@ from airflow_bottledwater.pipeline.setting import described, plain, unknown
 
 #: PostgreSQL's names have at most 63 bytes (NAMEDATALEN), and the second publication's has "_unkeyed" behind it
 MAX_PUBLICATION_BYTES = 54
+#: the settings of forms for whose values Kafka Connect's JsonConverter has no schema, and what is said of these
+_WITHOUT_SCHEMA = {
+    "json_documents": "documents have",
+    "json_geometries": "a GeoJSON object has",
+    "json_numeric": "numbers of any size have",
+}
 
 
 # the bases are in reverse, since a dataclass has the fields of its last base first
@@ -92,9 +98,10 @@ class Settings(
         if self.format not in ENVELOPED:
             said = f"cannot be {self.envelope!r} with format = {self.format}"
             raise SettingError("envelope", self.envelope, f"none, or format = {' or '.join(ENVELOPED)}", problem=said)
-        if self.envelope_schema and self._offered("json_documents") == "value":
-            said = "cannot be 'value' with envelope_schema: documents have no schema of Kafka Connect"
-            raise SettingError("json_documents", "value", "string", problem=said)
+        for name, what in _WITHOUT_SCHEMA.items() if self.envelope_schema else ():
+            if (value := self._offered(name)) != SETTINGS[name].default:
+                said = f"cannot be {value!r} with envelope_schema: {what} no schema of Kafka Connect"
+                raise SettingError(name, value, SETTINGS[name].default, problem=said)
 
     @property
     def first_broker(self) -> str:

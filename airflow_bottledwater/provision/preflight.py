@@ -58,6 +58,8 @@ def run(pipeline: Settings) -> Findings:
     for warning in found.warnings:
         log.warning("%s", warning)
     found.notes += unheld.notes(found.tables, json=pipeline.record_format.holds_all)
+    if pipeline.envelope_schema and pipeline.record_format.as_json:
+        found.notes += unheld.misread_by_connect(found.tables)
     for note in found.notes:
         log.info("%s", note)
     return found

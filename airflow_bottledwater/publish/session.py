@@ -424,7 +424,9 @@ class PublishSession:
         # the state is read, and so the pipeline's name known, before there are records of rows
         around = mapping.around(topic, version.table, self.name.split("/")[1]) if mapping.envelope else None
         numbers = version.key_schema, version.value_schema
-        return Target(self.index[topic], self.partitions[topic], *numbers, around, self.pipeline.before == "header")
+        # an old row has the schema of a value, which a version that the registry has refused does not have
+        before = self.pipeline.before == "header" and not version.refused
+        return Target(self.index[topic], self.partitions[topic], *numbers, around, before)
 
     def refusal(self, records: Sequence[Records]) -> RecordRefused | None:
         """The broker's first refusal when these records are sent, each in a batch of its own, in a transaction that is

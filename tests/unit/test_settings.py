@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from airflow_bottledwater.cli.options import merge
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.model import forms
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
 from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description
@@ -325,6 +326,27 @@ def test_what_only_one_format_has_is_not_asked_of_the_other() -> None:
         numeric="double"
     )
     assert Settings.of(postgres="host=db").forms == DEFAULT_TYPE_OPTIONS
+
+
+@given(st.fixed_dictionaries({
+    "json_numeric": st.sampled_from(get_args(forms.JsonNumeric)),
+    "json_documents": st.sampled_from(get_args(forms.Documents)),
+    "json_geometries": st.sampled_from(get_args(forms.Geometries)),
+    "numeric": st.sampled_from(get_args(forms.Numeric)),
+    "ranges": st.sampled_from(get_args(forms.Ranges)),
+}))  # fmt: skip
+def test_no_form_that_has_no_schema_of_kafka_connect_is_sent_with_one(chosen: dict[str, str]) -> None:
+    """A schema in front of a record has to hold for each value: what it does not say, a sink gets as NULL, or as
+    another number."""
+    enveloped = {"postgres": DSN, "format": "json", "envelope": "debezium", **chosen}
+    assert Settings.of(**enveloped)
+    assert Settings.of(**{**enveloped, "format": "avro", "registry": {"url": "http://r"}}, envelope_schema=True)
+    if {"number", "value", "geojson"} & set(chosen.values()):
+        with pytest.raises(SettingError, match="no schema of Kafka Connect"):
+            Settings.of(**enveloped, envelope_schema=True)
+    else:
+        made = Settings.of(**enveloped, envelope_schema=True).forms
+        assert (made.documents, made.geometries, made.numeric) == ("string", "ewkb", chosen["numeric"])
 
 
 # ---------------------------------------------------------------------- the file that describes a pipeline

@@ -11,18 +11,23 @@ from typing import Any
 import fastavro
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_bottledwater import __version__
-from airflow_bottledwater.encoding import avro, kernels, layout, names, wire
+from airflow_bottledwater.encoding import avro, json_schema, kernels, layout, names, types, wire
 from airflow_bottledwater.encoding.envelope import Envelope, around_rows, connect_key, connect_schema, envelope_schema
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
-from airflow_bottledwater.model.relation import Column, SourceTable
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import FORMATS
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.publish.encode import BlockEncoder, encode_changes
+from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import NOTHING_CONVERTED, Completed
 from tests.support import wire as w
 from tests.support.batches import batch_of
+from tests.unit.encoding.test_avro import scalar
 
 _INT8, _TIMESTAMPTZ, _UUID = 20, 1184, 2950
 _TOPIC = "shop.public.orders"
@@ -208,6 +213,53 @@ def test_json_has_its_schema_in_front_if_asked() -> None:
             }  # fmt: skip
 
 
+def _agree(declared: dict[str, Any], written: dict[str, Any]) -> None:
+    """Each value that is written, which a JSON Schema says, has the type that Kafka Connect is told; NaN and infinity
+    excepted, of which preflight tells."""
+    if "oneOf" in written and {"type": "null"} in written["oneOf"]:
+        (written,) = [each for each in written["oneOf"] if each != {"type": "null"}]
+    kind = declared["type"]
+    if kind == "array":
+        assert written["type"] == "array"
+        _agree(declared["items"], written["items"])
+    elif kind == "struct":
+        assert {each["field"] for each in declared["fields"]} == written["properties"].keys()
+        for each in declared["fields"]:
+            _agree(each, written["properties"][each["field"]])
+    elif kind == "map":
+        assert written["type"] == "object"
+        _agree(declared["values"], written["additionalProperties"])
+    elif kind in ("float", "double"):
+        assert written["oneOf"][0] == {"type": "number"}
+    else:
+        bytes_of = {"contentEncoding": "base64"} if kind == "bytes" else {}
+        name = {"boolean": "boolean", "string": "string", "bytes": "string"}.get(kind, "integer")
+        assert written == {"type": name, **bytes_of}
+
+
+_FORMS = st.sampled_from(["", "double"]).map(lambda form: replace(w.plain(1700), form=form))
+_LEAF = scalar | _FORMS | st.sampled_from(sorted(types.EXTENSIONS)).map(lambda of: w.extension(*of))
+_ANY = st.recursive(
+    _LEAF,
+    lambda inner: (
+        st.builds(w.array, inner, st.integers(1, 3))
+        | st.builds(w.interval_of, inner, several=st.booleans())
+        | st.lists(inner, min_size=1, max_size=3).map(lambda parts: w.composite(*parts))
+    ),
+    max_leaves=4,
+)
+
+
+@given(_ANY)
+def test_kafka_connect_is_told_the_types_that_values_have(kind: ColumnType) -> None:
+    table = w.table(("id", w.plain(w.INT4)), ("v", kind), key=("id", "v"))
+    row = next(each for each in connect_schema(table, _TOPIC)["fields"] if each["field"] == "after")
+    value = json.loads(json_schema.value_schema(table, _RECORD))["properties"]
+    key = json.loads(json_schema.key_schema(table, _RECORD))["properties"]
+    _agree(row["fields"][1], value["v"])
+    _agree(connect_key(table, _TOPIC)["fields"][1], key["v"])
+
+
 def test_the_names_in_avro_are_those_of_debezium() -> None:
     columns = tuple(replace(each, type=each.type.with_temporal("logical", as_debezium=True)) for each in _COLUMNS)
     made = json.loads(envelope_schema(replace(_TABLE, columns=columns), _RECORD))
@@ -259,6 +311,20 @@ def test_the_old_row_is_a_header_if_asked(format: str) -> None:
         ("c", False, None), ("u", False, "a"), ("d", True, "b"), ("u", False, None), ("d", True, "c"),
         ("c", False, None), ("u", False, None), ("d", True, None), ("u", False, None), ("d", True, None),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("refused", ["", "the registry refuses it"])
+def test_an_old_row_has_no_header_without_a_schema(refused: str) -> None:
+    """Its frame would have the id of a schema that there is not."""
+    session = object.__new__(PublishSession)
+    session.pipeline = Settings.of(postgres="host=db", format="avro", registry={"url": "http://r"}, before="header")
+    session.index, session.partitions = {_TOPIC: 0}, {_TOPIC: 3}
+    session._programs, session._encoded = None, {}
+    version = Version(_FULL, _TOPIC, 1, 0 if refused else 2, refused)
+    found = _encoded(_FULL, session.programs([version], copied=False), w.delete(1, *_row(7, b"a"), tag="O"))
+    assert [(op, key is None, value, before is None) for op, key, value, before in found] == [
+        ("d", False, None, bool(refused))
+    ]
 
 
 def _note(table: SourceTable, data: bytes | None, format: str) -> Any:

@@ -35,6 +35,7 @@ def check_publications(connection: Connection, pipeline: Settings, found: Findin
             publication.names(pipeline.publication_name), publication.split(found.tables), strict=True
         )
     }
+    found.warnings += _left_out(connection, pipeline, found)
     if pipeline.create_publication:
         return problems + _rights_to_create(connection, pipeline, found, missing, lacking)
     if missing:
@@ -44,7 +45,6 @@ def check_publications(connection: Connection, pipeline: Settings, found: Findin
             + _statements(connection, pipeline, found, missing, lacking)
         )
         return problems
-    found.warnings += _left_out(connection, pipeline, found.tables)
     return problems + [
         f"Table {table.qualified} is not in publication {name!r}. As the owner of both, run: "
         f"{publication.addition(name, [table]).as_string(connection)}; or leave it out of the pipeline's tables."
@@ -161,26 +161,30 @@ def _statements(
     return "; ".join(statement.as_string(connection) for statement in made)
 
 
-def _left_out(connection: Connection, pipeline: Settings, tables: Sequence[SourceTable]) -> list[str]:
+def _left_out(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:
     """Warnings about operations on a table that no publication sends; pgoutput sends an operation if one of the
     publications does."""
-    both = [
-        p
-        for name in publication.names(pipeline.publication_name)
-        if (p := publication.read(connection, name)) is not None
-    ]
+    first, second = publication.names(pipeline.publication_name)
+    both = [p for name in (first, second) if (p := publication.read(connection, name)) is not None]
     warnings = []
-    for table in tables:
+    for table in found.tables:
         of = [p for p in both if table.oid in p.tables]
+        # the records of a table that was taken in without a key have none, also if it has a key now
+        pinned = found.state.tables.get(table.oid)
+        unkeyed = not table.keyed or (pinned is not None and not pinned.table.keyed)
         sent = {
             "insert": any(p.inserts for p in of),
-            "update": any(p.updates for p in of) or not table.identifiable,
-            "delete": any(p.deletes for p in of) or not table.keyed,
+            "update": any(p.updates for p in of) or (unkeyed and table.identity != "f") or not table.identifiable,
+            "delete": any(p.deletes for p in of) or unkeyed,
             "truncate": any(p.truncates for p in of),
         }
         if of and not all(sent.values()):
+            remedy = "ALTER PUBLICATION … SET (publish = …)."
+            if table.identifiable and all(p.name == second for p in of):
+                # it was taken in when it had neither a key nor REPLICA IDENTITY FULL
+                remedy = f"As the owner of both, run: {publication.addition(first, [table]).as_string(connection)};"
             warnings.append(
                 f"Publication {of[0].name!r} does not send {', '.join(k for k, v in sent.items() if not v)} of "
-                f"{table.qualified}: its topic will differ from the table. ALTER PUBLICATION … SET (publish = …)."
+                f"{table.qualified}: its topic will differ from the table. {remedy}"
             )
     return warnings

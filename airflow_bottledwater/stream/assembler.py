@@ -326,7 +326,7 @@ class TransactionAssembler:
             self._index(message.oid)
             return
         foreign = message.oid not in self._current and message.oid not in self._refused
-        if known == message and (message.identity != "f" or foreign):
+        if known == message and (foreign or not self._may_hide(message)):
             self._separate(message.oid)  # it is repeated in every session, and after ANALYZE
             return
         current, refused = self._current.get(message.oid), self._refused.get(message.oid)
@@ -345,12 +345,18 @@ class TransactionAssembler:
                 self._index(message.oid)
             return
         if known == message and current is not None and refused is None and version is self._versions[current]:
-            # the replica identity is FULL, whose message does not show a changed primary key, and the key is the same
-            self._separate(message.oid)
+            self._separate(message.oid)  # what it does not show has not changed
             return
         self._current[message.oid] = len(self._versions)
         self._versions.append(version)
         self._index(message.oid)
+
+    def _may_hide(self, message: pgoutput.RelationMessage) -> bool:
+        """Whether a table may have changed although its message is the same: under FULL, it does not show the primary
+        key, and of an array never how many dimensions are declared."""
+        current = self._current.get(message.oid)
+        columns = () if current is None else self._versions[current].table.columns
+        return message.identity == "f" or any(column.type.kind == "b" and column.type.element for column in columns)
 
     def _separate(self, oid: int) -> None:
         """Give a table's version, whose Relation message has come again, a number that no waiting change has.

@@ -69,7 +69,7 @@ class Resolver:
         self._roots_read_at = -math.inf
 
     def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
-        """The version that a message describes; ``current`` or a recorded one if columns and name are the same. None if
+        """The version that a message describes; ``current`` or a recorded one if the table is the same. None if
         the table is not in the pipeline: it may be a partition, whose message comes with the root's although its
         changes are sent as the root's.
 
@@ -125,11 +125,12 @@ class Resolver:
         columns = self._mapping.published(message.schema, message.name, table.columns)
         table = pinned.check_key(replace(table, columns=columns, left_out=left_out))
         for found in versions:
-            if (table.columns, table.name) == (found.table.columns, found.table.name):
-                same = (found.table.left_out, found.table.filtered) == (left_out, table.filtered)
+            if table.columns == found.table.columns:
+                # the schemas are those of its columns. What else a table is (its name, its schema, its replica
+                # identity) is told in records and decides which are made, so that it is always that of the message
+                same = table == found.table and table.filtered == found.table.filtered
                 return found if same else replace(found, table=table)
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
-        # a renamed table keeps its topic, where its consumers and its keys are
         return self._registered(Version(table, pinned.topic, pinned.key_schema))
 
     def _check_hidden(self, message: pgoutput.RelationMessage, before: SourceTable, *, first: bool) -> None:

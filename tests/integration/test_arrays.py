@@ -80,3 +80,16 @@ def test_a_table_that_is_locked_is_not_waited_for(make_flow: MakeFlow) -> None:
     with psycopg.connect(flow.dsn) as locking:
         locking.execute("LOCK TABLE empty IN ACCESS EXCLUSIVE MODE")
         preflight.run(flow.pipeline)
+
+
+def test_a_depth_that_is_declared_while_the_stream_runs_holds_for_the_next_row(make_flow: MakeFlow) -> None:
+    """PostgreSQL's stream has no word of it."""
+    flow = make_flow(tables="empty")
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.published("INSERT INTO empty VALUES (1, '{1}')")
+        flow.execute("ALTER TABLE empty ALTER m TYPE int[][]")
+        flow.published("INSERT INTO empty VALUES (2, '{{1,2}}')")
+    assert errors == []
+    assert [m.value["m"] for m in flow.read("empty")] == [[1], [[1, 2]]]

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.job import Owner
-from airflow_bottledwater.provision import redrive
+from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
@@ -195,3 +195,21 @@ def test_a_table_that_is_given_a_key_before_its_snapshot_goes_on_without_one(flo
     flow.stream()
     assert published(flow) == there(flow)
     assert {message.key for message in flow.read("a")} == {None}
+
+
+def test_a_table_that_gets_the_full_old_row_later_sends_updates_as_preflight_says(flow: Flow) -> None:
+    flow.create()
+    flow.snapshot()
+
+    def said() -> list[str]:
+        return [each for each in preflight.run(flow.pipeline).warnings if "public.a" in each]
+
+    assert said() == []
+    flow.execute("ALTER TABLE a REPLICA IDENTITY FULL")
+    (warning,) = said()
+    assert "does not send update of public.a" in warning
+    flow.execute(warning.partition("As the owner of both, run: ")[2])
+    assert said() == []
+    flow.execute("UPDATE a SET name = 'new' WHERE id = 1", "DELETE FROM a WHERE id = 2")
+    flow.stream()
+    assert [message.value for message in flow.read("a") if message.op == "u"] == [{"id": 1, "name": "new"}]

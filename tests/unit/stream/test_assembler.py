@@ -475,6 +475,27 @@ def test_changes_before_and_behind_a_repeated_relation_message_have_numbers_of_t
         assert len(set(map(id, batch.versions))) == 1
 
 
+def test_a_table_with_arrays_is_looked_at_when_its_message_is_repeated() -> None:
+    """ALTER TABLE can declare another number of dimensions, which a Relation message does not have."""
+    calls, dimensions = list[int](), 1
+
+    def resolve(message: pgoutput.RelationMessage, current: Version | None) -> Version:
+        calls.append(message.oid)
+        made = w.table(("id", w.plain(w.INT4)), ("v0", w.array(w.plain(w.TEXT), dimensions)), oid=message.oid)
+        return current if current is not None and current.table == made else Version(made, "t", 0, dimensions)
+
+    assembler = TransactionAssembler(Position(0, 0), {}, resolve, batch_bytes=1 << 30, largest_transaction=1 << 30)
+    row, again = w.xlog(w.insert(1, b"id", b"a")), w.xlog(relation(1, 0))
+    for final, dimensions in enumerate((1, 1, 2, 2), start=10):  # noqa: B007
+        assembler.add(w.block([w.xlog(w.begin(final, 1)), again, row, w.xlog(w.commit(final, final + 1))]))
+        assert assembler.cut() is None
+    batch = assembler.flush(empty=False)
+    assert batch is not None and calls == [1, 1, 1, 1]
+    assert [each[2] for each in content(batch)] == [(1, 1), (1, 1), (1, 2), (1, 2)]
+    # changes on both sides of a repeated message have numbers of their own
+    assert len(set(batch.changes["relation"].tolist())) == 4
+
+
 @given(histories())
 def test_a_truncate_brings_the_versions_of_all_its_tables(history: History) -> None:
     for batch in run(history, Position(0, 0), {}, limit=60, most=60, sizes=[5]).batches:

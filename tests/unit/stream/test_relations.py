@@ -105,3 +105,25 @@ def test_columns_that_come_and_go_are_no_names_of_others(monkeypatch: pytest.Mon
     monkeypatch.setattr(made, "_as_read", lambda message: replace(TABLE, oid=7))
     found = made(message("id", "a", "late"), None)
     assert found is not None and [column.name for column in found.table.columns] == ["id", "a"]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first message", "a later one"])
+@pytest.mark.parametrize("change", [{"schema": "sales"}, {"name": "b"}, {"identity": "f"}, {"identity": "n"}], ids=str)
+def test_whatever_a_message_says_of_its_table_holds_for_the_changes_behind_it(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], *, first: bool
+) -> None:
+    """Records tell the table's name and schema, options are found by them, and the replica identity decides whether a
+    table without a key has updates. The schemas stay, which are those of the columns."""
+    before = replace(TABLE, key=())
+    made = resolver(monkeypatch, before)
+    pinned = PinnedTable(before, "t", "id", 1, 3, 5, 700)
+    made._pinned[7] = pinned
+    monkeypatch.setattr(made, "_as_read", lambda message: before)
+    monkeypatch.setattr(made, "_table", lambda message, pinned, known: made._made(message, pinned, before.columns))
+    sent = replace(message("id", "a"), columns=tuple(replace(c, key=False) for c in message("id", "a").columns))
+    current = None if first else pinned.version
+    assert made(sent, current) == pinned.version
+    found = made(replace(sent, **change), current)
+    assert found == replace(pinned.version, table=replace(before, **change))
+    # and if it is told again, it is the same object
+    assert made(replace(sent, **change), found) is found

@@ -29,9 +29,11 @@ class Change:
     :param table: ``schema.table``.
     :param key: the record's key, as it is in Kafka; None of a table without a key.
     :param value: the record's value, as it is in Kafka; None of a delete.
-    :param operation: ``c``, ``u``, ``d``; ``r`` of a row of a snapshot.
-    :param position: of the change; empty of a row of a snapshot, see docs/message-format.md.
-    :param snapshot: of a row that was read again, the id of its live snapshot and the LSN that it is of.
+    :param operation: ``c``, ``u``, ``d`` (also of a key that a sweep removed); ``r`` of a row of a snapshot.
+    :param position: of the change; empty of a row of a snapshot, and of what a sweep removed, see
+        docs/message-format.md.
+    :param snapshot: of a row that was read again, and of what its sweep removed, the id of its live snapshot and the
+        LSN that it is of.
     :param timestamp: milliseconds since 1970.
     """
 
@@ -109,14 +111,16 @@ class ChangesHook(BaseHook):
                     reader.check(each.topic, each.id, present)
                 for message in reader.read(each.topic, dict(enumerate(each.start)), dict(enumerate(each.end))):
                     headers = headers_of(message)
+                    value = message.value()
                     yield Change(
                         table,
                         each.topic,
                         message.partition() or 0,
                         message.offset() or 0,
                         message.key(),
-                        message.value(),
-                        headers.get("op", "r"),
+                        value,
+                        # without a header, it is a row of a snapshot, or the tombstone of a key that a sweep removed
+                        headers.get("op", "d" if value is None else "r"),
                         headers.get("pos", ""),
                         headers.get("snapshot", ""),
                         message.timestamp()[1],

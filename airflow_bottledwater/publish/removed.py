@@ -20,13 +20,16 @@ from airflow_bottledwater.publish.session import PublishSession
 
 #: bytes of an envelope without its rows and constants at most
 _ROOM = 4096
+#: the header ``op`` of a deletion, in the form of a record's own headers: each part behind its length, and a
+#: zero behind the name
+_DELETED = b"\0\0\0\3op\0" + b"\0\0\0\1d"
 
 
 def removals(
     session: PublishSession, version: Version, keys: Sequence[tuple[int, bytes]], origin: int, insert_lsn: int = 0
 ) -> Records:
     """Tombstones for keys, each with its partition; with envelopes, the event of the deletion is in front of each. Its
-    old row has the columns of the key.
+    old row has the columns of the key, and both have the header ``op``, since the event is no row of a snapshot.
 
     :param origin: who has found out that they are gone: ``wire.FROM_…``.
     :param insert_lsn: the LSN at which the source does not have them; 0: not known.
@@ -37,7 +40,10 @@ def removals(
     head, middle, tail = _around(session, version, origin, insert_lsn)
     old = (_json_row if mapping.format.as_json else _avro_row)(mapping, version)
     table = np.zeros(2 * len(keys), dtype=RECORD)
-    data = bytearray()
+    data = bytearray(_DELETED)
+    table["headers_length"] = len(_DELETED)
+    # a record with headers of its own needs a time (librdkafka.produce)
+    table["time"] = int(time.time() * 1000)
     for i, (partition, key) in enumerate(keys):
         value = head + old(key) + middle + tail
         pair = table[2 * i : 2 * i + 2]
@@ -45,7 +51,7 @@ def removals(
         pair["value"], pair["value_length"] = (len(data) + len(key), 0), (len(value), -1)
         data += key + value
     table["topic"] = topic
-    return Records(table, np.frombuffer(data or bytearray(1), dtype=np.uint8), 0)
+    return Records(table, np.frombuffer(data, dtype=np.uint8), 0)
 
 
 def _around(session: PublishSession, version: Version, origin: int, insert_lsn: int) -> tuple[bytes, bytes, bytes]:

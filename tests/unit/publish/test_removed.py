@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import JSON
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision.source_rows import SourceRow
-from airflow_bottledwater.publish.removed import _json_row
+from airflow_bottledwater.publish import removed
+from airflow_bottledwater.publish.removed import _json_row, removals
 from airflow_bottledwater.publish.session import PublishSession
 from tests.support.wire import plain, table
 
@@ -61,3 +64,25 @@ def test_a_key_is_told_as_it_is_however_many_digits_it_has(with_schema: bool) ->
     for key in (b"", b"7", b"x", b'{"id":', b'[{"id":7}]'):
         assert old(around.key_head + key + tail) == b"null"
     assert old(b"other" + row) == b"null"
+
+
+def test_the_records_of_a_removal_in_an_envelope_say_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a header, a record is taken for a row of a snapshot."""
+    session = object.__new__(PublishSession)
+    session.index = {"t": 4}
+    session.pipeline = Settings.of(postgres="host=db", format="json", envelope="debezium")
+    monkeypatch.setattr(removed, "_around", lambda *_: (b"[", b"|", b"]"))
+    version = Version(replace(table(("id", plain(23))), key=("id",)), "t")
+    found = removals(session, version, [(0, b'{"id":1}'), (2, b'{"id":22}')], wire.FROM_SNAPSHOT)
+
+    def part(row: Any, name: str) -> bytes | None:
+        at, size = int(row[name]), int(row[f"{name}_length"])
+        return None if size < 0 else bytes(found.data[at : at + size])
+
+    op = b"\0\0\0\3op\0\0\0\0\1d"
+    assert [(part(row, "key"), part(row, "value"), part(row, "headers")) for row in found.table] == [
+        (b'{"id":1}', b'[{"id":1}|]', op), (b'{"id":1}', None, op),
+        (b'{"id":22}', b'[{"id":22}|]', op), (b'{"id":22}', None, op),
+    ]  # fmt: skip
+    assert (found.table["time"] > 0).all(), "records without a time have no headers of their own"
+    assert found.table["partition"].tolist() == [0, 0, 2, 2] and found.headers == 0

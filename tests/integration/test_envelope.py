@@ -16,7 +16,7 @@ from airflow_bottledwater.errors import SettingError, StateError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import preflight, redrive
-from tests.support.topics import Flow, MakeFlow, limit_topic
+from tests.support.topics import Flow, MakeFlow, limit_topic, read
 from tests.support.verifying import verify_beside_a_stream
 from tests.support.waiting import until
 
@@ -193,7 +193,23 @@ def test_a_difference_in_the_new_row_is_found_and_swept(
     gone = [event for key, event in events(flow, "orders") if key == {"id": 7}]
     assert [event and event["op"] for event in gone] == ["r", "d", None]
     assert gone[1] and {name: value for name, value in gone[1]["before"].items() if value is not None} == {"id": 7}
+    if form == "json":
+        assert [message.op for message in flow.read("orders") if message.key == {"id": 7}] == ["r", "d", "d"]
     assert not verify_beside_a_stream(flow).different
+
+
+def test_a_table_is_told_by_the_name_that_it_has(make_flow: MakeFlow) -> None:
+    """It keeps its topic, with records of before that have the other name."""
+    flow = make_flow(None, tables="orders", table_options={})
+    flow.create()
+    flow.snapshot()
+    moved = ("CREATE SCHEMA sales", "ALTER TABLE orders SET SCHEMA sales", "INSERT INTO sales.orders VALUES (2)")
+    flow.execute("INSERT INTO orders VALUES (1)", *moved, "TRUNCATE sales.orders")
+    flow.stream()
+    found = [(key["id"], event and event["source"]["schema"]) for key, event in events(flow, "orders")]
+    assert found == [(1, "public"), (2, "sales")]
+    (truncate,) = read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_events")
+    assert truncate.value["relations"] == ["sales.orders"]
 
 
 def test_what_does_not_go_with_an_envelope_is_refused(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
@@ -201,6 +217,8 @@ def test_what_does_not_go_with_an_envelope_is_refused(make_flow: MakeFlow, regis
         make_flow(registry, not_null="required")
     with pytest.raises(SettingError, match="documents have no schema"):
         make_flow(None, envelope_schema=True, json_documents="value")
+    with pytest.raises(SettingError, match="GeoJSON object has no schema"):
+        make_flow(None, envelope_schema=True, json_geometries="geojson")
     with pytest.raises(SettingError, match="field before"):
         make_flow(None, before="header")
     flow = make_flow(None, tables="orders", table_options={})

@@ -2224,8 +2224,8 @@ MUTANTS = (
     ),
     Mutant(
         "a key that changes under full identity is noticed",
-        "TransactionAssembler._take_relation",
-        drop("message.identity != 'f' or foreign"),
+        "TransactionAssembler._may_hide",
+        drop('message.identity == "f"'),
         f"{_EVOLUTION}::test_a_key_that_changes_under_full_identity_is_taken_up_by_a_running_stream",
     ),
     Mutant(
@@ -5071,5 +5071,35 @@ MUTANTS = (
         always("(oid in self._known.below) != (oid in self._seen.below)"),
         "tests/unit/tables/test_plan.py::test_a_table_that_becomes_a_partition_and_is_detached_again_is_moved_once"
         "[True]",
+    ),
+    Mutant(
+        "a form that has no schema of Kafka Connect is not sent with one",
+        "Settings._check_envelope",
+        swap("self._offered(name)", "SETTINGS[name].default"),
+        "tests/unit/test_settings.py::test_no_form_that_has_no_schema_of_kafka_connect_is_sent_with_one",
+    ),
+    Mutant(
+        "an old row has no header without a schema",
+        "PublishSession._target",
+        drop("not version.refused"),
+        f"{_ENVELOPE}::test_an_old_row_has_no_header_without_a_schema",
+    ),
+    Mutant(
+        "a version's table is that of its message",
+        "Resolver._version",
+        drop("table == found.table"),
+        f"{_RELATIONS}::test_whatever_a_message_says_of_its_table_holds_for_the_changes_behind_it",
+    ),
+    Mutant(
+        "what a sweep has removed is no row of a snapshot",
+        "ChangesHook.records",
+        swap('"d" if value is None else "r"', '"r"'),
+        "tests/unit/hooks/test_changes_hook.py::test_what_a_record_does_is_known_without_headers",
+    ),
+    Mutant(
+        "a repeated message of a table with arrays is looked at",
+        "TransactionAssembler._may_hide",
+        drop("any(...)"),
+        "tests/unit/stream/test_assembler.py::test_a_table_with_arrays_is_looked_at_when_its_message_is_repeated",
     ),
 )

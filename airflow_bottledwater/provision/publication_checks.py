@@ -19,12 +19,13 @@ def check_publications(connection: Connection, pipeline: Settings, found: Findin
     """
     problems: list[str] = []
     covered: set[int] = set()
-    missing = []
+    missing, existing = [], []
     for name in publication.names(pipeline.publication_name):
         present = publication.read(connection, name)
         if present is None:
             missing.append(name)
         else:
+            existing.append(present)
             covered |= set(present.tables)
             if other := publication.mode_problems(connection, present, found.tables, via_root=found.via_root):
                 return other  # every other check would be about the wrong tables
@@ -35,7 +36,7 @@ def check_publications(connection: Connection, pipeline: Settings, found: Findin
             publication.names(pipeline.publication_name), publication.split(found.tables), strict=True
         )
     }
-    found.warnings += _left_out(connection, pipeline, found)
+    found.warnings += _left_out(connection, pipeline, existing, found)
     if pipeline.create_publication:
         return problems + _rights_to_create(connection, pipeline, found, missing, lacking)
     if missing:
@@ -161,14 +162,15 @@ def _statements(
     return "; ".join(statement.as_string(connection) for statement in made)
 
 
-def _left_out(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:
+def _left_out(
+    connection: Connection, pipeline: Settings, existing: Sequence[publication.Published], found: Findings
+) -> list[str]:
     """Warnings about operations on a table that no publication sends; pgoutput sends an operation if one of the
     publications does."""
     first, second = publication.names(pipeline.publication_name)
-    both = [p for name in (first, second) if (p := publication.read(connection, name)) is not None]
     warnings = []
     for table in found.tables:
-        of = [p for p in both if table.oid in p.tables]
+        of = [p for p in existing if table.oid in p.tables]
         # the records of a table that was taken in without a key have none, also if it has a key now
         pinned = found.state.tables.get(table.oid)
         unkeyed = not table.keyed or (pinned is not None and not pinned.table.keyed)

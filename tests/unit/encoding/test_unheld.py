@@ -70,8 +70,8 @@ def test_a_note_says_for_which_columns_it_can_happen() -> None:
 
 def test_a_note_says_what_kafka_connect_would_read_as_another_number() -> None:
     kinds = [_type(700), w.array(_type(701)), w.composite(_type(23), _type(types.NUMERIC, form="double"))]
-    kinds += [w.extension("vector", "vector"), _type(23), DECIMAL, _type(701, form="hash")]
+    kinds += [w.extension("vector", "vector"), _type(23), DECIMAL, _type(701, form="hash")]  # none of these has them
     table = w.table(*((f"c{i}", kind) for i, kind in enumerate(kinds)))
     (note,) = unheld.misread_by_connect([table])
-    assert [f"{table.qualified}.c{i}" in note for i in range(len(kinds))] == [True] * 4 + [False] * 3
+    assert [f"{table.qualified}.c{i}" in note for i in range(len(kinds))] == [True] * 3 + [False] * 4
     assert unheld.misread_by_connect([w.table(("id", _type(23)))]) == []

@@ -129,7 +129,8 @@ def drop(pipeline: Settings, *, when: str = "retired") -> str:
     pipeline of the database has them.
 
     :param when: ``retired`` (only if the stream was stopped for good), ``always`` or ``never``.
-    :raises StateError: the saved state is another cluster's; nothing was changed.
+    :raises StateError: the saved state is another cluster's, or the slot is not there or was made on another timeline,
+        and the pipeline's job is alive; nothing was changed.
     :raises SlotError: the slot belongs to another application or database, or was not created by this pipeline.
     """
     with session(pipeline.postgres, f"Dropping slot {pipeline.slot!r}") as connection:
@@ -152,6 +153,9 @@ def drop(pipeline: Settings, *, when: str = "retired") -> str:
                 "not dropped.",
                 f"If nobody needs it, drop it by hand: SELECT pg_drop_replication_slot('{pipeline.slot}').",
             )
+        if present is None or (known.slot is not None and known.slot.timeline != cluster.timeline):
+            # a copy of the cluster's files has its system identifier; the job of the original is alive
+            _refuse_alive(pipeline, cluster.pipeline(pipeline.slot), known.claim)
         if not known.raw:
             return _drop(pipeline, connection, cluster, known)
         claim = Claim(pipeline, cluster, "drop", Backoff(pipeline.outage_timeout))

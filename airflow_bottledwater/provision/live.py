@@ -15,6 +15,7 @@ from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_own, read_state
 from airflow_bottledwater.state.control_records import TAKEN_NOW, SnapshotRequest
+from airflow_bottledwater.state.identity import check_timeline
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
@@ -36,6 +37,7 @@ def streamed(pipeline: Settings, connection: Connection, what: str) -> tuple[Clu
 
     :param what: the stream is to do, for the message.
     :raises StateError: there is no such pipeline, or its first snapshot is not complete.
+    :raises SlotError: the pipeline is one of another timeline.
     """
     cluster = identify(connection)
     known = read_own(pipeline, cluster)
@@ -44,6 +46,7 @@ def streamed(pipeline: Settings, connection: Connection, what: str) -> tuple[Clu
             f"The snapshot of slot {pipeline.slot!r} is not complete: there is no stream yet that could {what}.",
             "Run the pipeline first: the command, or the tasks create_slot, snapshot and stream.",
         )
+    check_timeline(known.slot, cluster)
     return cluster, known
 
 
@@ -53,7 +56,8 @@ def check(pipeline: Settings, request: SnapshotRequest) -> str:
     :raises SettingError: it names no table.
     :raises StateError: there is no such pipeline, or its first snapshot is not complete.
     :raises PreflightError: a pattern matches nothing.
-    :raises Refused: a table is not the pipeline's, has no key, or PostgreSQL does not accept the condition.
+    :raises Refused: a table is not the pipeline's, has no key, or PostgreSQL does not accept the condition; or see
+        :func:`streamed`.
     """
     check_named(request)
     with session(pipeline.postgres, "Checking a live snapshot", application="bottledwater live snapshot") as connection:

@@ -16,7 +16,7 @@ from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.state import options, outboxes
-from airflow_bottledwater.state.identity import belonging, topic_of
+from airflow_bottledwater.state.identity import belonging, check_timeline, topic_of
 
 #: PostgreSQL's own functions that the pipeline calls: everybody may, unless an administrator has revoked it
 FUNCTIONS = (
@@ -386,6 +386,11 @@ def check_slot(connection: Connection, pipeline: Settings, found: Findings) -> l
     present = slot.state(connection, pipeline.slot)
     record = found.state.slot
     intent = found.state.intent
+    if record is not None:
+        try:
+            check_timeline(record, found.cluster)
+        except SlotError as error:
+            return [str(error)]
     if present is None:
         used = connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone()
         walsenders = connection.execute(
@@ -403,7 +408,9 @@ def check_slot(connection: Connection, pipeline: Settings, found: Findings) -> l
             problems.append(
                 f"Slot {pipeline.slot!r} is gone, but its state says that it was at "
                 f"{found.state.position or 'its start'}: changes since then are lost. Delete the saved state "
-                "('bottledwater drop-slot --when always'), then start again with a snapshot."
+                "('bottledwater drop-slot --when always', which is refused while the pipeline's job runs), then start "
+                "again with a snapshot. If this server is a copy of the pipeline's server (a restored backup), use "
+                "another slot name instead, and leave the pipeline alone."
             )
         return problems
     try:

@@ -26,7 +26,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import store
-from airflow_bottledwater.state.identity import check_cluster, check_settings
+from airflow_bottledwater.state.identity import check_cluster, check_settings, check_timeline
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS, Ids, StateRecord, encode, id_prefix, state_writer_id
 
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: what jobs do that publish, or make what is published to
 _PUBLISHING = frozenset({"create", "snapshot", "stream", "redrive"})
+#: claims that go on with a pipeline; the others end its job or delete its state, as is needed also after a fail-over
+_CONTINUING = _PUBLISHING | {"accept"}
 
 
 def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics) -> None:
@@ -172,6 +174,7 @@ class Claim:
         it.
     :raises StateError: the state is another cluster's, or the pipeline was made with other settings; nothing was
         changed.
+    :raises SlotError: the job would go on with a pipeline of another timeline; nothing was changed.
     :raises StopRequested: this process is a job that was asked to stop before it began.
     """
 
@@ -230,6 +233,8 @@ class Claim:
                 before.claim is None or before.claim.id != ours
             ):
                 raise TakenOver(f"The slot was taken over by {before.claim}; this job does not claim it again.")
+            if kind in _CONTINUING and before.slot is not None:
+                check_timeline(before.slot, self.cluster)
             if kind in _PUBLISHING:
                 check_settings(self.pipeline, before)
             self.job = Job.next(before.claim, kind, _job.owner if _job is not None else None)

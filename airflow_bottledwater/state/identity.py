@@ -1,8 +1,9 @@
-"""What identifies the objects of a pipeline: a slot belongs to one database of one cluster, a table is known by its
-oid, and a topic belongs to one table at a time.
+"""What identifies the objects of a pipeline: a slot belongs to one database of one cluster on one timeline, a table is
+known by its oid, and a topic belongs to one table at a time.
 
 Names identify nothing here: a copy of a cluster has the same database and slot names, a renamed table keeps its rows,
-and a new table may take the name of an old one.
+and a new table may take the name of an old one. A copy of a cluster's files has its system identifier, too, but another
+timeline as soon as it is promoted.
 """
 
 from __future__ import annotations
@@ -41,6 +42,24 @@ def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:
             "Nothing was changed.",
             "Use another slot name for this database, and leave the other pipeline alone. If that cluster is gone for "
             f"good, its state can be deleted with 'bottledwater drop-slot --forget-cluster {other}'.",
+        )
+
+
+def check_timeline(record: SlotRecord, cluster: Cluster) -> None:
+    """Check that the server is still the one on which the slot was made, before anything is claimed: a server that was
+    promoted, or restored up to a moment, is on another timeline.
+
+    :param record: the slot, as the state describes it.
+    :raises SlotError: it is on another timeline; nothing was changed.
+    """
+    if record.timeline != cluster.timeline:
+        raise SlotError(
+            f"The cluster is on timeline {cluster.timeline}, and slot {record.name!r} was made on {record.timeline}: "
+            "this server is a copy of the pipeline's server (a restored backup, a promoted standby), or has taken its "
+            "place. In the second case, changes that were streamed may be missing in it.",
+            "For a copy, use another slot name, and leave the pipeline alone. If this server has taken the other one's "
+            "place: 'bottledwater drop-slot --when always' (refused while the pipeline's job runs), then start again "
+            "with a snapshot.",
         )
 
 
@@ -155,8 +174,8 @@ def check_slot(
 
     :param found: the slot as PostgreSQL shows it; None if there is none.
     :param end_of_wal: the server's WAL insert position.
-    :raises SlotError: the slot is gone, invalidated, of another cluster or database, or was moved forward; or the
-        server was set back to a moment before P.
+    :raises SlotError: the slot is gone, invalidated, of another cluster, timeline or database, or was moved forward; or
+        the server was set back to a moment before P.
     """
     way_out = "Make a new slot and a snapshot: 'bottledwater drop-slot --when always', then start again."
     if record.system_identifier != cluster.system_identifier:
@@ -165,12 +184,7 @@ def check_slot(
             f"{record.name!r} ({record.system_identifier}).",
             "Point the connection at the cluster of the slot; for a copy of it, use another slot name.",
         )
-    if record.timeline != cluster.timeline:
-        raise SlotError(
-            f"The cluster is on timeline {cluster.timeline}, slot {record.name!r} was made on {record.timeline}: a "
-            "fail-over or a restore may have lost changes that were streamed.",
-            way_out,
-        )
+    check_timeline(record, cluster)
     if found is None:
         raise SlotError(f"Slot {record.name!r} does not exist any more: changes since {position} are lost.", way_out)
     slot.check(found, record.database)

@@ -24,11 +24,13 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
-from airflow_bottledwater.provision import preflight, redrive
+from airflow_bottledwater.provision import live, preflight, redrive
+from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop, forget
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.store import read_records, state_topic_name
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.start import begin
@@ -195,7 +197,7 @@ def staging(source: Source, small: Source) -> Iterator[Source]:
         connection.execute(f"DROP DATABASE {database} WITH (FORCE)")
 
 
-ERROR_ACTIONS: dict[str, Callable[[Source], object]] = {
+ERROR_ACTIONS: dict[str, Callable[[Source | Flow], object]] = {
     "preflight": lambda other: preflight.run(other.pipeline),
     "create": lambda other: create(other.pipeline),
     "snapshot": lambda other: driver.run(other.pipeline, running.in_threads(other.pipeline)),
@@ -314,6 +316,65 @@ def test_the_state_of_a_job_that_has_not_reported_yet_is_not_forgotten(source: S
 
 
 # ---------------------------------------------------------------------- servers that were set back, or promoted
+@pytest.mark.parametrize("with_slot", [True, False], ids=["snapshot-of-the-disk", "base-backup"])
+def test_nothing_that_a_promoted_copy_of_the_files_does_touches_the_original(
+    kafka: KafkaBroker, tmp_path: Path, with_slot: bool
+) -> None:
+    """It has the system identifier of the original, and another timeline."""
+    server = PostgresServer(tmp_path / "postgres", settings={"restore_command": "/bin/false"})
+    copied = PostgresServer(tmp_path / "copy", settings={"restore_command": "/bin/false"})
+    server.start()
+    try:
+        flow = Flow(server.createdb("d"), kafka, None)
+        flow.execute("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1)")
+        flow.create()
+        flow.snapshot()
+        server.stop()
+        subprocess.run(["cp", "-a", server.data, copied.data], check=True)
+        subprocess.run(["cp", "-a", copied.data / "PG_VERSION", copied.data / "standby.signal"], check=True)
+        if not with_slot:
+            shutil.rmtree(copied.data / "pg_replslot" / flow.pipeline.slot)
+        server.start()
+        copied.start()
+        copy = Flow(copied.dsn("d"), kafka, None)
+        copy.pipeline = flow.pipeline.with_(postgres=copy.dsn)
+        copy.execute("SELECT pg_promote()")
+        topic, stopped = state_topic_name("d", flow.pipeline.slot), threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            streaming = pool.submit(running.run_stream, flow.pipeline, stopped=stopped)
+            try:
+                claim = None
+                while claim is None or claim["kind"] != "stream":
+                    claim = read_records(flow.pipeline.kafka, topic).get("claim")
+                for name in ("preflight", "create", "snapshot", "stream", "redrive"):
+                    with pytest.raises(BottledWaterError, match="on timeline 2"):
+                        ERROR_ACTIONS[name](copy)
+                with pytest.raises(SlotError, match="on timeline 2"):
+                    live.ask(copy.pipeline, SnapshotRequest(("items",), sweep=True))
+                with pytest.raises(StateError, match="is alive"):
+                    drop(copy.pipeline, when="always")
+                assert read_records(flow.pipeline.kafka, topic)["claim"] == claim
+                flow.execute("INSERT INTO items VALUES (2)")
+            finally:
+                stopped.set()
+            streaming.result(60)
+        # whether a copy or the server after a fail-over: only a person knows
+        for name in ("create", "snapshot", "stream"):
+            with pytest.raises(BottledWaterError, match="on timeline 2"):
+                ERROR_ACTIONS[name](copy)
+        with pytest.raises(SlotError, match="on timeline 2"):
+            accept(copy.pipeline, ["items"])
+        assert read_records(flow.pipeline.kafka, topic)["claim"] == claim
+        flow.stream()
+        assert flow.compare("items").equal
+        # the advice after a fail-over
+        drop(copy.pipeline, when="always")
+        create(copy.pipeline)
+    finally:
+        server.stop()
+        copied.stop()
+
+
 @pytest.fixture
 def twice(tmp_path: Path) -> Iterator[tuple[PostgresServer, Callable[[str], None]]]:
     """A server of which a copy can be made and put back, as it was or as a standby."""

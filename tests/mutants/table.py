@@ -2211,6 +2211,18 @@ MUTANTS = (
         f"{_IDENTITY}::test_nothing_that_a_copy_of_the_cluster_does_touches_the_original",
     ),
     Mutant(
+        "a copy of the server's files does not claim the slot",
+        "Claim._claim",
+        never("kind in _CONTINUING and before.slot is not None"),
+        f"{_IDENTITY}::test_nothing_that_a_promoted_copy_of_the_files_does_touches_the_original[snapshot-of-the-disk]",
+    ),
+    Mutant(
+        "a copy of the server's files does not delete the state of a pipeline that is alive",
+        "provision.drop.drop",
+        never("present is None or (known.slot is not None and known.slot.timeline != cluster.timeline)"),
+        f"{_IDENTITY}::test_nothing_that_a_promoted_copy_of_the_files_does_touches_the_original[base-backup]",
+    ),
+    Mutant(
         "P lies within the server's WAL",
         "identity.check_slot",
         never("position.lsn > end_of_wal"),

@@ -10,6 +10,11 @@ from airflow_bottledwater.postgres.connect import Connection
 
 #: the prefix of the messages
 PREFIX = "bottledwater.ddl"
+#: what is said of a database without them, and what to do
+MISSING = (
+    "ddl_topic is set, and the event triggers that tell of DDL statements are not in the database, or do not fire.",
+    "As a superuser, run: bottledwater ddl install; or leave ddl_topic out.",
+)
 SCHEMA, TRIGGERS = "bottledwater", ("bottledwater_ddl", "bottledwater_ddl_dropped")
 
 #: what a statement drops is only known to a trigger of the event sql_drop, which comes before ddl_command_end: it is
@@ -33,7 +38,8 @@ END $body$
 #: a table are those of its Relation message (logicalrep_write_attrs, src/backend/replication/logical/proto.c)
 #: A second message, which nobody publishes, comes behind the first: PostgreSQL orders what a transaction and its
 #: subtransactions (such as the block with EXCEPTION) have written by LSNs, and that of a message is its end, which the
-#: next change would begin at. What fails in DECLARE, EXCEPTION does not catch
+#: next change would begin at. What fails in DECLARE, EXCEPTION does not catch. Contents of messages are sent as the
+#: bytes that were written (logicalrep_write_message in the same file): a text would be in the database's encoding
 _NOTED = """
 CREATE FUNCTION bottledwater.note_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
@@ -62,7 +68,7 @@ BEGIN
           WHERE NOT in_extension AND schema_name IS DISTINCT FROM 'pg_temp') d
     LEFT JOIN pg_class c ON c.oid = d.relation;
     IF objects <> '[]' OR dropped <> '[]' THEN
-        PERFORM pg_logical_emit_message(true, 'bottledwater.ddl', jsonb_build_object(
+        PERFORM pg_logical_emit_message(true, 'bottledwater.ddl', convert_to(jsonb_build_object(
             'tag', TG_TAG,
             'statement', CASE WHEN TG_TAG !~ '(SUBSCRIPTION|USER MAPPING|SERVER|FOREIGN DATA WRAPPER)'
                 AND current_query() !~* replace(
@@ -75,7 +81,7 @@ BEGIN
                     WHERE part !~* (E'^([[:space:]]|--[^\\r\\n]*[\\r\\n]|/[*]([^*]|[*]+[^*/])*[*]+/)*((--[^\\r\\n]*)?$|'
                         '(CREATE|ALTER|DROP|COMMENT|GRANT|REVOKE|REFRESH|REINDEX|SECURITY|BEGIN|START|COMMIT)[[:>:]])'))
                 THEN left(current_query(), 65536) END,
-            'objects', objects, 'dropped', dropped)::text);
+            'objects', objects, 'dropped', dropped)::text, 'UTF8'));
         PERFORM pg_logical_emit_message(false, 'bottledwater', '');
     END IF;
 EXCEPTION WHEN OTHERS THEN

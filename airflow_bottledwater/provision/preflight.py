@@ -98,11 +98,7 @@ def _check(pipeline: Settings, problems: list[str]) -> Findings:
         except Refused:
             pass  # the checks of Kafka meet it again, and report it
         if pipeline.ddl_topic and not ddl.installed(connection):
-            problems.append(
-                "ddl_topic is set, and the event triggers that tell of DDL statements are not in database "
-                f"{cluster.database!r}, or do not fire. As a superuser, run: bottledwater ddl install; or leave "
-                "ddl_topic out."
-            )
+            problems.append(f"Database {cluster.database!r}: {' '.join(ddl.MISSING)}")
         problems += check_sessions(connection, pipeline, found)
         problems += check_tables(connection, pipeline, found)
         stops = TableMapping.of(pipeline).stops

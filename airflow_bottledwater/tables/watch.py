@@ -17,6 +17,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres import ddl
 from airflow_bottledwater.postgres.connect import Connection, own, session
 from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -236,6 +237,9 @@ class TableWatch:
             self._look(connection)
 
     def _look(self, connection: Connection) -> None:
+        if self._pipeline.ddl_topic:
+            untold = [] if ddl.installed(connection) else [Problem("ddl-untold", self._cluster.database, *ddl.MISSING)]
+            self._problems.tell("ddl", untold)
         with self._lock:
             # the look adds what it finds
             known = self._known.copy()

@@ -10,12 +10,16 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 from confluent_kafka.schema_registry import SchemaRegistryClient
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.cli import cli
 from airflow_bottledwater.errors import PreflightError, Refused
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.postgres import connect, ddl
+from airflow_bottledwater.provision.drop import drop
 from tests.support.topics import Flow, MakeFlow
 
 
@@ -91,6 +95,30 @@ def test_each_statement_is_told_at_its_place(make_flow: MakeFlow) -> None:
     found = [each["statement"] for each in _statements(flow) if each["tag"] in others]
     assert found == [None] * (8 + len(hidden) + 1) + [told] * 3 + ["REVOKE SELECT ON a FROM PUBLIC"]
     assert "secret" not in str(_statements(flow)) and not flow.read("others")
+
+
+def test_statements_of_a_database_in_another_encoding_are_utf_8(make_flow: MakeFlow, postgres: PostgresServer) -> None:
+    """Also an outbox's messages, if they are written as documented."""
+    flow = make_flow()
+    name = str(conninfo_to_dict(flow.dsn)["dbname"]) + "_latin"
+    flow.execute(f"CREATE DATABASE {name} ENCODING LATIN1 TEMPLATE template0 LOCALE 'C'")
+    flow.dsn = postgres.dsn(name)
+    flow.change(postgres=flow.dsn, messages={"outbox": "of.{topic}"})
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, b text)")
+    _install(flow)
+    flow.create()
+    content = "convert_to(jsonb_build_object('topic', 'order', 'payload', 'grün')::text, 'UTF8')"
+    flow.execute('ALTER TABLE a ADD "straße" text', f"SELECT pg_logical_emit_message(true, 'outbox', {content})")
+    flow.execute('ALTER TABLE a DROP "straße"')
+    flow.stream()
+    added, dropped = _statements(flow)
+    assert added["statement"] == 'ALTER TABLE a ADD "straße" text'
+    assert added["objects"] == [{"type": "table", "schema": "public", "name": "a", "identity": "public.a"}]
+    assert dropped["dropped"][0]["identity"] == 'public.a."straße"'
+    from tests.integration.test_messages import _raw
+
+    assert [each.value() for each in _raw(flow, "of.order")] == ["grün".encode()]
+    drop(flow.pipeline, when="always")
 
 
 def test_a_statement_has_the_schemas_of_the_records_behind_it(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
@@ -176,6 +204,25 @@ def test_a_trigger_that_fails_lets_the_statement_pass(make_flow: MakeFlow) -> No
     flow.execute("ALTER TABLE a ADD c int")
     flow.stream()
     assert [each["tag"] for each in _statements(flow)] == ["ALTER TABLE"]
+
+
+def test_triggers_that_do_not_fire_are_a_problem_of_the_stream(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    _install(flow)
+    flow.create()
+
+    def problems() -> list[str]:
+        flow.stream()
+        job = status.report(flow.pipeline).job
+        return [each.kind for each in job.problems] if job else []
+
+    assert problems() == []
+    flow.execute("ALTER EVENT TRIGGER bottledwater_ddl DISABLE")
+    assert problems() == ["ddl-untold"]
+    flow.execute("DROP EVENT TRIGGER bottledwater_ddl_dropped", "ALTER EVENT TRIGGER bottledwater_ddl ENABLE")
+    assert problems() == ["ddl-untold"]
+    _install(flow)  # the advice
+    assert problems() == []
 
 
 def test_a_function_of_another_role_is_not_kept(make_flow: MakeFlow) -> None:

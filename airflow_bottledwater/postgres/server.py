@@ -8,6 +8,7 @@ from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.postgres.connect import Connection, connect, pause
+from airflow_bottledwater.postgres.dsn import describe
 
 #: the prefix of the logical messages that pipelines write themselves; nobody publishes them
 OWN_PREFIX = "bottledwater"
@@ -27,6 +28,26 @@ def identify(connection: Connection) -> Cluster:
     ).fetchone()
     assert row is not None
     return Cluster(str(row[0]), int(row[1]), row[2], connection.info.server_version)
+
+
+def is_standby(connection: Connection) -> bool:
+    """Whether the server is a standby now."""
+    row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+    return bool(row and row[0])
+
+
+def check_primary(connection: Connection, dsn: str) -> None:
+    """Check that the server is no standby, before a job works with the slot: while a primary restarts or fails over,
+    another host of the connection string, or what an address leads to, may answer for a moment.
+
+    :raises Outage: it is one.
+    """
+    if is_standby(connection):
+        raise Outage(
+            f"{describe(dsn)} is a standby now; the job needs the primary.",
+            "If it stays one, connect to the primary. Where several hosts may answer, set "
+            "target_session_attrs=read-write in the connection: then only the primary is taken.",
+        )
 
 
 def end_of_wal(connection: Connection) -> int:

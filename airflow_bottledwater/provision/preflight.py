@@ -17,7 +17,7 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import ddl
 from airflow_bottledwater.postgres.connect import connect, session
-from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.postgres.server import identify, is_standby
 from airflow_bottledwater.provision.array_checks import check_arrays
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.provision.kafka_checks import check_kafka, read_saved_state
@@ -28,7 +28,6 @@ from airflow_bottledwater.provision.source_checks import (
     check_sessions,
     check_slot,
     check_tables,
-    is_standby,
 )
 from airflow_bottledwater.state import schemas
 from airflow_bottledwater.state.identity import check_settings, topic_of, via_root

@@ -14,6 +14,7 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.server import is_standby
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.state import options, outboxes
 from airflow_bottledwater.state.identity import belonging, check_timeline, topic_of
@@ -113,11 +114,6 @@ def check_session(connection: Connection) -> list[str]:
             "connection's options."
         )
     return problems
-
-
-def is_standby(connection: Connection) -> bool:
-    row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
-    return bool(row and row[0])
 
 
 def check_server(connection: Connection, found: Findings) -> list[str]:

@@ -36,7 +36,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
-from airflow_bottledwater.postgres.server import end_of_wal, identify
+from airflow_bottledwater.postgres.server import check_primary, end_of_wal, identify
 from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.snapshot.plans import Plans
 from airflow_bottledwater.snapshot.progress import Report, SnapshotMeter
@@ -84,6 +84,7 @@ def run(
     """
     stopped = stopped or threading.Event()
     with stoppable(stopped), session(pipeline.postgres, "Snapshot") as connection:
+        check_primary(connection, pipeline.postgres)
         cluster = identify(connection)
         claim = Claim(pipeline, cluster, "snapshot", Backoff(pipeline.outage_timeout, stopped))
         controller = Controller(pipeline, cluster, claim.job)

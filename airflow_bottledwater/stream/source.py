@@ -30,7 +30,7 @@ from airflow_bottledwater.postgres.connect import MessageTooLarge, ObjectMissing
 from airflow_bottledwater.postgres.large_rows import SENDABLE, large_rows
 from airflow_bottledwater.postgres.pgoutput import RelationMessage
 from airflow_bottledwater.postgres.replication import ReplicationStream
-from airflow_bottledwater.postgres.server import end_of_wal, identify
+from airflow_bottledwater.postgres.server import check_primary, end_of_wal, identify
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.state import claim
 from airflow_bottledwater.state.identity import check_slot, via_root
@@ -296,6 +296,7 @@ class ChangeSource:
 
     def _open(self) -> ReplicationStream:
         with session(self._pipeline.postgres, "Checking the slot", application="bottledwater slot check") as connection:
+            check_primary(connection, self._pipeline.postgres)
             cluster = identify(connection)
             found = slot.state(connection, self._record.name)
             check_slot(found, self._record, cluster, self._assembler.position, end_of_wal(connection))

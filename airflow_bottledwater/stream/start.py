@@ -19,7 +19,7 @@ from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import Connection, session
-from airflow_bottledwater.postgres.server import end_of_wal, identify
+from airflow_bottledwater.postgres.server import check_primary, end_of_wal, identify
 from airflow_bottledwater.provision import kafka_checks
 from airflow_bottledwater.provision.create import make_named
 from airflow_bottledwater.state import coverage, options, saved, schemas, store
@@ -64,6 +64,7 @@ def begin(pipeline: Settings, stopped: threading.Event | None = None) -> Start:
         id of a key.
     """
     with session(pipeline.postgres, "Starting the stream") as connection:
+        check_primary(connection, pipeline.postgres)
         cluster = identify(connection)
         claimed = Claim(pipeline, cluster, "stream", Backoff(pipeline.outage_timeout, stopped))
         try:

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused, SlotError, StateError
+from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, SlotError, StateError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
@@ -38,6 +38,7 @@ from airflow_bottledwater.verify import driver as verification
 from tests.support import running
 from tests.support.pipeline import Source
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
+from tests.support.waiting import until
 
 
 def two_tables(flow: Flow) -> None:
@@ -436,10 +437,37 @@ def test_a_promoted_copy_is_refused_before_its_first_checkpoint(
     flow.create()
     turn("keep")
     turn("as standby")
-    with pytest.raises(Refused):
-        flow.stream()
+    before = read_records(flow.pipeline.kafka, state_topic_name("d", flow.pipeline.slot))
+    for act in (flow.snapshot, flow.stream):
+        with pytest.raises(Outage, match="is a standby now"):
+            act()
+    assert read_records(flow.pipeline.kafka, state_topic_name("d", flow.pipeline.slot)) == before
     flow.execute("SELECT pg_promote()")
     with connect(flow.dsn) as connection:
         assert identify(connection).timeline == 2
     with pytest.raises(SlotError, match="on timeline 2"):
         flow.stream()
+
+
+def test_a_running_stream_waits_for_a_standby_to_become_the_primary(
+    kafka: KafkaBroker, twice: tuple[PostgresServer, Callable[[str], None]]
+) -> None:
+    server, turn = twice
+    flow = Flow(server.createdb("d"), kafka, None, skip_snapshot=True, outage_timeout=120.0)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)")
+    flow.create()
+    name = flow.name
+    turn("keep")
+    with flow.streaming() as errors:
+        flow.streams()
+        turn("as standby")
+
+        def told() -> str:
+            found = status.read_status(flow.pipeline, name)
+            return " ".join(map(str, found.problems)) if found is not None else ""
+
+        until(lambda: "is a standby now" in told(), "it waits")
+        assert not errors
+        flow.execute("SELECT pg_promote()")
+        until(lambda: errors, "the stream ends")
+    assert isinstance(errors[0], SlotError) and "on timeline 2" in str(errors[0])

@@ -25,6 +25,7 @@ def test_a_stop_ends_the_wait_for_a_kafka_that_takes_no_claim(monkeypatch: pytes
         raise Outage("It has waited on.")
 
     monkeypatch.setattr(start, "session", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(start, "check_primary", lambda *_: None)
     monkeypatch.setattr(start, "identify", lambda _: Cluster("1", 1, "d", 160000))
     monkeypatch.setattr(start, "Claim", claim)
     with pytest.raises(StopRequested):

@@ -107,15 +107,20 @@ class Coverage:
             return []
         return [each for each in before.sends.split(", ") if each not in now.sends.split(", ")]
 
-    def altered(self, today: Coverage, name: str) -> str:
+    def altered(self, today: Coverage, name: str, *, keyed: bool) -> str:
         """Why changes of all tables of a publication may have been left out of the stream since this coverage was
         recorded, as the end of a sentence that begins with a table's name; empty if none can be. A publication that was
         dropped, or dropped and created again, is not among the reasons: its tables are published by other catalog rows
-        then, or by none."""
+        then, or by none.
+
+        :param keyed: whether the tables have keys. One without cannot be read again, and would lack changes for ever:
+            of those, what was altered in the same pause as the publication's owner is not noticed.
+        """
         before, now = self.publications.get(name), today.publications.get(name)
         if before is None or now is None or now.oid != before.oid or now.xmin == before.xmin:
             return ""
-        if now.owner != before.owner and now.sends == before.sends:
+        # what it sends is the same after an alteration there and back
+        if not keyed and now.owner != before.owner and now.sends == before.sends:
             return ""
         return f"lacks what publication {name!r} has not sent until it was altered"
 

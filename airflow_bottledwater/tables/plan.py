@@ -254,9 +254,8 @@ class _Planner:
         if recorded is not None and pinned.table.keyed and (why := recorded.rewritten(self._seen.coverage, oid)):
             # without a key it could not be mended, and would be told for ever also of a table that was always logged
             return why
-        if recorded is not None and (
-            why := recorded.altered(self._seen.coverage, publication_of(self._pipeline, pinned))
-        ):
+        name, keyed = publication_of(self._pipeline, pinned), pinned.table.keyed
+        if recorded is not None and (why := recorded.altered(self._seen.coverage, name, keyed=keyed)):
             return why
         try:
             if self._seen.tables[oid].keyed:

@@ -441,9 +441,10 @@ def _covered(
         if recorded.lacking(today, name):
             continue  # it has not been altered back yet
         publications[name] = today.publications[name]
-        why = recorded.altered(today, name)
-        for oid, pinned in known.tables.items() if why else ():
-            if oid not in {*prepared.pinned, *prepared.gaps, *known.gaps} and publication_of(pipeline, pinned) == name:
+        for oid, pinned in known.tables.items():
+            if oid in {*prepared.pinned, *prepared.gaps, *known.gaps} or publication_of(pipeline, pinned) != name:
+                continue
+            if why := recorded.altered(today, name, keyed=pinned.table.keyed):
                 values[gap_key(oid)] = Gap(why)
     # a table that is recorded anew is covered by the rows of today
     values[COVERAGE] = replace(recorded, publications=publications).renewed(today)

@@ -190,7 +190,8 @@ def create(
     :param watcher: an ordinary session, with which to find the transactions that the creation waits for.
     :param timeout: seconds for the creation.
     :param waiting: called with these transactions, as text, about every second.
-    :raises SlotError: the creation waited too long, the slot exists already, or no slot is free.
+    :raises Outage: the creation waited too long for running transactions; nothing is left of it.
+    :raises SlotError: the slot exists already, or no slot is free.
     """
     connection, row = _create(dsn, watcher, name, "LOGICAL", timeout, waiting)
     connection.close()
@@ -248,7 +249,7 @@ class TemporarySlot:
     committed before its consistent point, and the slot has everything that was committed later.
 
     :param watcher: see :func:`create`.
-    :raises SlotError: see :func:`create`.
+    :raises BottledWaterError: see :func:`create`.
     :ivar consistent_point: the LSN of the first commit that the snapshot does not show, at least.
     :ivar exported: the name of the snapshot, which can be imported until :meth:`changes` is called.
     """
@@ -289,7 +290,7 @@ def _wait_for(
 ) -> None:
     """Wait for the creation, and find out about every second which transactions it waits for itself.
 
-    :raises SlotError: it takes too long.
+    :raises Outage: it takes too long.
     """
     deadline = time.monotonic() + timeout
     while thread.is_alive():
@@ -301,7 +302,7 @@ def _wait_for(
         if waiting:
             waiting(named)
         if time.monotonic() > deadline:
-            raise SlotError(
+            raise Outage(
                 f"Slot {name!r} could not be created within {timeout:.0f} s: it waits for running transactions: "
                 + ("; ".join(named) or "none that this role may see")
                 + ".",

@@ -68,7 +68,8 @@ def create(
     :returns: the record of the slot.
     :raises PreflightError: the source, the broker or the registry is not ready; nothing was changed.
     :raises Refused: tables cannot be added while the stream is inside a transaction; nothing was changed.
-    :raises SlotError: the slot could not be created in time, or DDL ran during each attempt.
+    :raises Outage: the slot could not be created in time, or a server is not available.
+    :raises SlotError: DDL ran during each attempt, or the slot cannot be used.
     :raises TakenOver: another job has claimed the slot.
     :raises StopRequested: it was asked to stop.
     """

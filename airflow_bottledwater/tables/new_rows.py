@@ -49,8 +49,9 @@ def read(connection: Connection, pipeline: Settings, tables: Sequence[SourceTabl
     """Read tables that are published already, under the exported snapshot of a temporary slot.
 
     :param oldest_xid: X0, taken after they were published.
-    :raises Outage: a table was altered meanwhile, or PostgreSQL does not answer.
-    :raises SlotError: running transactions did not end in time, or no slot is free.
+    :raises Outage: a table was altered meanwhile, running transactions did not end in time, or PostgreSQL does not
+        answer.
+    :raises SlotError: no slot is free.
     :raises psycopg.Error: a table may not be read, or is locked by others.
     """
     oids = [table.oid for table in tables]

@@ -21,7 +21,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_bottledwater.errors import Outage, PreflightError, SlotError, StateError
+from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.live.slices import RowLocations
 from airflow_bottledwater.local.kafka import KafkaBroker
@@ -342,7 +342,7 @@ def test_a_transaction_that_is_prepared_when_the_slot_is_made_is_named_and_then_
     flow = make_flow(create_slot_timeout=1.0)
     fill(flow, "a")
     with Transaction(flow, "INSERT INTO a VALUES (11, 'prepared', 11)").prepare() as forgotten:
-        with pytest.raises(SlotError, match=f"could not be created within 1 s.*{forgotten.who()}"):
+        with pytest.raises(Outage, match=f"could not be created within 1 s.*{forgotten.who()}"):
             flow.create()
         forgotten.end()
     flow.create()

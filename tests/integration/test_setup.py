@@ -17,13 +17,14 @@ from psycopg.conninfo import conninfo_to_dict
 
 import airflow_bottledwater.provision.create as creation
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import BottledWaterError, Outage, SlotError, StateError
+from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, SlotError, StateError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import end_of_wal, identify
+from airflow_bottledwater.provision import drop as drop_module
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
@@ -245,7 +246,7 @@ def test_waiting_for_a_transaction_is_bounded_and_names_the_session(source: Sour
         pipeline = pipeline.with_(postgres=source.role("REPLICATION", *grants))
     with session(source, "nightly report") as blocker:
         started = time.monotonic()
-        with pytest.raises(SlotError) as raised:
+        with pytest.raises(Outage) as raised:
             create(pipeline)
         assert time.monotonic() - started < 30
         assert f"Slot {source.name!r} could not be created within 1 s" in str(raised.value)
@@ -263,7 +264,7 @@ def test_a_prepared_transaction_of_any_database_is_named(small: Source) -> None:
         for statement in ("BEGIN", "SELECT pg_current_xact_id()", f"PREPARE TRANSACTION 'forgotten {small.name}'"):
             connection.execute(statement)
         try:
-            with pytest.raises(SlotError) as raised:
+            with pytest.raises(Outage) as raised:
                 create(small.pipeline.with_(create_slot_timeout=1.0))
         finally:
             connection.execute(f"ROLLBACK PREPARED 'forgotten {small.name}'")

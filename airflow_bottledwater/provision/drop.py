@@ -9,7 +9,7 @@ from dataclasses import replace
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.outbox import pattern_of
-from airflow_bottledwater.errors import SlotError, StateError
+from airflow_bottledwater.errors import DOCS, Refused, SlotError, StateError
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.alive import longest_silence, next_status
 from airflow_bottledwater.jobs.status import read_status
@@ -66,7 +66,8 @@ def forget(pipeline: Settings, system_identifier: str) -> str:
         claim.close()
     return (
         f"Deleted the saved state of slot {pipeline.slot!r} of cluster {system_identifier}. Nothing in this "
-        "database was changed."
+        "database was changed: if pg_upgrade has brought the old publications or the slot along, drop them before the "
+        f"pipeline starts again: {DOCS}operations.html#upgrades."
     )
 
 
@@ -168,22 +169,28 @@ def drop(pipeline: Settings, *, when: str = "retired") -> str:
 
 
 def _drop(pipeline: Settings, connection: Connection, cluster: Cluster, known: PipelineState) -> str:
-    ours = known.intent.publication if pipeline.create_publication and known.intent is not None else None
-    other = None if ours is None else _other_with(pipeline, connection, cluster, ours)
+    # the slot first: what it keeps fills the server's disk
     done = [f"slot {pipeline.slot!r}"] if slot.drop(connection, pipeline.slot) else []
-    if ours is not None and other is None:
+    ours = known.intent.publication if pipeline.create_publication and known.intent is not None else None
+    kept = "" if ours is None else _needed_by(pipeline, connection, cluster, ours)
+    if ours is not None and not kept:
         done += [f"publication {name!r}" for name in publication.drop(connection, ours)]
-    kept = f" Kept publication {ours!r}, which slot {other!r} needs." if other else ""
-    return (f"Dropped {', '.join(done)}." if done else f"There is no slot {pipeline.slot!r}.") + kept
+    said = f"Dropped {', '.join(done)}." if done else f"There is no slot {pipeline.slot!r}."
+    return said + (f" Kept publication {ours!r}, which {kept}." if kept else "")
 
 
-def _other_with(pipeline: Settings, connection: Connection, cluster: Cluster, name: str) -> str | None:
-    """Another slot of the database whose pipeline, by its saved state, streams with this publication. Without it, it
-    would stop for good, and need a snapshot."""
-
-    def has_it(other: slot.SlotState) -> bool:
-        intent = read_state(pipeline, store.state_topic_name(cluster.database, other.name)).intent
-        return intent is not None and intent.publication == name
-
-    slots = (s for s in slot.states(connection) if s.database == cluster.database and s.name != pipeline.slot)
-    return next((other.name for other in slots if has_it(other)), None)
+def _needed_by(pipeline: Settings, connection: Connection, cluster: Cluster, name: str) -> str:
+    """Which other slot of the database needs a publication, as the end of a sentence; empty if none does: by its saved
+    state, a pipeline streams with it. Without it, that would stop for good, and need a snapshot. Of a slot whose state
+    this role may not read, the shared state topic tells whether it is a pipeline's."""
+    others = [s.name for s in slot.states(connection) if s.database == cluster.database and s.name != pipeline.slot]
+    for other in others:
+        try:
+            intent = read_state(pipeline, store.state_topic_name(cluster.database, other)).intent
+        except Refused as error:
+            if any(key.endswith(f"/{cluster.pipeline(other)}") for key in control_topic.read(pipeline.kafka)):
+                return f"slot {other!r} may need. {error.what} If it does not, drop the publication by hand"
+            continue
+        if intent is not None and intent.publication == name:
+            return f"slot {other!r} needs"
+    return ""

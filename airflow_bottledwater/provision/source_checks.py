@@ -420,8 +420,8 @@ def check_slot(connection: Connection, pipeline: Settings, found: Findings) -> l
             return [
                 f"Slot {pipeline.slot!r} exists, but was not created by this pipeline: which changes were already "
                 "consumed from it is unknown. Choose another slot name, drop the slot, or set adopt_slot (a new "
-                "snapshot follows). If this pipeline did create it and only its saved state was lost, see "
-                f"{DOCS}operations.html#state-topics-and-lost-state."
+                "snapshot follows). If this pipeline did create it, and its saved state was lost or the database was "
+                f"renamed since, see {DOCS}operations.html#state-topics-and-lost-state."
             ]
         if present.active_pid is not None:
             return [f"Slot {pipeline.slot!r} is in use by process {present.active_pid}. Stop its client first."]

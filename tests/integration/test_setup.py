@@ -457,6 +457,31 @@ def test_a_publication_that_another_pipeline_has_is_not_dropped(source: Source) 
     assert drop(first, when="always").startswith(f"Dropped slot {name!r}, publication '{name}_3', ")
 
 
+@pytest.mark.parametrize("pipelines", [False, True], ids=["of-another-application", "of-another-pipeline"])
+def test_a_slot_whose_state_may_not_be_read_does_not_keep_ours(
+    source: Source, monkeypatch: pytest.MonkeyPatch, pipelines: bool
+) -> None:
+    """As with the rights that separate pipelines from each other. Another pipeline may need the publication."""
+    first, other = source.pipeline, f"{source.name}_2"
+    create(first)
+    if pipelines:
+        create(first.with_(slot=other, topic_prefix=other))
+    else:
+        source.execute(f"SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')")
+    read = drop_module.read_state
+
+    def denied(pipeline: Settings, topic: str) -> PipelineState:
+        if topic.endswith(other):
+            raise Refused(f"Kafka denies every access to topic {topic!r}.")
+        return read(pipeline, topic)
+
+    monkeypatch.setattr(drop_module, "read_state", denied)
+    said = drop(first, when="always")
+    assert said.startswith(f"Dropped slot {source.name!r}") and not slot_exists(source)
+    kept = source.execute(f"SELECT count(*) FROM pg_publication WHERE pubname = '{source.name}'") == [(1,)]
+    assert kept == pipelines == (f"which slot {other!r} may need. Kafka denies every access" in said)
+
+
 def test_a_dropped_pipeline_can_be_made_again(source: Source) -> None:
     first = create(source.pipeline)
     drop(source.pipeline, when="always")

@@ -1698,8 +1698,8 @@ MUTANTS = (
     ),
     Mutant(
         "a publication that another pipeline has is not dropped",
-        "_other_with",
-        swap("next((other.name for other in slots if has_it(other)), None)", "None"),
+        "_needed_by",
+        never("intent is not None and intent.publication == name"),
         "tests/integration/test_setup.py::test_a_publication_that_another_pipeline_has_is_not_dropped",
     ),
     Mutant(

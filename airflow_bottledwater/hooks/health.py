@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: of a Kafka that no pipeline has reported to
+_NONE = (
+    "No pipeline has ever reported to this Kafka, or its topic _bottledwater was lost: nothing is watched. Give the "
+    "Kafka connection that the pipelines have; if there is no pipeline yet, or none any more, pause this DAG."
+)
 #: of a pattern that no pipeline has: with a slot that was dropped, its pipeline's status is deleted
 _MISSING = (
     "There is no pipeline of this name: none has ever reported, or its slot was dropped. If it was retired, take it "
@@ -32,7 +37,8 @@ class Health:
     """What was found.
 
     :param states: the state of each pipeline's job, by the pipeline's name.
-    :param wrong: what is wrong with each pipeline that is not as it is meant, by its name.
+    :param wrong: what is wrong with each pipeline that is not as it is meant, by its name; or with what was to be
+        looked at, so that whoever watches nothing is told.
     :param told: what people should know although nothing is wrong yet.
     """
 
@@ -69,7 +75,10 @@ def look(
     health = Health({name: status.state for name, status in found.items()})
     for pattern in state.missing(found, pipelines):
         health.wrong[pattern] = [_MISSING]
-    slots = _slots(postgres_conn_ids, health)
+    every = state.statuses(records)
+    if not every and not pipelines:
+        health.wrong["pipelines"] = [_NONE]
+    slots = _slots(postgres_conn_ids, every, health)
     for name, status in found.items():
         wrong = state.wrong(name, status, records, limits, alive=name not in dead)
         cluster = name.rpartition("/")[0]
@@ -82,14 +91,17 @@ def look(
     return health
 
 
-def _slots(postgres_conn_ids: Sequence[str], health: Health) -> dict[str, dict[str, SlotState]]:
+def _slots(postgres_conn_ids: Sequence[str], every: Iterable[str], health: Health) -> dict[str, dict[str, SlotState]]:
     """The slots of each source, by system identifier and database with a slash between them, and by their names. A
-    source that does not answer is wrong itself."""
+    source that does not answer, or that no pipeline has, is wrong itself.
+
+    :param every: the names of all pipelines.
+    """
     from airflow_bottledwater.postgres import slot
     from airflow_bottledwater.postgres.connect import session
     from airflow_bottledwater.postgres.server import identify
 
-    found = {}
+    found, sources = {}, {each.rpartition("/")[0] for each in every}
     for conn_id in postgres_conn_ids:
         try:
             with session(SourceHook(conn_id).dsn(), "Reading the slots") as connection:
@@ -97,6 +109,13 @@ def _slots(postgres_conn_ids: Sequence[str], health: Health) -> dict[str, dict[s
                 found[name] = {each.name: each for each in slot.states(connection)}
         except BottledWaterError as error:
             health.wrong[f"connection {conn_id}"] = [str(error)]
+            continue
+        if name not in sources:
+            health.wrong[f"connection {conn_id}"] = [
+                f"No pipeline of this Kafka has its database {name.partition('/')[2]!r} (system identifier "
+                f"{name.partition('/')[0]}) as its source, so that no slot is compared. Give the connections that the "
+                "pipelines have."
+            ]
     return found
 
 

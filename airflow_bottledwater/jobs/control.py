@@ -146,7 +146,8 @@ class Controller(Reporter):
             self._topic.write({request_key(self.name): None}, wait=0)
 
     def _count(self, before: StatusRecord | None) -> None:
-        """Count how often jobs have ended without publishing anything.
+        """Count how often jobs have ended without publishing anything, and note since when there has been something to
+        publish: that is no younger because another job tries it.
 
         :param before: the last status of the job before this one; None if there is none.
         """
@@ -154,6 +155,9 @@ class Controller(Reporter):
         if before is None or before.job.epoch >= self._job.epoch or SNAPSHOT in (before.job.kind, self._job.kind):
             return
         # one that was killed has written no last status
+        if before.position == self.status.began and before.state != "finished":
+            measured = before.at - before.delay if before.delay else 0.0
+            self.status.behind_since = measured or (before.behind_since if before.position == before.began else 0.0)
         died, moved = before.failed or not before.ended, before.position != before.began
         if died and not moved and before.at - before.job.started < _STABLE:
             self.status.repeats = before.repeats + 1

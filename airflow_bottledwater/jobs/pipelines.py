@@ -98,7 +98,7 @@ def wrong(
     now = time.time() if now is None else now
     found = [_ended(status, now, limits)] if status.ended else [_works(status, now, limits, alive)]
     if alive and not status.ended:
-        found.append(_behind(status, limits))
+        found.append(_behind(status, now, limits))
     if status.repeats >= REPEATS:
         found.append(f"{status.repeats} jobs in a row have ended without publishing anything. {status.error}")
     found += [str(each) for each in _told(status) if each.kind != letters.KIND]
@@ -112,9 +112,7 @@ def wrong(
 def _told(status: StatusRecord) -> list[Problem]:
     """The problems that count. A bounded run may be shorter than the time that a problem is given: what it has left
     counts at once."""
-    if status.state == "finished":
-        return status.problems
-    return [] if status.ended else problems.lasting(status.problems, status.at)
+    return status.standing if status.ended else problems.lasting(status.standing, status.at)
 
 
 def _ended(status: StatusRecord, now: float, limits: HealthLimits) -> str:
@@ -123,7 +121,7 @@ def _ended(status: StatusRecord, now: float, limits: HealthLimits) -> str:
     remedy = "Run its DAG again; or, if it is not to run, stop it: bottledwater stop, or the DAG bottledwater_control."
     if status.failed and status.permanent:
         return f"The job failed for good {_ago(ago)}: {status.error} {remedy}"
-    if status.ended_in_order and status.error:
+    if status.not_begun:
         return f"No job could begin {_ago(ago)}: {status.error} Then run its DAG again."
     if status.state == "finished" and status.job.kind == "stream":
         if limits.pause is None or ago <= limits.pause:
@@ -153,9 +151,15 @@ def _works(status: StatusRecord, now: float, limits: HealthLimits, alive: bool) 
     return ""
 
 
-def _behind(status: StatusRecord, limits: HealthLimits) -> str:
-    """Whether the stream is behind by more than it may, as it has measured; empty if it is not, or if that is not
-    known."""
+def _behind(status: StatusRecord, now: float, limits: HealthLimits) -> str:
+    """Whether the stream is behind by more than it may, as it has measured, or has not been able to for a while; empty
+    if it is not."""
+    limited = limits.lag is not None or limits.delay is not None
+    if limited and status.state == "streaming" and status.delay is None and now - status.job.started > limits.silence:
+        return (
+            "How far the stream is behind is not known: PostgreSQL does not answer its job's session for metrics. The "
+            "job's log says why."
+        )
     lag, delay = status.lag or 0, status.delay or 0.0
     if (limits.lag is None or lag <= limits.lag) and (limits.delay is None or delay <= limits.delay):
         return ""

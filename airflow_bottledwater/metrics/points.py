@@ -84,12 +84,13 @@ def _of_sample(sample: Sample) -> Iterator[Point]:
 def _of_records(name: str, status: StatusRecord, records: Mapping[str, Any], now: float) -> Iterator[Point]:
     where = place(name)
     for state in STATES:
-        yield Point(registry.STATE, {**where, "state": state}, float(status.state == state))
+        # where no job can begin, the last one that could says nothing of what is
+        present = "failed" if status.not_begun else status.state
+        yield Point(registry.STATE, {**where, "state": state}, float(present == state))
     yield Point(registry.WANTED, where, float(status.wanted))
     yield Point(registry.REPORT_AGE, where, max(0.0, now - status.at))
     yield Point(registry.OPEN_LETTERS, where, status.open_dead_letters)
-    problems = [] if status.ended else status.problems
-    for kind, count in Counter(each.kind for each in problems).items():
+    for kind, count in Counter(each.kind for each in status.standing).items():
         yield Point(registry.PROBLEMS, {**where, "kind": kind}, count)
     prefix = reading_key(name, "")
     live = [decode(SnapshotReport, raw) for key, raw in records.items() if key.startswith(prefix)]

@@ -136,11 +136,13 @@ GUARD_STEPS = _metric(
 )  # fmt: skip
 
 # ---------------------------------------------------------------------- the job
-STATE = _metric("gauge", "state", "1 for the state that the pipeline's job reports.", "state",
-                like="Debezium `Connected`, `debezium_connection_status`")  # fmt: skip
+STATE = _metric("gauge", "state", "1 for the state that the pipeline's job reports; failed also where none can begin.",
+                "state", like="Debezium `Connected`, `debezium_connection_status`")  # fmt: skip
 WANTED = _metric("gauge", "wanted", "1 if the pipeline is meant to run: it was neither asked to stop nor retired.")
 REPORT_AGE = _metric("gauge", "last_report_age_seconds", "Seconds since the pipeline's job has reported.")
-PROBLEMS = _metric("gauge", "problems", "What is not as it is meant although the job runs, by its kind.", "kind")
+PROBLEMS = _metric(
+    "gauge", "problems", "What is not as it is meant although the job runs, or has finished, by its kind.", "kind"
+)
 CLAIMS = _metric(
     "counter", "claims", "Jobs that have begun to work on the slot: one more with each start.", lasting=True
 )

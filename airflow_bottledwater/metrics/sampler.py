@@ -34,6 +34,8 @@ TABLES, OTHERS = 200, "(others)"
 _ENDS_WITHIN = 1.0
 #: seconds after which it is tried again to make the topic
 _AGAIN = 60.0
+#: seconds for which what was measured last is kept in the job's status when PostgreSQL does not answer, and intervals
+_KEPT, _INTERVALS = 60.0, 3
 #: bytes of a page of memory (getconf PAGESIZE)
 _PAGE = resource.getpagesize()
 
@@ -90,6 +92,7 @@ class Sampler:
         self._pipeline, self._name, self._status, self._meter = pipeline, name, status, meter
         self.source, self._age = SourceLook(pipeline.postgres, pipeline.slot), Age()
         self._ended, self._told, self._tried = threading.Event(), False, 0.0
+        self._answered = time.monotonic()
         self._producer: Producer | None = None
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
@@ -104,9 +107,9 @@ class Sampler:
         self._thread.join(_ENDS_WITHIN)
 
     def _run(self) -> None:
-        # the first look measures the clocks, without which no delay is counted; a job that ends soon finds all ready
-        if (look := self.source.look()) is not None:
-            self._meter.ahead = look.ahead
+        # the first look measures the clocks, without which no delay is counted, and how far the stream is behind at its
+        # start; a job that ends soon finds all ready
+        self._attempt(lambda: self._measure(self.source.look()))
         self._attempt(self._open)
         over = False
         while not over:
@@ -116,7 +119,7 @@ class Sampler:
             self._producer.flush(_ENDS_WITHIN)
         self.source.close()
 
-    def _attempt(self, work: Callable[[], None]) -> None:
+    def _attempt(self, work: Callable[[], object]) -> None:
         """Do something whose failure harms nobody; it is logged once."""
         try:
             work()
@@ -130,6 +133,9 @@ class Sampler:
                 )
             self._told = True
 
+    def _measure(self, look: Look | None) -> list[Value]:
+        return list(self._of_source(look, self._status()))
+
     def take(self, look: Look | None) -> Sample:
         """Take a sample.
 
@@ -138,7 +144,7 @@ class Sampler:
         status = self._status()
         counted, distributions = self._meter.counted()
         values = {name: _largest(of, METRICS[name]) for name, of in counted.items()}
-        for metric, value, labels in (*of_status(status), *of_process(), *self._of_source(look, status)):
+        for metric, value, labels in (*of_status(status), *of_process(), *self._measure(look)):
             values.setdefault(metric.name, []).append(Labelled(value, labels))
         for kind, count in Counter(problem.kind for problem in status.problems).items():
             values.setdefault(registry.PROBLEMS.name, []).append(Labelled(count, (kind,)))
@@ -158,10 +164,12 @@ class Sampler:
 
     def _of_source(self, look: Look | None, status: StatusRecord) -> Iterator[Value]:
         """What PostgreSQL has answered, and how far the stream is behind: that goes into its status, too."""
+        now = time.monotonic()
         if look is None:
-            status.lag = status.delay = None
+            if now - self._answered > max(_KEPT, _INTERVALS * self._pipeline.metrics_interval):
+                status.lag = status.delay = None
             return
-        self._meter.ahead = look.ahead
+        self._meter.ahead, self._answered = look.ahead, now
         yield from look.values
         if not status.position:
             if look.lag is not None:
@@ -170,7 +178,10 @@ class Sampler:
         published = Position.parse(status.position).lsn
         committed = self._meter.committed
         ago = time.time() + look.ahead - committed if committed else None
-        self._meter.behind = lag, seconds = max(0, look.end - published), self._age.behind(published, look.end, ago)
+        lag, seconds = max(0, look.end - published), self._age.behind(published, look.end, ago)
+        if lag and status.behind_since and status.position == status.began:
+            seconds = max(seconds, time.time() - status.behind_since)
+        self._meter.behind = lag, seconds
         status.lag, status.delay = lag, round(seconds, 1)
         yield registry.LAG_BYTES, lag, ()
         yield registry.LAG_SECONDS, seconds, ()

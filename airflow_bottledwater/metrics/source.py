@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -17,11 +18,13 @@ from airflow_bottledwater.metrics.registry import Metric
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres.connect import Connection, connect
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 #: seconds for a query
 _TIMEOUT = 5
-#: samples of the end of the WAL that are kept: an hour
+#: looks at the end of the WAL that are kept; of more, every second one is: an age becomes less exact then, not smaller
 _REMEMBERED = 360
 #: looks among which the one with the quickest answer tells the difference of the clocks
 _CLOCKS = 12
@@ -80,7 +83,7 @@ class SourceLook:
     def __init__(self, dsn: str, slot: str) -> None:
         self._dsn, self._slot = dsn, slot
         self._connection: Connection | None = None
-        self._asking = threading.Lock()
+        self._asking, self._told = threading.Lock(), False
         self._clocks: deque[tuple[float, float]] = deque(maxlen=_CLOCKS)
 
     def ask(self, question: Callable[[Connection], T]) -> T | None:
@@ -90,10 +93,15 @@ class SourceLook:
                 if self._connection is None:
                     self._connection = connect(self._dsn, application="bottledwater metrics")
                     self._connection.execute(f"SET statement_timeout = {_TIMEOUT * 1000}")
-                return question(self._connection)
-            except (psycopg.Error, BottledWaterError):
+                found = question(self._connection)
+            except (psycopg.Error, BottledWaterError) as error:
+                if not self._told:
+                    log.info("PostgreSQL does not answer what is measured, which harms nothing else: %s", error)
+                self._told = True
                 self.close()
                 return None
+            self._told = False
+            return found
 
     def look(self) -> Look | None:
         """Ask for all that is measured; None if PostgreSQL does not answer."""
@@ -146,7 +154,7 @@ class Age:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._ends: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
+        self._ends: deque[tuple[float, int]] = deque()
 
     def behind(self, published: int, end: int, committed_ago: float | None = None) -> float:
         """Seconds.
@@ -160,6 +168,8 @@ class Age:
         self._ends.append((now, end))
         while len(self._ends) > 1 and self._ends[1][1] <= published:
             self._ends.popleft()
+        if len(self._ends) > _REMEMBERED:
+            self._ends = deque(list(self._ends)[::2])
         if end <= published:
             return 0.0
         at, first = self._ends[0]

@@ -24,6 +24,9 @@ class StreamPositionSensor(ReplicationSlotLagSensor):
     """Succeeds when everything is published that was committed up to a position of the source: a DAG that has written
     to PostgreSQL waits with it until consumers that read committed records can have what it wrote.
 
+    It looks at the slot only: rows of a table that is paused, set aside or not followed, of open dead letters, and of a
+    snapshot that is not complete may be missing all the same.
+
     Fails when the slot does not exist or is lost; is skipped when the stream's task has ended before.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)

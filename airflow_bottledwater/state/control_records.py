@@ -132,10 +132,12 @@ class StatusRecord:
         if nobody has.
     :param first: when the first job of the pipeline has started, in seconds since 1970.
     :param began: the position at the job's start.
+    :param behind_since: since when there has been a change beyond that position that is not published, in seconds since
+        1970; 0 if the job before has not measured that.
     :param repeats: how many stream jobs before this one have failed in a row without publishing anything.
     :param problems: what is not as it is meant although the job runs; see :class:`Problem`.
     :param lag: bytes of WAL that a stream had not published yet when it was measured last; None if PostgreSQL has not
-        answered then, or for another job.
+        answered for a while, or for another job.
     :param delay: how old the oldest of these changes was, in seconds.
     :param pressure: how near the job is to each limit of the guard (wal, xmin, replica, locks): 1 is at the limit.
     :param guard: the last steps of the guard, the oldest first.
@@ -157,6 +159,7 @@ class StatusRecord:
     stopped_by: StoppedBy = ""
     first: float = 0.0
     began: str = ""
+    behind_since: float = 0.0
     repeats: int = 0
     lag: int | None = None
     delay: float | None = None
@@ -189,6 +192,17 @@ class StatusRecord:
     def failed(self) -> bool:
         """Whether the job has ended with an error."""
         return self.state == _FAILED
+
+    @property
+    def standing(self) -> list[Problem]:
+        """The problems that still stand: a bounded run leaves those that it had when it finished, until the next one. A
+        job that was stopped, or has failed, says nothing of them any more."""
+        return self.problems if not self.ended or self.state == "finished" else []
+
+    @property
+    def not_begun(self) -> bool:
+        """Whether no job could begin since the last one has ended in order."""
+        return self.ended_in_order and bool(self.error)
 
     @property
     def over(self) -> bool:

@@ -287,11 +287,13 @@ class PipelineState:
 
     @property
     def open_letters(self) -> dict[str, dict[str, int]]:
-        """How many dead letters are open, by the table's name and by what has written them: snapshot, stream or
-        live."""
+        """How many dead letters are open, by the table's name as it is known now, and by what has written them:
+        snapshot, stream or live."""
         found: dict[str, Counter[str]] = {}
         for key, each in self.letters.items():
             if each.open:
-                by = key.rpartition("/")[2].partition("-")[0]
-                found.setdefault(each.table, Counter())[by] += each.open
+                _, oid, by = key.split("/", 2)
+                pinned = self.tables.get(int(oid))
+                table = pinned.table.qualified if pinned is not None else each.table
+                found.setdefault(table, Counter())[by.partition("-")[0]] += each.open
         return {table: dict(found[table]) for table in sorted(found)}

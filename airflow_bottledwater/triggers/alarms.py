@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
-from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.errors import SettingError, StateError
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
@@ -30,12 +30,12 @@ class _Change:
     def __call__(self, found: Found | None) -> Found | None:
         """What is wrong, if it was not before; an empty dictionary if it is right again; None if nothing has changed.
 
-        :param found: what is wrong, as JSON values; None if nothing is.
+        :param found: what is wrong, as JSON values; an empty dictionary if nothing is; None if that is not known.
         """
-        if (found is not None) == self._wrong:
+        if found is None or bool(found) == self._wrong:
             return None
-        self._wrong = found is not None
-        return found or {}
+        self._wrong = bool(found)
+        return found
 
 
 class _SlotWatch:
@@ -148,12 +148,14 @@ class SlotLagAlarmTrigger(_AlarmTrigger):
 
         def judge(row: Row | None) -> Found | None:
             event = evaluate(pipeline.slot, row, self.max_lag, **limits)
-            # a lag in seconds is known only after so many seconds
+            # a lag in seconds is known only after so many seconds: until then, a restart has made nothing right
             late = row is not None and row[1] is not None and self._seen.exceeded(row[4] + row[1], row[4])
             if event is not None and event["status"] == "failed":
                 return {"slot": pipeline.slot, "message": event["message"]}
-            if row is None or row[1] is None or (event is not None and not late):
+            if row is None or row[1] is None or (event is not None and late is None):
                 return None
+            if event is not None and not late:
+                return {}
             found = {"lag": row[1], "retained": row[2], "wal_status": row[0], "safe_wal_size": row[5]}
             return {"slot": pipeline.slot, **found}
 
@@ -164,7 +166,8 @@ class DeadLettersAlarmTrigger(_AlarmTrigger):
     """Fires when more dead letters are open than may be: for an ``AssetWatcher``. It fires once, and again only after
     few enough were open in between.
 
-    The payload has ``slot``, ``open``, and the numbers by table.
+    The payload has ``slot``, ``open``, and the numbers by table; or ``message``, if the pipeline has no table of a name
+    that was given.
 
     :param pipeline: see :class:`~airflow_bottledwater.triggers.watcher.WatcherTrigger`.
     :param max_open: how many may be open.
@@ -193,8 +196,10 @@ class DeadLettersAlarmTrigger(_AlarmTrigger):
             try:
                 counts = watch.counts()
             except StateError:
-                return None  # there is no pipeline yet, or no more
+                return {}  # there is no pipeline yet, or no more
+            except SettingError as error:
+                return {"slot": pipeline.slot, "message": str(error)}
             found = sum(counts.values())
-            return {"slot": pipeline.slot, "open": found, "tables": counts} if found > self.max_open else None
+            return {"slot": pipeline.slot, "open": found, "tables": counts} if found > self.max_open else {}
 
         return _LettersWatch(look, change)

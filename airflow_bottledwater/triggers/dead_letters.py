@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.triggers.base import TriggerEvent
 
-from airflow_bottledwater.errors import BottledWaterError, StateError
+from airflow_bottledwater.errors import BottledWaterError, SettingError, StateError
 from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
@@ -34,6 +34,7 @@ class LettersWatch:
         """How many are open, if few enough; None otherwise.
 
         :raises StateError: there is no such pipeline.
+        :raises SettingError: it has no table of a name that was given.
         :raises Outage: the source or Kafka does not answer.
         """
         found = sum(self.counts().values())
@@ -43,6 +44,7 @@ class LettersWatch:
         """How many are open, by table.
 
         :raises StateError: there is no such pipeline.
+        :raises SettingError: it has no table of a name that was given.
         :raises Outage: the source or Kafka does not answer.
         """
         # imported here, since a DAG processor needs neither libpq nor a client of Kafka
@@ -51,19 +53,27 @@ class LettersWatch:
         report = status.report(self._pipeline)
         if not report.tables and report.slot is None:
             raise StateError(f"There is no pipeline {self._pipeline.slot!r}.", "Check the name and the connections.")
-        counts = {table: sum(of.values()) for table, of in report.open_letters.items() if self._meant(table)}
+        # those of tables that are gone may be open, too
+        known = {each.table for each in report.tables}.union(report.open_letters)
+        meant = {pattern: {each for each in known if _is(pattern, each)} for pattern in self._tables}
+        for pattern, tables in meant.items():
+            if not tables:
+                raise SettingError("tables", pattern, "[schema.]table, or a pattern, of tables that the pipeline has")
+        asked = set().union(*meant.values()) if meant else known
+        counts = {table: sum(of.values()) for table, of in report.open_letters.items() if table in asked}
         if counts != self._said:
             self._said = counts
             of = ", ".join(f"{count:,} of {table}" for table, count in counts.items()) or "none"
             log.info("Open dead letters: %s.", of)
         return counts
 
-    def _meant(self, qualified: str) -> bool:
-        schema, _, name = qualified.partition(".")
-        return not self._tables or any(describes(each, schema, name) for each in self._tables)
-
     def close(self) -> None:
         """Nothing is kept open."""
+
+
+def _is(pattern: str, qualified: str) -> bool:
+    schema, _, name = qualified.partition(".")
+    return describes(pattern, schema, name)
 
 
 class DeadLettersTrigger(PipelineTrigger):

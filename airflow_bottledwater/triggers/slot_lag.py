@@ -59,9 +59,10 @@ class Seen:
         self.looks.append((now, end))
         return any(seen <= confirmed for _, seen in self.looks)
 
-    def exceeded(self, end: int, confirmed: int, now: float | None = None) -> bool:
-        """Note where the WAL ends; returns whether the slot is known to be behind by more than the limit: something
-        that was there so long ago is not confirmed.
+    def exceeded(self, end: int, confirmed: int, now: float | None = None) -> bool | None:
+        """Note where the WAL ends; returns whether the slot is behind by more than the limit: something that was there
+        so long ago is not confirmed. None if that is not known: no look is so old, and nothing that was seen since is
+        confirmed.
 
         :param now: seconds since 1970.
         """
@@ -71,7 +72,9 @@ class Seen:
         # of those beyond the limit, the last one tells
         old = [look for look in self.looks if now - look[0] > self._max_seconds]
         self.looks = [*old[-1:], *(look for look in self.looks if 0 <= now - look[0] <= self._max_seconds), (now, end)]
-        return bool(old) and old[-1][1] > confirmed
+        if any(seen <= confirmed for _, seen in self.looks):
+            return bool(old) and old[-1][1] > confirmed
+        return True if old else None
 
 
 def evaluate(

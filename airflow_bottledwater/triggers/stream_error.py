@@ -88,8 +88,8 @@ def evaluate(
         why = problems.summary(each for each in status.problems if each.kind == letters.KIND)
         more = f"{letters.are_open(status.open_dead_letters)}, more than {max_dead_letters}."
         return _failed(f"{more} {why}".strip(), status.position)
+    others = [each for each in status.standing if each.kind != letters.KIND]
     if not status.ended:
-        others = [each for each in status.problems if each.kind != letters.KIND]
         if found := problems.lasting(others, status.at):
             return _failed(problems.summary(found), status.position)
         if not late:
@@ -112,6 +112,8 @@ def evaluate(
         return _failed(
             f"A job was stopped to be replaced, and no other has reported for {silent:.0f} s.", status.position
         )
+    if others:
+        return _failed(problems.summary(others), status.position)
     if status.stopped_by == TASK and silent < min(_CONTINUED, longest):
         return None
     owner = status.job.owner if status.stopped_by == TASK else None

@@ -69,7 +69,7 @@ def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(mak
     assert flow.compare("a").differences == []
     # what a sensor waits for
     assert LettersWatch(flow.pipeline, max_open=0, tables=[]).fetch() is None
-    assert LettersWatch(flow.pipeline, max_open=0, tables=["a", "s.b"]).fetch() == {"status": "ok", "open": 0}
+    assert LettersWatch(flow.pipeline, max_open=0, tables=["a"]).fetch() == {"status": "ok", "open": 0}
     assert LettersWatch(flow.pipeline, max_open=1, tables=["b"]).fetch() == {"status": "ok", "open": 1}
 
     assert redrive.dismiss(flow.pipeline, ["a"]) == redrive.RedriveResult()

@@ -221,7 +221,7 @@ def _watchers(flow: Flow) -> tuple[str, str, str]:
         return ("No job has ever reported.",) * 3
     limits = HealthLimits(silence=0.0, pause=None)
     if status.state == "finished":
-        # a bounded run: nothing has to run, and only the DAG of the health looks at what it has left
+        # a bounded run: nothing has to run, and only what it has left is wrong
         wrong = " ".join(pipelines.wrong(flow.name, status, records, limits, alive=True))
         return wrong, wrong, wrong
     now, status = time.time() + GRACE, replace(status, at=status.at + GRACE)

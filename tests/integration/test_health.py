@@ -85,7 +85,7 @@ def _kill(controller: Controller) -> None:
 
 
 def test_a_pipeline_that_is_meant_to_run_and_does_not_is_red(watched: Watched) -> None:
-    (nobody,) = watched.look().wrong.values()
+    nobody = watched.look().wrong[watched.flow.pipeline.slot]
     assert "There is no pipeline of this name" in nobody[0]
     job = watched.job()
     assert watched.look().states == {watched.flow.name: "streaming"} and not watched.wrong()
@@ -132,6 +132,36 @@ def test_that_it_was_never_verified_is_known_however_often_its_jobs_begin(watche
         begin(flow.pipeline)
     last = read_status(flow.pipeline, flow.name)
     assert last is not None and last.failed and last.job.kind == "stream" and last.first == first.first
+
+
+def test_a_stream_that_is_stuck_is_as_late_whichever_job_tries_it(watched: Watched) -> None:
+    dead = watched.job()
+    dead.status.position, dead.status.delay = "0000000000000064/00000000", 5000.0
+    _kill(dead)
+    dead._write(wait=5.0)
+    begun = time.time() - 5000
+
+    def next_job(position: str) -> Controller:
+        watched.epoch += 1
+        job = Job(watched.epoch, uuid.uuid4().hex, "stream", "h", 5, time.time())
+        made = Controller(watched.flow.pipeline, watched.cluster, job)
+        made.status.position = position
+        made.start()
+        until(made.listening.is_set, "it has heard of the job before")
+        return made
+
+    # one that dies before it has measured anything, and one that follows it
+    short = next_job(dead.status.position)
+    assert short.status.behind_since == pytest.approx(begun, abs=5)
+    _kill(short)
+    short._write(wait=5.0)
+    stuck = next_job(dead.status.position)
+    assert stuck.status.behind_since == short.status.behind_since
+    stuck.finish("failed")
+    # what was published is not late
+    on = next_job("0000000000000065/00000000")
+    assert on.status.behind_since == 0
+    on.finish("finished")
 
 
 def test_a_stream_that_is_behind_is_red_without_a_connection(watched: Watched) -> None:

@@ -2775,15 +2775,51 @@ MUTANTS = (
     ),
     Mutant(
         "what a bounded run has left is red",
-        "pipelines._told",
-        never("status.state == 'finished'"),
+        "StatusRecord.standing",
+        drop("self.state == 'finished'"),
         "tests/unit/jobs/test_pipelines.py::test_a_pipeline_that_is_not_as_it_is_meant_is_red",
     ),
     Mutant(
         "a stream that is behind is red without its source",
         "pipelines.wrong",
-        drop("found.append(_behind(status, limits))"),
+        drop("found.append(_behind(status, now, limits))"),
         "tests/unit/jobs/test_pipelines.py::test_a_stream_that_is_behind_is_red_without_its_source",
+    ),
+    Mutant(
+        "an age that is told by fewer looks is not smaller",
+        "Age.behind",
+        swap("deque(list(self._ends)[::2])", "deque(list(self._ends)[1:])"),
+        "tests/unit/metrics/test_meter.py::test_however_long_nothing_is_published_the_lag_in_seconds_grows",
+    ),
+    Mutant(
+        "a lag in seconds outlives the job that has measured it",
+        "sampler.Sampler._of_source",
+        never("lag and status.behind_since and status.position == status.began"),
+        "tests/unit/metrics/test_sampler.py::test_what_another_job_has_measured_counts_until_something_is_published",
+    ),
+    Mutant(
+        "a lag that cannot be measured is red",
+        "pipelines._behind",
+        drop("status.delay is None"),
+        "tests/unit/jobs/test_pipelines.py::test_a_stream_that_is_behind_is_red_without_its_source",
+    ),
+    Mutant(
+        "a lag that is not known makes nothing right",
+        "_Change.__call__",
+        drop("found is None"),
+        "tests/unit/triggers/test_watcher.py::test_a_restart_makes_no_lag_right_and_tells_none_twice",
+    ),
+    Mutant(
+        "a table that no pipeline has has no dead letters that could be counted",
+        "LettersWatch.counts",
+        drop("raise SettingError(...)"),
+        "tests/unit/sensors/test_sensors.py::test_a_table_that_the_pipeline_does_not_have_is_an_error",
+    ),
+    Mutant(
+        "who watches nothing is told",
+        "hooks.health.look",
+        drop("health.wrong['pipelines'] = [_NONE]"),
+        "tests/unit/hooks/test_health.py::test_a_kafka_without_pipelines_is_no_healthy_one",
     ),
     Mutant(
         "a job's status says how far it is behind",
@@ -4945,7 +4981,7 @@ MUTANTS = (
     Mutant(
         "what is wrong is told once until it is right again",
         "_Alarm.fetch",
-        never("(found is not None) == self._wrong"),
+        drop("bool(found) == self._wrong"),
         "tests/unit/triggers/test_watcher.py::test_a_slot_that_needs_somebody_is_told_once_until_it_is_right",
     ),
     Mutant(

@@ -97,7 +97,10 @@ def test_what_people_limit_is_red_beyond_it() -> None:
 
 def test_a_stream_that_is_behind_is_red_without_its_source() -> None:
     behind = reported(lag=5_000_000, delay=90.0)
-    assert wrong(behind) == wrong(behind, lag=5_000_000, delay=90) == wrong(reported(), lag=0, delay=0) == ""
+    assert wrong(behind) == wrong(behind, lag=5_000_000, delay=90) == wrong(reported(lag=0, delay=0.0), lag=0) == ""
+    # it has begun long ago, and cannot measure
+    assert wrong(reported()) == wrong(reported(), delay=9, silence=NOW) == wrong(reported("waiting"), delay=9) == ""
+    assert "How far the stream is behind is not known" in wrong(reported(), delay=9)
     assert "is 5.0 MB and 90 s behind; 5.0 MB are allowed" in wrong(behind, lag=4_999_999)
     assert "is 5.0 MB and 90 s behind; 6.0 MB and 89 s are allowed" in wrong(behind, lag=6_000_000, delay=89)
     # what was measured last by a job that is dead, or has ended

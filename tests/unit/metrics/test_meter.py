@@ -113,6 +113,18 @@ def test_a_lag_from_before_the_job_is_told_by_the_last_commit() -> None:
     assert age.behind(300, 900, committed_ago=3600.0) == 3600
 
 
+@pytest.mark.parametrize("interval", [0.1, 1.0, 10.0])
+def test_however_long_nothing_is_published_the_lag_in_seconds_grows(interval: float) -> None:
+    now = 0.0
+    age, looks = Age(lambda: now), 5000
+    for number in range(looks):
+        now = number * interval
+        assert age.behind(5, 10 + number) == pytest.approx(now)
+    # half of it is published then: the age is as exact as there are looks left
+    assert age.behind(10 + looks // 2, 10 + looks) == pytest.approx(now / 2, rel=0.02)
+    assert len(age._ends) <= 361
+
+
 def read(samples: dict[str, Sample], records: dict[str, object], now: float = 1000.0) -> dict[tuple[str, str], float]:
     """What Prometheus reads, by name and the labels that are not the pipeline's."""
     text = generate_latest(collector(lambda: points(samples, records, now))).decode()
@@ -128,7 +140,8 @@ def read(samples: dict[str, Sample], records: dict[str, object], now: float = 10
 
 
 def status(**more: object) -> dict[str, object]:
-    record = StatusRecord("streaming", Job(4, "j", "stream", "h", 5, 900.0), "cdc", at=999.0, **more)  # type: ignore[arg-type]
+    more = {"state": "streaming", "job": Job(4, "j", "stream", "h", 5, 900.0), "slot": "cdc", "at": 999.0, **more}
+    record = StatusRecord(**more)  # type: ignore[arg-type]
     return {status_key(NAME): encode(record)}
 
 
@@ -164,6 +177,15 @@ def test_prometheus_gets_samples_and_what_the_shared_topic_says() -> None:
     assert found["bottledwater_last_report_age_seconds", ""] == 1
     assert found["bottledwater_verified_age_seconds", ""] == 60
     assert found["bottledwater_verified_tables", "result=different"] == 1
+
+
+def test_what_a_bounded_run_has_left_and_that_none_can_begin_is_seen_between_runs() -> None:
+    found = read({}, status(problems=[Problem("set-aside", "t", "r")], state="finished"))
+    assert found["bottledwater_problems", "kind=set-aside"] == 1 and found["bottledwater_state", "state=finished"] == 1
+    found = read({}, status(problems=[Problem("set-aside", "t", "r")], state="stopped"))
+    assert ("bottledwater_problems", "kind=set-aside") not in found
+    found = read({}, status(state="finished", error="The slot is lost."))
+    assert (found["bottledwater_state", "state=failed"], found["bottledwater_state", "state=finished"]) == (1, 0)
 
 
 def test_what_a_dead_job_measured_does_not_look_like_the_present() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,9 +103,25 @@ def test_a_sample_has_what_was_counted_what_the_job_says_and_what_the_source_say
     assert values.keys() <= registry.METRICS.keys()
     # the pipeline's status has it, for who knows only that
     assert STATUS.lag == 50 and STATUS.delay == pytest.approx(sample.value("lag_seconds"), abs=0.1)
-    world.look = None
+    # a moment without an answer is none
+    found.take(None)
+    assert STATUS.lag == 50
+    found._answered -= 61
     found.take(None)
     assert (STATUS.lag, STATUS.delay) == (None, None)
+
+
+def test_what_another_job_has_measured_counts_until_something_is_published(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = made()
+    status = replace(STATUS, began=STATUS.position, behind_since=time.time() - 7200)
+    monkeypatch.setattr(found, "_status", lambda: status)
+    assert found.take(LOOK).value("lag_seconds") == pytest.approx(7200, abs=5)
+    found.take(replace(LOOK, end=100))
+    assert status.delay == 0
+    status.position = "0000000000000065/00000000"
+    assert found.take(LOOK).value("lag_seconds") < 5
 
 
 def test_the_200_tables_that_have_most_are_shown_and_the_others_added_up_by_operation(world: World) -> None:

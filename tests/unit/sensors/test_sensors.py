@@ -237,7 +237,8 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         counted = found.pop(0)
         if isinstance(counted, Exception):
             raise counted
-        return SimpleNamespace(tables=[1], slot=None, open_letters=counted)
+        tables = [SimpleNamespace(table=each) for each in ("public.a", "public.c", "sales.b")]
+        return SimpleNamespace(tables=tables, slot=None, open_letters=counted)
 
     monkeypatch.setattr("airflow_bottledwater.jobs.status.report", report)
     return found
@@ -259,6 +260,16 @@ def test_dead_letters_are_waited_for(letters: list[Any]) -> None:
     sensor.execute_complete(CONTEXT, {"status": "ok", "open": 0})
     with pytest.raises(AirflowFailException, match="no such"):
         sensor.execute_complete(CONTEXT, {"status": "failed", "message": "no such pipeline"})
+
+
+@pytest.mark.parametrize("tables", ["b", "public.b", "a, nobodys*"])
+def test_a_table_that_the_pipeline_does_not_have_is_an_error(letters: list[Any], tables: str) -> None:
+    letters.extend([{"sales.b": {"snapshot": 4}}])
+    with pytest.raises(AirflowFailException, match=r"Setting 'tables' cannot be '(public\.)?[bn]"):
+        DeadLettersSensor(task_id="t", pipeline=ORDERS, tables=tables).poke(CONTEXT)
+    # one that was dropped may have some
+    letters.extend([{"public.gone": {"stream": 1}}])
+    assert not DeadLettersSensor(task_id="t", pipeline=ORDERS, tables="gone").poke(CONTEXT)
 
 
 def test_the_trigger_waits_for_dead_letters_over_an_outage(letters: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

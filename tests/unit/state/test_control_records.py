@@ -34,7 +34,7 @@ STATUS = {
     "position": "00000000016B3748/0000000C", "counters": {"published": 7, "dead_letters": 0},
     "progress": {"skipped_by_table": {"public.a": 2}, "not_followed": ["public.b"]}, "problems": [], "error": "",
     "permanent": False, "retired": False,
-    "stopped_by": "", "first": 0.0, "began": "", "repeats": 0, "pressure": {}, "guard": [],
+    "stopped_by": "", "first": 0.0, "began": "", "behind_since": 0.0, "repeats": 0, "pressure": {}, "guard": [],
     "at": 1700000001.25, "heartbeat": 2.0,
 }  # fmt: skip
 REQUEST = {"by": "request", "epoch": 3, "pipeline": "", "retire": True, "interrupted": 0, "at": 1700000002.5}

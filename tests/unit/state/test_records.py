@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from airflow_bottledwater.postgres.coverage import Coverage, Publication
 from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.state import records
 from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import StateRecord
 
 _PRICE = ColumnType(90000, -1, 1700, (10 << 16 | 2) + 4, "b", "public.price")
@@ -75,3 +77,17 @@ def test_what_is_no_record_of_this_version_is_refused(key: str, raw: dict[str, o
     with pytest.raises(StateError) as raised:
         records.decode(key, raw)
     assert problem in str(raised.value)
+
+
+def test_open_dead_letters_are_told_by_the_name_that_their_table_has_now() -> None:
+    now = PinnedTable(replace(_TABLE, oid=7, schema="public", name="now"), "shop.t", "id", 6, 1, 2, 2**33)
+    known = PipelineState({})
+    known.apply(
+        {
+            records.table_key(7): now,
+            records.letters_key(7, records.by_lane(3)): records.Letters("public.before", 2),
+            records.letters_key(7, records.BY_STREAM): records.Letters("public.now", 1),
+            records.letters_key(8, records.BY_STREAM): records.Letters("public.gone", 4, 1),
+        }
+    )
+    assert known.open_letters == {"public.gone": {"stream": 3}, "public.now": {"snapshot": 2, "stream": 1}}

@@ -19,6 +19,7 @@ from airflow_bottledwater.jobs import leftovers, orphans, stop
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.outcome import Outcome
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.state.control_records import StatusRecord, encode, status_key
@@ -476,6 +477,27 @@ def seen(state: str = "streaming", **changes: Any) -> StatusRecord:
         # of a job before this one: another may be on its way
         (seen(state="failed", permanent=True, error="old", id="j0"), 599, None, None),
         (seen(state="stopped", id="j0"), 599, None, None),
+        # what a bounded run has left does not wait for the next one
+        (
+            seen(state="finished", problems=[Problem("not-followed", "public.a", "It has no key.")]),
+            0,
+            None,
+            "public.a: It has no key.",
+        ),
+        (
+            seen(state="finished", problems=[Problem("not-followed", "public.a", "It has no key.")], id="j0"),
+            599,
+            None,
+            None,
+        ),
+        (
+            seen(
+                state="stopped", problems=[Problem("not-followed", "public.a", "It has no key.")], stopped_by="request"
+            ),
+            0,
+            None,
+            "ok",
+        ),
         # or there is none
         (seen(state="failed", permanent=True, error="old", id="j0"), 600, None, "old"),
         (seen(state="stopped", id="j0"), 600, None, "ok"),

@@ -18,7 +18,7 @@ from airflow_bottledwater.jobs import changes
 from airflow_bottledwater.model.changes import ChangeRange, TopicRange
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
 from airflow_bottledwater.provision import live
-from airflow_bottledwater.triggers import watcher
+from airflow_bottledwater.triggers import slot_lag, watcher
 from airflow_bottledwater.triggers.alarms import DeadLettersAlarmTrigger, SlotLagAlarmTrigger
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
 from airflow_bottledwater.triggers.slots import SlotReader
@@ -192,6 +192,32 @@ def test_a_slot_that_needs_somebody_is_told_once_until_it_is_right(monkeypatch: 
 
 
 @pytest.mark.usefixtures("connections")
+def test_a_restart_makes_no_lag_right_and_tells_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, ends = [0.0], iter(range(1000, 9000, 10))
+
+    async def row(*_: Any) -> Any:
+        now[0] += 100
+        return ("reserved", next(ends) - confirmed[0], 500, True, confirmed[0], None)
+
+    monkeypatch.setattr(SlotReader, "row", row)
+    monkeypatch.setattr(slot_lag.time, "time", lambda: now[0])
+    confirmed, store = [50], Store()
+
+    def looks(count: int) -> list[Any]:
+        return looked(SlotLagAlarmTrigger(pipeline="shop", max_lag_seconds=600), store, count)
+
+    assert looks(6) == [] and not store
+    # nothing is known after each restart, then that it is late
+    assert len(looks(9)) == 1 and store == {"bottledwater_lag": {"wrong": True}}
+    assert looks(3) == looks(20) == [] and store == {"bottledwater_lag": {"wrong": True}}
+    # what is seen from now on is published
+    confirmed[0] = 9000
+    assert looks(1) == [] and store == {"bottledwater_lag": {"wrong": False}}
+    confirmed[0] = 50
+    assert looks(6) == [] and len(looks(9)) == 1
+
+
+@pytest.mark.usefixtures("connections")
 def test_dead_letters_are_told_once_until_they_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = [StateError("no pipeline yet"), {}, {"public.a": 2}, {"public.a": 5}, Outage("away"), {}]
     found.append({"public.a": 1})
@@ -207,6 +233,9 @@ def test_dead_letters_are_told_once_until_they_are_settled(monkeypatch: pytest.M
     first, second = looked(DeadLettersAlarmTrigger(pipeline="shop"), store, 7)
     assert first == {"slot": "shop", "open": 2, "tables": {"public.a": 2}} and second["open"] == 1
     assert store == {"bottledwater_dead_letters": {"wrong": True}}
+    found.append(SettingError("tables", "b", "a table"))
+    (told,) = looked(DeadLettersAlarmTrigger(pipeline="shop", tables="b"), Store(), 1)
+    assert told == {"slot": "shop", "message": "Setting 'tables' cannot be 'b'. Allowed: a table."}
     found.append({"public.a": 3})
     assert not looked(DeadLettersAlarmTrigger(pipeline="shop", max_open=3, tables="a"), Store(), 1)
 

@@ -8,21 +8,22 @@ provider's own client mode ends with the task that started it, and leaves the Py
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from airflow_bottledwater import extras
 from airflow_bottledwater.errors import JobDied, Refused
-from airflow_bottledwater.hooks.spark_submit import submission
-from airflow_bottledwater.hooks.spark_target import SparkTarget, connection_of, master_of
+from airflow_bottledwater.hooks.spark_submit import making, submission
+from airflow_bottledwater.hooks.spark_target import SparkTarget
 from airflow_bottledwater.jobs import run_directory, submit, supervise
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.run_directory import Submission
@@ -41,35 +42,49 @@ _IN_IMAGE = "local:///opt/bottledwater/jobs"
 Given = tuple[str, dict[Any, Any] | None, str | None]
 
 
-def refuse_missing_programs(conn_id: str) -> None:
-    """Check that what submits jobs is installed on this host: usually spark-submit, and for Kubernetes its provider.
+def refuse_missing_programs(place: SparkTarget) -> None:
+    """Check that jobs can be submitted from this host: the provider takes the connection, and its program starts, which
+    needs a Java that Spark can run on. A condition that is only necessary (a file of that name, say) does not tell.
 
-    :param conn_id: connection of type Spark, which may name another program (``spark-binary``).
+    :param place: where they run; its connection may name another program than spark-submit (``spark-binary``).
     :raises Refused: there is no such connection, or something is missing.
     """
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
     _home()
-    connection = connection_of(conn_id)
-    if master_of(connection).startswith("k8s://") and not _has_kubernetes():
+    with making(place.conn_id):
+        # a keytab that is given keeps the hook from writing that of the connection into a file
+        hook = SparkSubmitHook(conn_id=place.conn_id, keytab="")
+    environment = submit.environment(master=place.master)
+    if submit.is_local(place.master) and environment["PYSPARK_PYTHON"] == sys.executable:
+        extras.require("spark")  # the workers are processes of this Python
+    name = str(hook.spark_binary or "spark-submit")
+    if shutil.which(name, path=environment["PATH"]) is None:
         raise Refused(
-            f"Connection {conn_id!r} has a master on Kubernetes, and Airflow's provider for it is not installed on "
-            "this worker.",
-            "pip install apache-airflow-providers-cncf-kubernetes",
-        )
-    name = str(connection.extra_dejson.get("spark-binary") or "spark-submit")
-    if shutil.which(name, path=submit.environment()["PATH"]) is None:
-        raise Refused(
-            f"{name} (of connection {conn_id!r}) is not on the PATH of this worker.",
+            f"{name} (of connection {place.conn_id!r}) is not on the PATH of this worker.",
             "Install the spark extra (pip install airflow-provider-bottledwater[spark]), or put Spark's bin folder on "
             "the PATH.",
         )
+    if said := _why_not_started([name, "--version"], environment):
+        raise Refused(
+            f"{name} (of connection {place.conn_id!r}) does not start on this worker: {said}.",
+            "Spark needs Java 17 or later. Install it (on Debian and Ubuntu: apt-get install openjdk-17-jre-headless). "
+            f"If another Java is used, set JAVA_HOME to the folder of this one. Then try {name} --version.",
+        )
 
 
-def _has_kubernetes() -> bool:
-    """Whether the module is there that the Spark provider needs."""
+def _why_not_started(command: list[str], environment: Mapping[str, str]) -> str:
+    """What a command says that fails; empty if it does not fail within two minutes."""
     try:
-        return importlib.util.find_spec("airflow.providers.cncf.kubernetes.kube_client") is not None
-    except ModuleNotFoundError:
-        return False
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", env=dict(environment), timeout=120, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ""  # it runs, on a busy host
+    if not ended.returncode:
+        return ""
+    return " ".join(ended.stdout.split())[:500].rstrip(".") or f"exit code {ended.returncode}"
 
 
 def _home() -> Path:

@@ -3,16 +3,37 @@ attributes."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.jobs import submit
 
 #: takes the place of the provider's log
 _quiet = logging.getLogger(f"{__name__}.provider")
 _quiet.setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def making(conn_id: str) -> Iterator[None]:
+    """Within this block, a ``SparkSubmitHook`` is made.
+
+    :param conn_id: its connection.
+    :raises Refused: the provider does not take the connection.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        # of these two, the first is raised for a master on Kubernetes without the provider for it
+        remedy = "Correct the connection: see docs/operations.md, Where the jobs run."
+        if isinstance(error, RuntimeError) and "kubernetes" in str(error):
+            remedy = "pip install apache-airflow-providers-cncf-kubernetes"
+        said = str(error).rstrip(".!")
+        raise Refused(f"Airflow's Spark provider does not accept connection {conn_id!r}: {said}.", remedy) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,15 +91,35 @@ def find(conn_id: str, *, mode: str | None = None, properties: Mapping[Any, Any]
     return place
 
 
-def check(place: SparkTarget, *, detached: bool, executor: str | None = None, settings_file: str | None = None) -> None:
+def _default_executor(*, here: bool) -> str:
+    """The executor of a task that names none.
+
+    :param here: whether that executor runs this process, too. What a worker is, is asked of its environment before its
+        configuration: Airflow's own pod templates set ``[core] executor`` to LocalExecutor inside of the pods that
+        KubernetesExecutor makes.
+    """
+    if here and os.environ.get("AIRFLOW_IS_K8S_EXECUTOR_POD"):  # PodGenerator.construct_pod always sets it
+        return "KubernetesExecutor"
+    return conf.get("core", "executor", fallback="LocalExecutor").split(",")[0]
+
+
+def check(
+    place: SparkTarget,
+    *,
+    detached: bool,
+    executor: str | None = None,
+    here: bool = True,
+    settings_file: str | None = None,
+) -> None:
     """Check that a job can run in a place, before anything is changed.
 
     :param detached: whether the job outlives the task's process on the worker.
-    :param executor: the task's own executor; None for the first that is configured.
+    :param executor: the task's own executor; None for the default.
+    :param here: whether this process is a worker of the same executor.
     :param settings_file: where the driver's pod has the connections, on Kubernetes.
     :raises Refused: it cannot.
     """
-    executor = executor or conf.get("core", "executor", fallback="LocalExecutor").split(",")[0]
+    executor = executor or _default_executor(here=here)
     if place.kubernetes and not settings_file:
         raise Refused(
             f"On Kubernetes (connection {place.conn_id!r}), the job's pods need a file with the connections.",
@@ -109,17 +130,20 @@ def check(place: SparkTarget, *, detached: bool, executor: str | None = None, se
         raise Refused(
             f"In deploy-mode client the job is a process on Airflow's worker, and a worker of {executor} ends with its "
             "task.",
-            "Set deferrable=False on the task: it then stays, and is the job's supervisor. Or use a Spark connection "
+            "Set deferrable=False on the task, as in Pipeline.dag(stream={'deferrable': False}): it then stays, and is "
+            "the job's supervisor. A pipeline of a YAML file needs a DAG file of its own for that, with "
+            "Pipeline.load('the file').dag(stream={'deferrable': False}). Or use a Spark connection "
             "with deploy-mode cluster, or give the task another executor (executor='LocalExecutor' or "
             "'CeleryExecutor', if configured).",
         )
 
 
-def problems(conn_id: str, tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def problems(conn_id: str, tasks: Mapping[str, Mapping[str, Any]], executor: str | None) -> list[str]:
     """Why the jobs of tasks could not run, before anything is changed.
 
     :param conn_id: connection of type Spark.
     :param tasks: ``snapshot`` and ``stream``, each with those arguments of its operator (:data:`WHERE`) that are given.
+    :param executor: that of the task that asks, if it has its own.
     :raises Outage: the connection is not found.
     """
     found = []
@@ -129,6 +153,7 @@ def problems(conn_id: str, tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 find(conn_id, mode=task.get("deploy_mode")),
                 detached=bool(task.get("deferrable", name == "stream")),
                 executor=task.get("executor"),
+                here=task.get("executor") == executor,
                 settings_file=task.get("settings_file"),
             )
         except Refused as error:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.hooks import spark_target
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
@@ -52,6 +53,10 @@ class BeforeJobsOperator(PipelineMixin, BaseOperator):
         where = {"deploy_mode": spark.deploy_mode or None, "settings_file": spark.settings_file or None}
         tasks = {"snapshot": {**where, **(self.snapshot or {})}, "stream": {**where, **(self.stream or {})}}
         return {name: task for name, task in tasks.items() if name != "snapshot" or not pipeline.skip_snapshot}
+
+    def spark_problems(self, pipeline: Settings) -> list[str]:
+        """Why snapshot or stream could not run where they are going to."""
+        return spark_target.problems(self.described().spark.conn_id, self.jobs(pipeline), self.executor)
 
     @contextlib.contextmanager
     def noting(self, pipeline: Settings) -> Iterator[None]:

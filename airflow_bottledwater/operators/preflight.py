@@ -41,7 +41,7 @@ class ReplicationPreflightOperator(BeforeJobsOperator):
 
         away: BottledWaterError | None = None
         try:
-            problems = self._spark_problems(pipeline)
+            problems = self.spark_problems(pipeline)
         except Outage as error:
             problems, away = [], error
         try:
@@ -58,14 +58,14 @@ class ReplicationPreflightOperator(BeforeJobsOperator):
             raise PreflightError(problems)
         return found
 
-    def _spark_problems(self, pipeline: Settings) -> list[str]:
-        """Why snapshot or stream could not run; reported before anything is created."""
-        tasks, conn_id = self.jobs(pipeline), self.described().spark.conn_id
-        found = spark_target.problems(conn_id, tasks)
+    def spark_problems(self, pipeline: Settings) -> list[str]:
+        """Why snapshot or stream could not run, also for want of a program; reported before anything is created."""
+        found = super().spark_problems(pipeline)
         # a task with another executor may be on another host
-        if not found and any(self.executor == task.get("executor") for task in tasks.values()):
+        if not found and any(self.executor == task.get("executor") for task in self.jobs(pipeline).values()):
+            spark = self.described().spark
             try:
-                spark_job.refuse_missing_programs(conn_id)
+                spark_job.refuse_missing_programs(spark_target.find(spark.conn_id, mode=spark.deploy_mode or None))
             except Refused as error:
                 found.append(str(error))
         return found

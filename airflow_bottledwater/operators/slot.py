@@ -43,7 +43,7 @@ class CreateReplicationSlotOperator(BeforeJobsOperator):
         with failing():
             pipeline = self.pipeline_hook.pipeline()
             with self.noting(pipeline):
-                if problems := spark_target.problems(self.described().spark.conn_id, self.jobs(pipeline)):
+                if problems := self.spark_problems(pipeline):
                     raise PreflightError(problems)
                 try:
                     record = create(pipeline, stopped=self._stopped)

@@ -16,10 +16,11 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage
 from airflow_bottledwater.hooks import spark_job, spark_target
 from airflow_bottledwater.hooks.instance import instance
 from airflow_bottledwater.hooks.spark_job import Given
+from airflow_bottledwater.hooks.spark_submit import making
 from airflow_bottledwater.hooks.spark_target import SparkTarget
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import leftovers, stop, supervise, watch
@@ -109,10 +110,8 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         """The provider's hook, with what the pipeline says of Spark."""
         spark = self.described().spark
         self._conn_id, self._deploy_mode = spark.conn_id, spark.deploy_mode or None
-        try:
+        with making(spark.conn_id):
             return super()._get_hook()
-        except RuntimeError as error:  # Kubernetes, without its provider
-            raise Refused(f"{error}.", "pip install apache-airflow-providers-cncf-kubernetes") from error
 
     def _place(self) -> SparkTarget:
         """Where the job is going to run.

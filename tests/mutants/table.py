@@ -3021,7 +3021,7 @@ MUTANTS = (
     Mutant(
         "no slot is made where the stream cannot run",
         "CreateReplicationSlotOperator.execute",
-        swap("spark_target.problems(self.described().spark.conn_id, self.jobs(pipeline))", "[]"),
+        swap("self.spark_problems(pipeline)", "[]"),
         f"{_OPERATORS}::test_what_the_stream_cannot_do_is_refused_before_anything_is_made",
     ),
     Mutant(

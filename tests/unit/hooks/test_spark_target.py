@@ -52,6 +52,26 @@ def test_what_goes_together(
         spark_target.check(place, detached=detached, executor="LocalExecutor", settings_file=settings_file)
 
 
+@pytest.mark.parametrize("configured", ["LocalExecutor", "CeleryExecutor", "LocalExecutor,KubernetesExecutor"])
+def test_a_pod_of_kubernetes_executor_is_one_whatever_its_template_configures(
+    monkeypatch: pytest.MonkeyPatch, connect: Any, configured: str
+) -> None:
+    """Airflow's pod templates, also those of its chart, set LocalExecutor inside of the pods."""
+    connect("s", conn_type="spark", host="local[2]")
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", configured)
+    assert spark_target.problems("s", {"stream": {}}, None) == []
+    monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
+    with pytest.raises(Refused, match="a worker of KubernetesExecutor ends with its task"):
+        spark_target.check(CLIENT, detached=True)
+    spark_target.check(CLIENT, detached=True, executor="CeleryExecutor")
+    (problem,) = spark_target.problems("s", {"snapshot": {}, "stream": {}}, None)
+    assert "of KubernetesExecutor" in problem
+    # as it advises
+    assert spark_target.problems("s", {"stream": {"deferrable": False}}, None) == []
+    # only the task that asks has KubernetesExecutor, by its own argument: the stream has the default
+    assert spark_target.problems("s", {"stream": {}}, "KubernetesExecutor") == []
+
+
 @pytest.mark.parametrize(
     ("host", "port", "mode", "place"),
     [

@@ -55,11 +55,14 @@ def closed() -> Iterator[str]:
         Path(made).chmod(0o755)
 
 
+HERE = SparkTarget("spark_default", False, "local[2]")
+
+
 def prepared() -> object:
-    return spark_job.prepare(PIPELINE, "stream", SparkTarget("spark_default", False, "local[2]"))
+    return spark_job.prepare(PIPELINE, "stream", HERE)
 
 
-@pytest.mark.parametrize("work", [prepared, lambda: spark_job.refuse_missing_programs("spark_default")])
+@pytest.mark.parametrize("work", [prepared, lambda: spark_job.refuse_missing_programs(HERE)])
 def test_a_folder_that_cannot_be_written_is_refused_for_good(
     monkeypatch: pytest.MonkeyPatch, closed: str, work: Callable[[], object]
 ) -> None:

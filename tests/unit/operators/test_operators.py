@@ -367,6 +367,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "airflow_bottledwater.provision.create.create", lambda pipeline, stopped: done.append("create") or record
     )
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
+    # Spark takes seconds to start; tests/unit/hooks/test_spark_programs.py tries it
+    monkeypatch.setattr(spark_job, "_why_not_started", lambda *_: "")
     return done
 
 
@@ -442,7 +444,7 @@ def test_preflight_names_the_provider_that_kubernetes_needs(connect: Any, monkey
     connect("spark_other", conn_type="spark", host="k8s://https://k:443")
     made = ReplicationPreflightOperator(task_id="t", pipeline=ON_OTHER, stream={})
     made.execute(CONTEXT)
-    monkeypatch.setattr(spark_job, "_has_kubernetes", lambda: False)
+    monkeypatch.setattr("airflow.providers.apache.spark.hooks.spark_submit.kube_client", None)
     with pytest.raises(AirflowFailException, match="apache-airflow-providers-cncf-kubernetes"):
         made.execute(CONTEXT)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import os
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,6 +38,36 @@ def _shared_client(options: tuple[tuple[str, Any], ...]) -> SchemaRegistryClient
     for library in ("httpx", "httpx2"):  # would log each request
         logging.getLogger(library).setLevel(logging.WARNING)
     return SchemaRegistryClient(dict(options))
+
+
+#: properties that the client wants as numbers; all properties of a pipeline are texts
+_NUMBERS = (
+    "timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity", "cache.latest.ttl.sec",
+)  # fmt: skip
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise Refused(f"Schema registry setting: {name} cannot be {value!r}.", "Set it to a number.")
+    return number
+
+
+def _unreadable(options: Mapping[str, Any], error: OSError) -> Refused:
+    """The error for files of certificates that cannot be read, or have none."""
+    files = {name: str(value) for name, value in options.items() if re.fullmatch(r"ssl\..*\.location", name)}
+    files = files or {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
+    # the error of the system names no file
+    files = {name: path for name, path in files.items() if not os.access(path, os.R_OK)} or files
+    said = ", ".join(f"{name} = {path}" for name, path in files.items())
+    return Refused(
+        f"Schema registry setting: {said} cannot be used on host {socket.gethostname()}: {error}.",
+        "The file has to be in PEM format, on every host that asks the registry (Airflow's workers and the hosts of "
+        "the jobs), and readable for their users.",
+    )
 
 
 #: a URL whose user and password, if it has them, can be told from the rest
@@ -69,12 +102,13 @@ class Registry:
     :param config: properties of confluent-kafka's client: ``url``, ``basic.auth.user.info``, ``ssl.…``.
     :param schema_type: what it calls the schemas that are registered; see
         :class:`~airflow_bottledwater.pipeline.formats.Format`.
-    :raises Refused: the URL is not valid.
+    :raises Refused: the URL, or a number, is not valid.
     """
 
     def __init__(self, config: Mapping[str, str], schema_type: str = "AVRO") -> None:
         self.schema_type = schema_type
-        options: dict[str, Any] = {"max.retries": 1, "timeout": 10.0, **config, "url": config["url"].rstrip("/")}
+        options: dict[str, Any] = {"max.retries": "1", "timeout": "10", **config, "url": config["url"].rstrip("/")}
+        options |= {name: _number(name, options[name]) for name in _NUMBERS if name in options}
         self.url = _shown(config["url"])
         self._options = options
 
@@ -88,11 +122,13 @@ class Registry:
     def _client(self) -> SchemaRegistryClient:
         """The client, made when it is first used.
 
-        :raises Refused: it does not accept a property.
+        :raises Refused: it does not accept a property, or cannot read a file that one names.
         """
         try:
             return _shared_client(tuple(sorted(self._options.items())))
-        except (ValueError, KeyError) as error:
+        except OSError as error:  # also those of ssl
+            raise _unreadable(self._options, error) from None
+        except (ValueError, KeyError, TypeError) as error:
             raise Refused(f"Schema registry setting: {error}") from None
 
     def _ask(self, about: str, question: Callable[[SchemaRegistryClient], _Answer]) -> _Answer | None:

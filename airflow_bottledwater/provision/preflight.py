@@ -113,7 +113,10 @@ def _check(pipeline: Settings, problems: list[str]) -> Findings:
         problems += check_slot(connection, pipeline, found)
         problems += check_publications(connection, pipeline, found)
     problems += _replication(pipeline, problems)
-    problems += _registry(pipeline, found)
+    try:
+        problems += _registry(pipeline, found)
+    except Refused as error:
+        problems.append(str(error))
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -84,3 +86,51 @@ def test_a_process_makes_one_client_for_a_registry() -> None:
     config = {"url": "http://registry"}
     assert Registry(config)._client is Registry(dict(config))._client
     assert Registry(config)._client is not Registry({**config, "basic.auth.user.info": "user:password"})._client
+
+
+@pytest.mark.parametrize("name", ["ssl.ca.location", "ssl.certificate.location"])
+@pytest.mark.parametrize("content", [None, "", "no certificate"])
+def test_a_file_of_certificates_that_cannot_be_used_is_named_with_its_setting(
+    tmp_path: Path, name: str, content: str | None
+) -> None:
+    path = tmp_path / "registry.pem"
+    if content is not None:
+        path.write_text(content)
+    registry = Registry({"url": "https://127.0.0.1:9", name: str(path)})
+    with pytest.raises(Refused, match=rf"Schema registry setting: {name} = {path} cannot be used on host ") as raised:
+        registry.ping()
+    assert act(raised.value) is ErrorAction.END
+
+
+def test_the_file_that_is_missing_is_named_of_several(tmp_path: Path) -> None:
+    (tmp_path / "ca").touch()
+    config = {"ssl.ca.location": str(tmp_path / "ca"), "ssl.certificate.location": str(tmp_path / "none")}
+    with pytest.raises(Refused, match=rf"setting: ssl.certificate.location = {tmp_path}/none cannot be used"):
+        Registry({"url": "https://127.0.0.1:9", **config}).ping()
+
+
+def test_a_file_that_the_environment_names_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    with pytest.raises(Refused, match="setting: SSL_CERT_FILE = /nowhere/ca.pem cannot be used"):
+        Registry({"url": "https://127.0.0.1:7"}).ping()
+
+
+NUMBERS = [
+    "timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity", "cache.latest.ttl.sec",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_among_the_properties_is_one(name: str) -> None:
+    """A connection's extra, and the properties of a pipeline, are texts."""
+    with pytest.raises(Outage, match="does not answer: ConnectError"):
+        Registry({"url": "http://127.0.0.1:9", "max.retries": "0", "retries.wait.ms": "1", name: "2"}).ping()
+    for wrong in ("many", "", "-1", "nan", "inf", "1s"):
+        with pytest.raises(Refused, match=f"Schema registry setting: {name} cannot be '{wrong}'"):
+            Registry({"url": "http://127.0.0.1:9", name: wrong})
+
+
+@pytest.mark.parametrize(("name", "value"), [("no.such", "1"), ("proxy", "nowhere"), ("basic.auth.user.info", "me")])
+def test_a_property_that_the_client_does_not_take_is_no_outage(name: str, value: str) -> None:
+    with pytest.raises(Refused, match="Schema registry setting"):
+        Registry({"url": "http://127.0.0.1:9", name: value}).ping()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -179,7 +181,8 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
     text = detail.str() if hasattr(detail, "str") else str(error)
     if isinstance(detail, KafkaError) and away(detail):
         return Outage(
-            f"Kafka at {servers} does not answer: {text}.", "Check the address (--broker), the network and the broker."
+            f"Kafka at {servers} does not answer: {text}.",
+            "Check the address (--broker), security.protocol, the network and the broker.",
         )
     if "AUTH" in name or name.startswith("SASL") or name == "_SSL":
         return Refused(
@@ -188,11 +191,54 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
     return Refused(f"Kafka at {servers} reports an error: {text}.")
 
 
-def note_refusal(refusals: list[str], error: KafkaError) -> None:
-    """Note, as a client's error callback, why a broker rejects the client: the calls themselves only report a
-    time-out."""
+@dataclass(slots=True)
+class Heard:
+    """What a client told its error callback of its connections: the calls themselves only report a time-out.
+
+    :ivar refusal: why a broker rejects the client; empty if none does.
+    :ivar failure: what failed last, which need not be a refusal; empty if nothing did.
+    :ivar at: when it did, by the monotonic clock.
+    """
+
+    refusal: str = ""
+    failure: str = ""
+    at: float = 0.0
+
+    def take_refusal(self) -> str:
+        """The refusal, which is then forgotten: the next outage may be a real one."""
+        found, self.refusal = self.refusal, ""
+        return found
+
+    def reason(self) -> str:
+        """The failure, as sentences to put behind what a call reported; empty if there is none of now."""
+        if not self.failure or time.monotonic() - self.at > _RECENT:
+            return ""
+        said = f" The client says: {self.failure.rstrip('.')}."
+        if told := _TOLD.match(self.failure):
+            said += (
+                f" {told[1]} is an address that the brokers tell their clients (advertised.listeners): it has to be "
+                "reachable from here."
+            )
+        return said
+
+
+#: the broker that an error is about, if its address is not one of bootstrap.servers but from the cluster's metadata:
+#: "sasl_ssl://kafka:9092/1: Connect to …"; with the former it is ".../bootstrap: Connect to …"
+_TOLD = re.compile(r"(?:\w+://)?(\S+:\d+)/\d+: ")
+#: how long an attempt took, which differs each time
+_TOOK = re.compile(r" \(after \d+ms in state [^)]*\)")
+#: seconds; librdkafka repeats an error that has not changed every half a minute only
+_RECENT = 60.0
+_CONNECTION = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._TRANSPORT, KafkaError._RESOLVE)
+
+
+def hear(heard: Heard, error: KafkaError) -> None:
+    """Note, as a client's error callback, why it cannot work with a broker."""
+    if error.code() not in _CONNECTION:
+        return
+    heard.failure, heard.at = _TOOK.sub("", error.str()), time.monotonic()
     if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) and _REFUSAL.search(error.str()):
-        refusals[:] = [error.str()]
+        heard.refusal = error.str()
 
 
 def denied(code: int) -> bool:

@@ -19,11 +19,12 @@ from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Refused
 from airflow_bottledwater.kafka.clients import (
     GRANT,
+    Heard,
     denied,
     denies_id,
     denies_topics,
+    hear,
     made,
-    note_refusal,
     transactional_config,
 )
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
@@ -76,7 +77,7 @@ class TransactionalProducer:
         self.transactional_id = transactional_id
         self._topics, self._waiting = list(topics), waiting
         self._servers = config.get("bootstrap.servers", "?")
-        self._refusals: list[str] = []
+        self._heard = Heard()
         self._config = {
             **transactional_config(config, transactional_id, transaction_timeout),
             "linger.ms": "0",
@@ -85,7 +86,7 @@ class TransactionalProducer:
             # the topic's own limit decides
             "message.max.bytes": "1000000000",
             # must not refer to this object, see Topics._make
-            "error_cb": functools.partial(note_refusal, self._refusals),
+            "error_cb": functools.partial(hear, self._heard),
         }
         self._producer: Producer | None = None
 
@@ -249,9 +250,8 @@ class TransactionalProducer:
     def _wait(self, what: str) -> None:
         """Wait for the broker once; if it rejects the login, ``waiting`` is called with :class:`CredentialsRefused`."""
         self._open_producer.poll(0)
-        if not self._refusals:
-            return self._waiting(what)
-        refusal = self._refusals.pop()
+        if not (refusal := self._heard.take_refusal()):
+            return self._waiting(f"{what.rstrip('.')}.{self._heard.reason()}")
         self._waiting(
             CredentialsRefused(
                 f"Kafka at {self._servers} refuses our user and password: {refusal}.",

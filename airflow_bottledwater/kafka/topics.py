@@ -21,10 +21,11 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, Off
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 from airflow_bottledwater.kafka.clients import (
     GRANT,
+    Heard,
     client_config,
     errors,
+    hear,
     made,
-    note_refusal,
 )
 
 #: the broker's default of max.message.bytes, assumed if the topic's settings may not be read
@@ -140,14 +141,14 @@ def _why(error: KafkaError) -> str:
 
 
 class _Client:
-    """An admin client, and why a broker rejects it."""
+    """An admin client, and what it says of its connections."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
-        self.refusals: list[str] = []
+        self.heard = Heard()
         # the callback must not refer to this object: a client in a reference cycle keeps its threads and sockets until
         # it is collected
-        noted = functools.partial(note_refusal, self.refusals)
-        self.admin = made(AdminClient, {**client_config(config), "error_cb": noted})
+        callback = functools.partial(hear, self.heard)
+        self.admin = made(AdminClient, {**client_config(config), "error_cb": callback})
 
 
 #: the clients that were used last, by their properties, the last one at the end, and how many of them are kept: who
@@ -205,7 +206,7 @@ class Topics:
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """Within this block, Kafka's exceptions are raised as errors of this package; an outage because the broker
-        rejects the client is reported as such.
+        rejects the client is reported as such, and any other with what the client says of its connections.
 
         :raises CredentialsRefused: user or password is wrong, or one side does not trust the other's certificate.
         """
@@ -215,17 +216,15 @@ class Topics:
         except Refused:
             _leave(self._client)
             raise
-        except Outage:
+        except Outage as error:
             _leave(self._client)
             self._admin.poll(0)
-            if self._client.refusals:
-                # it is taken out, since the client is kept, and the next outage may be a real one
-                refusal = self._client.refusals.pop()
+            if refusal := self._client.heard.take_refusal():
                 raise CredentialsRefused(
                     f"Kafka at {self._config.get('bootstrap.servers', '?')} refuses the connection: {refusal}.",
                     "Check user, password, sasl.mechanism and ssl.ca.location.",
                 ) from None
-            raise
+            raise Outage(error.what + self._client.heard.reason(), error.remedy) from None
 
     def brokers(self) -> int:
         """The number of brokers in the cluster.

@@ -3251,7 +3251,7 @@ MUTANTS = (
     Mutant(
         "a client is released without the collector",
         "Topics._make",
-        swap("functools.partial(note_refusal, self._refusals)", "lambda error: note_refusal(self._refusals, error)"),
+        swap("functools.partial(hear, self._heard)", "lambda error: hear(self._heard, error)"),
         f"{_CONTROL}::test_heartbeats_reconnects_and_reports_leave_nothing_behind[25]",
     ),
     # ------------------------------------------------------------------ live snapshots

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, Producer
 
-from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.kafka.clients import made, producer_config, reader_config, transactional_config
+from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.kafka import topics
+from airflow_bottledwater.kafka.clients import (
+    Heard,
+    hear,
+    made,
+    producer_config,
+    reader_config,
+    transactional_config,
+)
+from airflow_bottledwater.kafka.producer import TransactionalProducer
+from airflow_bottledwater.kafka.topics import Topics
 
 #: what a connection could have for other programs
 THEIRS = {
@@ -47,3 +61,105 @@ def test_a_property_that_a_client_does_not_take_is_refused(kind: Any, properties
     config = {"bootstrap.servers": "127.0.0.1:1", **properties}
     with pytest.raises(Refused, match=rf"does not accept a property: .*{says}"):
         made(kind, producer_config(config) if kind is Producer else reader_config(config))
+
+
+@pytest.fixture
+def not_kafka() -> Iterator[str]:
+    """The address of a server that answers whatever it is sent with a line of text."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with contextlib.closing(server.accept()[0]) as client:
+                    client.sendall(b"hello\r\n")
+                    client.recv(1000)
+
+    threading.Thread(target=answer, daemon=True).start()
+    yield f"127.0.0.1:{server.getsockname()[1]}"
+    server.close()
+
+
+def _outage(monkeypatch: pytest.MonkeyPatch, config: dict[str, str]) -> str:
+    monkeypatch.setattr(topics, "_TIMEOUT", 1.0)
+    with pytest.raises(Outage) as raised:
+        Topics(config).brokers()
+    assert str(raised.value).startswith(f"Kafka at {config['bootstrap.servers']} does not answer: ")
+    assert "Check the address (--broker)" in raised.value.remedy
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"security.protocol": "SSL"}, "wrong version number"),
+        (
+            {
+                "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER",
+                "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "me",
+                "sasl.oauthbearer.client.secret": "s3cret",
+                "sasl.oauthbearer.token.endpoint.url": "http://127.0.0.1:1/token",
+            },
+            "Failed to acquire SASL OAUTHBEARER token",
+        ),
+    ],
+    ids=["TLS towards a listener without", "no token"],
+)  # fmt: skip
+def test_an_outage_has_what_the_client_says_of_its_connections(
+    monkeypatch: pytest.MonkeyPatch, not_kafka: str, more: dict[str, str], says: str
+) -> None:
+    text = _outage(monkeypatch, {"bootstrap.servers": not_kafka, **more})
+    assert says in text.partition(". The client says: ")[2]
+    assert "s3cret" not in text and "advertised" not in text
+
+
+def test_an_outage_names_a_host_that_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = _outage(monkeypatch, {"bootstrap.servers": "kafka.invalid:9092"})
+    assert "kafka.invalid:9092/bootstrap: Failed to resolve 'kafka.invalid:9092'" in text and "advertised" not in text
+
+
+def test_a_producer_waits_with_what_the_client_says(not_kafka: str) -> None:
+    waited: list[object] = []
+
+    class Enough(Exception):
+        pass
+
+    def waiting(what: object) -> None:
+        waited.append(what)
+        if "The client says" in str(what) or len(waited) > 10:
+            raise Enough
+
+    config = {"bootstrap.servers": not_kafka, "security.protocol": "SSL"}
+    with pytest.raises(Enough):
+        TransactionalProducer(config, "bottledwater-t", ["t"], transaction_timeout=10.0, waiting=waiting).open()
+    assert "Kafka does not answer: " in str(waited[-1]) and "wrong version number" in str(waited[-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("localhost:9092/1: Connect to ipv4#127.0.0.1:9092 failed: Connection refused", "localhost:9092"),
+        ("sasl_ssl://kafka-0.kafka:9093/100: Failed to resolve 'kafka-0.kafka:9093': unknown", "kafka-0.kafka:9093"),
+        ("sasl_ssl://[::1]:9093/1: Connect to ipv6#[::1]:9093 failed: refused", "[::1]:9093"),
+        ("localhost:9092/bootstrap: Connect to ipv4#127.0.0.1:9092 failed: Connection refused", ""),
+        ("Failed to acquire SASL OAUTHBEARER token: http://idp:80/1: no", ""),
+    ],
+)
+def test_an_address_that_the_brokers_tell_is_told_from_that_of_the_connection(text: str, told: str) -> None:
+    heard = Heard()
+    assert heard.reason() == ""
+    hear(heard, KafkaError(KafkaError._TRANSPORT, f"{text} (after 3ms in state CONNECT)"))
+    # says nothing that the calls do not say
+    hear(heard, KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    said = heard.reason()
+    assert said.startswith(f" The client says: {text}.") and "3ms" not in said
+    assert (f" {told} is an address that the brokers tell their clients" in said) == bool(told)
+    assert ("advertised.listeners" in said) == bool(told)
+
+
+def test_a_failure_of_long_ago_is_not_the_reason_of_an_outage() -> None:
+    heard = Heard()
+    hear(heard, KafkaError(KafkaError._TRANSPORT, "k:9092/1: Disconnected"))
+    assert "Disconnected" in heard.reason() and "Disconnected" in heard.reason()
+    heard.at -= 61
+    assert heard.reason() == ""

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_bottledwater.dag import Pipeline
     from airflow_bottledwater.hooks.changes import ChangesHook
+    from airflow_bottledwater.operators.approval import (
+        DropReplicationSlotApprovalOperator,
+        PipelineControlApprovalOperator,
+    )
     from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
     from airflow_bottledwater.operators.control import PipelineControlOperator
     from airflow_bottledwater.operators.health import PipelineHealthOperator
@@ -38,9 +42,11 @@ _EXPORTS = {
     "CreateReplicationSlotOperator": "operators.slot",
     "DeadLettersAlarmTrigger": "triggers.alarms",
     "DeadLettersSensor": "sensors.dead_letters",
+    "DropReplicationSlotApprovalOperator": "operators.approval",
     "DropReplicationSlotOperator": "operators.slot",
     "Kafka": "pipeline.description",
     "Pipeline": "dag",
+    "PipelineControlApprovalOperator": "operators.approval",
     "PipelineControlOperator": "operators.control",
     "PipelineHealthOperator": "operators.health",
     "ReplicationPreflightOperator": "operators.preflight",
@@ -66,9 +72,11 @@ __all__ = [
     "CreateReplicationSlotOperator",
     "DeadLettersAlarmTrigger",
     "DeadLettersSensor",
+    "DropReplicationSlotApprovalOperator",
     "DropReplicationSlotOperator",
     "Kafka",
     "Pipeline",
+    "PipelineControlApprovalOperator",
     "PipelineControlOperator",
     "PipelineHealthOperator",
     "ReplicationPreflightOperator",

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import msgspec
 from airflow.sdk import Param
 
 from airflow_bottledwater.dag import Pipeline, text_of
+from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.section import Section
 from airflow_bottledwater.pipeline.setting import Setting
@@ -59,7 +59,7 @@ def fields(only: Collection[str] = ()) -> dict[str, Param]:
 
 
 def _field(path: str, setting: Setting, *, opened: bool) -> Param:
-    found = msgspec.json.schema(setting.hint)
+    found = file.schema_of(setting.hint)
     schema: dict[str, Any] = {name: each for name, each in found.items() if name not in ("description", "default")}
     if "enum" in schema:
         # the default first, as in the documentation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from airflow.sdk import BaseHook
@@ -31,6 +32,40 @@ async def aconnection(conn_id: str, *, kind: str = "") -> Any:
         return await BaseHook.aget_connection(conn_id)
     except Exception as error:
         raise _not_found(conn_id, kind, error) from error
+
+
+def connections(conn_ids: Iterable[str]) -> dict[str, Any]:
+    """Look several connections up; returns them by their ids.
+
+    :raises Outage: one or more are not found; the message names all of them.
+    """
+    found: dict[str, Any] = {}
+    missing = []
+    for conn_id in conn_ids:
+        try:
+            found[conn_id] = connection(conn_id)
+        except Outage as error:
+            missing.append(error)
+    return _complete(found, missing)
+
+
+async def aconnections(conn_ids: Iterable[str]) -> dict[str, Any]:
+    """Like :func:`connections`, for a trigger."""
+    found: dict[str, Any] = {}
+    missing = []
+    for conn_id in conn_ids:
+        try:
+            found[conn_id] = await aconnection(conn_id)
+        except Outage as error:
+            missing.append(error)
+    return _complete(found, missing)
+
+
+def _complete(found: dict[str, Any], missing: list[Outage]) -> dict[str, Any]:
+    if missing:
+        whats, remedies = (dict.fromkeys(getattr(each, part) for each in missing) for part in ("what", "remedy"))
+        raise Outage(" ".join(whats), " ".join(remedies)) from missing[0]
+    return found
 
 
 def _not_found(conn_id: str, kind: str, error: Exception) -> Outage:

@@ -15,7 +15,7 @@ from airflow.sdk.log import mask_secret
 
 from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.hooks import schema_registry
-from airflow_bottledwater.hooks.connections import aconnection, connection
+from airflow_bottledwater.hooks.connections import aconnections, connections
 from airflow_bottledwater.hooks.schema_registry import texts
 from airflow_bottledwater.hooks.source import dsn_of
 from airflow_bottledwater.pipeline.formats import FORMATS
@@ -34,7 +34,7 @@ def properties(found: Any) -> dict[str, str]:
             f"The Kafka connection {found.conn_id!r} has an oauth_cb, a function of this Airflow, which a Spark job "
             "cannot call.",
             "Let librdkafka fetch the tokens: sasl.oauthbearer.method = oidc, with "
-            "sasl.oauthbearer.token.endpoint.url, client.id and client.secret.",
+            "sasl.oauthbearer.token.endpoint.url, sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret.",
         )
     kept = texts(extra)
     # properties for consumers: those of this package are configured by the package itself
@@ -90,7 +90,7 @@ class PipelineHook(BaseHook):
         :raises Outage: a connection is not found.
         :raises SettingError: a setting is unknown or not allowed.
         """
-        return self._build({name: connection(name) for name in self._needed()})
+        return self._build(connections(self._needed()))
 
     def saved_settings(self) -> dict[str, Any]:
         """The settings of the pipeline's saved state, with the slot's name; nothing else of this hook's settings is
@@ -109,7 +109,7 @@ class PipelineHook(BaseHook):
 
     async def apipeline(self) -> Settings:
         """Like :meth:`pipeline`, for a trigger."""
-        return self._build({name: await aconnection(name) for name in self._needed()})
+        return self._build(await aconnections(self._needed()))
 
     def _needed(self) -> list[str]:
         for secret in ("postgres", "kafka", "registry", "hash_key"):

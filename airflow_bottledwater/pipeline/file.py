@@ -74,16 +74,27 @@ def load_folder(folder: Path | str, kind: type[D]) -> tuple[list[D], list[Settin
     return list(found.values()), errors
 
 
+def schema_of(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a description or of one of its settings, which allows what these allow: also values for texts
+    that are none in YAML and JSON.
+
+    :param kind: the class, or the type of the setting.
+    """
+    found = msgspec.json.schema(kind)
+    parts = (each for made in found.get("$defs", {}).values() for each in made.get("properties", {}).values())
+    for values in (each.get("additionalProperties", {}) for each in (found, *parts)):
+        if values.get("type") == "string" and "maxLength" not in values:
+            # a mask may be null; a property of a client or a topic may be a number, or a switch
+            values["type"] = ["string", "null"] if "null" in values.get("pattern", "") else _PLAIN
+    return found
+
+
 def schema() -> dict[str, Any]:
     """The JSON schema of the file. It allows what the description allows; names are known, and no others are."""
-    found = msgspec.json.schema(Description)
+    found = schema_of(Description)
     for made in found["$defs"].values():
         made["additionalProperties"] = False
         made["description"] = " ".join(made["description"].partition("\n\n")[0].split())  # its first paragraph
-        for values in (each.get("additionalProperties", {}) for each in made["properties"].values()):
-            if values.get("type") == "string" and "maxLength" not in values:
-                # a mask may be null; a property of a client or a topic may be what is no text in YAML
-                values["type"] = ["string", "null"] if "null" in values.get("pattern", "") else _PLAIN
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A pipeline of Bottled Water", **found}
     # with lists for the defaults that are tuples
     return dict(msgspec.json.decode(msgspec.json.encode(whole)))

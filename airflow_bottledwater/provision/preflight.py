@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import psycopg
+
 from airflow_bottledwater.encoding import unheld
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
@@ -28,6 +30,7 @@ from airflow_bottledwater.provision.source_checks import (
     check_sessions,
     check_slot,
     check_tables,
+    check_wal_level,
 )
 from airflow_bottledwater.state import schemas
 from airflow_bottledwater.state.identity import check_settings, topic_of, via_root
@@ -74,7 +77,12 @@ def _check(pipeline: Settings, problems: list[str]) -> Findings:
     with session(pipeline.postgres, "Preflight") as connection:
         if denied := check_session(connection):
             raise PreflightError(denied)
-        cluster = identify(connection)
+        try:
+            cluster = identify(connection)
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            if level := check_wal_level(connection):
+                raise PreflightError(level) from None
+            raise
         found = Findings(cluster)
         if cluster.version < OLDEST_VERSION:
             raise PreflightError(

@@ -116,15 +116,21 @@ def check_session(connection: Connection) -> list[str]:
     return problems
 
 
+def check_wal_level(connection: Connection) -> list[str]:
+    """Check that the WAL has what logical decoding needs. Asked with no function that needs it itself: on Aurora,
+    those that tell a place in the WAL do."""
+    level = _setting(connection, "wal_level")
+    if level == "logical":
+        return []
+    return [
+        f"wal_level is {level}: set wal_level = logical and restart PostgreSQL (RDS and Aurora: "
+        "rds.logical_replication = 1; Cloud SQL: cloudsql.logical_decoding = on; Azure: the server parameter "
+        "wal_level)."
+    ]
+
+
 def check_server(connection: Connection, found: Findings) -> list[str]:
-    problems = []
-    if _setting(connection, "wal_level") != "logical":
-        problems.append(
-            "wal_level is "
-            + _setting(connection, "wal_level")
-            + ": set wal_level = logical and restart PostgreSQL (RDS and Aurora: rds.logical_replication = 1; "
-            "Cloud SQL: cloudsql.logical_decoding = on; Azure: the server parameter wal_level)."
-        )
+    problems = check_wal_level(connection)
     if _setting(connection, "server_encoding") == "SQL_ASCII":
         problems.append(
             f"Database {found.cluster.database!r} has the encoding SQL_ASCII: the character set of its texts is not "

@@ -10,6 +10,7 @@ from typing import Any
 import pendulum
 import pytest
 from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +70,33 @@ def test_a_text_of_the_form_is_the_pipelines_to_the_letter(only: tuple[str, ...]
         assert found.as_dict() == {
             **Description("2024_01").as_dict(), "source": {"conn_id": "None"}, "kafka": {"topic_prefix": "1.10"},
         }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("topic_config", {"retention.ms": 604800000}, ("604800000",)),
+        ("spark_conf", {"spark.executor.instances": 2, "spark.task.maxFailures": "9"}, ("2", "9")),
+        ("table_options", {"users": {"mask": {"email": None, "name": "hash"}}}, ("null", "hash")),
+        ("table_options", {"users": {"topic_config": {"retention.ms": 5}}}, ("5",)),
+    ],
+)
+def test_the_form_takes_what_a_file_takes(name: str, value: dict[str, Any], meant: tuple[Any, ...]) -> None:
+    """Airflow checks a field against its schema: numbers and nulls for texts are allowed as in YAML."""
+    fields = form.fields()
+    assert fields[name].resolve(value) == value
+    with pytest.raises(ParamValidationError):
+        fields[name].resolve({"users": ["no", "mapping", "of", "texts"]})
+    with DAG("d", schedule=None, params=fields, render_template_as_native_obj=True) as dag:
+        DeadLettersSensor(task_id="t", pipeline=form.pipeline())
+    found = rendered(dag, "t", slot="shop", **{name: value}).described()
+    options = found.source.table_options.get("users")
+    texts = {
+        "topic_config": found.kafka.topic_config,
+        "spark_conf": found.spark.conf,
+        "table_options": options and (options.mask or options.topic_config),
+    }[name]
+    assert tuple(texts.values()) == meant
 
 
 def test_the_fields_of_the_ready_dags_are_as_they_were_filled_in() -> None:

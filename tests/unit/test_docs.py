@@ -14,6 +14,7 @@ import click
 import pytest
 from click.exceptions import Exit
 
+import airflow_bottledwater
 from airflow_bottledwater import cli, errors
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import BottledWaterError, SettingError
@@ -263,6 +264,16 @@ def test_links_in_messages_lead_to_sections_that_exist() -> None:
 def test_pictures_exist(page: Path) -> None:
     pictures = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", page.read_text())
     assert [name for name in pictures if not (page.parent / name).exists()] == []
+
+
+def test_the_classes_of_the_readmes_table_are_the_packages() -> None:
+    """All are in airflow_bottledwater, it says."""
+    section = re.search(r"## Operators and sensors\n(.*?)\n## ", PAGES[0].read_text(), re.DOTALL)
+    assert section is not None
+    rows = [line.split("|")[1] for line in section[1].splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)}
+    assert len(named) > 10 and named <= set(airflow_bottledwater.__all__)
+    assert all(getattr(airflow_bottledwater, name) for name in airflow_bottledwater.__all__)
 
 
 def test_every_page_is_linked_from_the_readme() -> None:

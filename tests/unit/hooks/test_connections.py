@@ -10,7 +10,7 @@ import pytest
 from airflow.sdk import BaseHook
 
 from airflow_bottledwater.errors import Outage
-from airflow_bottledwater.hooks import connections, spark_job
+from airflow_bottledwater.hooks import connections, spark_target
 
 LookUp = Callable[[str], Any]
 
@@ -49,4 +49,4 @@ def test_an_error_of_the_look_up_shows_no_password(look_up: LookUp, monkeypatch:
 
 def test_a_spark_connection_that_is_not_found_is_no_refusal() -> None:
     with pytest.raises(Outage, match="Airflow does not find the Spark connection 'spark_nowhere'"):
-        spark_job.connection_of("spark_nowhere")
+        spark_target.connection_of("spark_nowhere")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import Outage, Refused, SettingError
@@ -25,6 +26,7 @@ from airflow_bottledwater.hooks.schema_registry import SchemaRegistryHook
 from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.hooks.spark_target import SparkTarget
 from airflow_bottledwater.jobs import following, submit, supervise
+from airflow_bottledwater.kafka.clients import client_config, made
 from airflow_bottledwater.pipeline.settings import Settings
 
 Connect = Callable[..., None]
@@ -178,6 +180,19 @@ def test_a_connection_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, 
         hook().pipeline()
     with pytest.raises(Outage, match=f"does not find the connection '{missing}'"):
         asyncio.run(hook().apipeline())
+
+
+@pytest.mark.usefixtures("connections")
+def test_all_connections_that_are_missing_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing in ("kafka_default", "schema_registry_default"):
+        monkeypatch.delenv(f"AIRFLOW_CONN_{missing.upper()}")
+    texts = set()
+    for look in (hook().pipeline, lambda: asyncio.run(hook().apipeline())):
+        with pytest.raises(Outage, match=r"'kafka_default'.*'schema_registry_default'") as raised:
+            look()
+        texts.add(str(raised.value))
+    (text,) = texts
+    assert text.count("create it under Admin > Connections") == 1 and "postgres_default" not in text
 
 
 @pytest.mark.usefixtures("connections")
@@ -371,7 +386,16 @@ def test_a_jobs_lines_keep_their_level_and_lose_their_time(tmp_path: Path) -> No
 def test_what_only_this_airflow_can_call_is_refused_by_its_name(connect: Any) -> None:
     connect("k", conn_type="kafka", extra={"bootstrap.servers": "k:1", "oauth_cb": "my.module.token"})
     connect("pg", conn_type="postgres", host="db", extra={"iam": True})
-    with pytest.raises(Refused, match="'k' has an oauth_cb"):
+    with pytest.raises(Refused, match="'k' has an oauth_cb") as raised:
         PipelineHook("postgres_default", "k", None, {"format": "json"}).pipeline()
+    # as it advises
+    advised = re.findall(r"[a-z][a-z.]+\.[a-z.]*[a-z]|client\.\w+", raised.value.remedy)
+    values = {
+        "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.token.endpoint.url": "http://127.0.0.1:1/",
+        "sasl.oauthbearer.client.id": "me", "sasl.oauthbearer.client.secret": "s3cret",
+    }  # fmt: skip
+    assert set(advised) == set(values)
+    login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+    made(AdminClient, client_config({"bootstrap.servers": "127.0.0.1:1", **login, **values}))
     with pytest.raises(Refused, match="'pg' has iam"):
         PipelineHook("pg", "kafka_default", None, {"format": "json"}).pipeline()

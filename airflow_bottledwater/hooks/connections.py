@@ -63,8 +63,8 @@ async def aconnections(conn_ids: Iterable[str]) -> dict[str, Any]:
 
 def _complete(found: dict[str, Any], missing: list[Outage]) -> dict[str, Any]:
     if missing:
-        whats, remedies = (dict.fromkeys(getattr(each, part) for each in missing) for part in ("what", "remedy"))
-        raise Outage(" ".join(whats), " ".join(remedies)) from missing[0]
+        remedies = dict.fromkeys(each.remedy for each in missing)
+        raise Outage(" ".join(each.what for each in missing), " ".join(remedies)) from missing[0]
     return found
 
 

@@ -100,7 +100,7 @@ def _default_executor(*, here: bool) -> str:
     """
     if here and os.environ.get("AIRFLOW_IS_K8S_EXECUTOR_POD"):  # PodGenerator.construct_pod always sets it
         return "KubernetesExecutor"
-    return conf.get("core", "executor", fallback="LocalExecutor").split(",")[0]
+    return str(conf.get("core", "executor", fallback="LocalExecutor")).split(",")[0]
 
 
 def check(

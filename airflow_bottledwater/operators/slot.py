@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import Outage, PreflightError, SettingError, StopRequested
-from airflow_bottledwater.hooks import spark_target, tasks
+from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.jobs import orphans
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,

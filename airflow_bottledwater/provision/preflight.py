@@ -16,9 +16,10 @@ from airflow_bottledwater.errors import (
     StateError,
 )
 from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import ddl
-from airflow_bottledwater.postgres.connect import connect, session
+from airflow_bottledwater.postgres.connect import Connection, connect, session
 from airflow_bottledwater.postgres.server import identify, is_standby
 from airflow_bottledwater.provision.array_checks import check_arrays
 from airflow_bottledwater.provision.findings import Findings
@@ -77,12 +78,7 @@ def _check(pipeline: Settings, problems: list[str]) -> Findings:
     with session(pipeline.postgres, "Preflight") as connection:
         if denied := check_session(connection):
             raise PreflightError(denied)
-        try:
-            cluster = identify(connection)
-        except psycopg.errors.ObjectNotInPrerequisiteState:
-            if level := check_wal_level(connection):
-                raise PreflightError(level) from None
-            raise
+        cluster = _identify(connection)
         found = Findings(cluster)
         if cluster.version < OLDEST_VERSION:
             raise PreflightError(
@@ -126,6 +122,18 @@ def _check(pipeline: Settings, problems: list[str]) -> Findings:
     except Refused as error:
         problems.append(str(error))
     return found
+
+
+def _identify(connection: Connection) -> Cluster:
+    """
+    :raises PreflightError: wal_level is not logical, and the server tells no place in its WAL for that reason.
+    """
+    try:
+        return identify(connection)
+    except psycopg.errors.ObjectNotInPrerequisiteState:
+        if level := check_wal_level(connection):
+            raise PreflightError(level) from None
+        raise
 
 
 def _replication(pipeline: Settings, problems: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
@@ -40,10 +40,10 @@ def check_publications(connection: Connection, pipeline: Settings, found: Findin
     if pipeline.create_publication:
         return problems + _rights_to_create(connection, pipeline, found, missing, lacking)
     if missing:
+        run = _by_owner(connection, _tables(lacking)) + _statements(connection, pipeline, found, missing, lacking)
         problems.append(
             f"Publication {missing[0]!r} does not exist and create_publication is off. Both publications are needed, "
-            "the second may be empty. As the owner of the tables, run: "
-            + _statements(connection, pipeline, found, missing, lacking)
+            f"the second may be empty. {run[0].upper()}{run[1:]}"
         )
         return problems
     return problems + [
@@ -110,19 +110,20 @@ def _rights_to_create(
         "quote_ident(current_database())"
     ).fetchone()
     allowed, role, database = row or (True, "", "")
-    if missing and not allowed:
-        return [
-            f"Role {role} may not create publications (it has no CREATE privilege on database {database}). Either run: "
-            f"GRANT CREATE ON DATABASE {database} TO {role}; or set create_publication to false and let a DBA run: "
-            + _statements(connection, pipeline, found, missing, lacking)
-        ]
-    wanted = {table.oid: table for tables in lacking.values() for table in tables}
+    needed = [f"GRANT CREATE ON DATABASE {database} TO {role}"] if missing and not allowed else []
+    wanted = _tables(lacking)
     owners = connection.execute(
         "SELECT c.oid, quote_ident(pg_get_userbyid(c.relowner)) FROM pg_class c WHERE c.oid = ANY (%s::oid[]) "
         "AND NOT pg_has_role(c.relowner, 'USAGE')",
         (list(wanted),),
     ).fetchall()
     others: dict[int, str] = dict(owners)
+    if not others and needed:
+        return [
+            f"Role {role} may not create publications (it has no CREATE privilege on database {database}). Either run: "
+            f"{needed[0]}; or set create_publication to false and let a DBA run: "
+            + _statements(connection, pipeline, found, missing, lacking)
+        ]
     if not others:
         return []
     problem = f"Only its owner may publish a table, and role {role} does not own " + ", ".join(
@@ -130,14 +131,46 @@ def _rights_to_create(
     )
     if lacking.keys() <= set(missing):
         made = _statements(connection, pipeline, found, missing, lacking)
-        return [f"{problem}. Set create_publication to false and let the owner run: {made}"]
-    grant = f"GRANT {', '.join(sorted(set(others.values())))} TO {role}"
+        return [f"{problem}. Set create_publication to false and, {_by_owner(connection, wanted)}{made}"]
+    grant = "; ".join([f"GRANT {', '.join(sorted(set(others.values())))} TO {role}", *needed])
     if any(wanted[oid].where for oid in others):
         return [f"{problem}. Run: {grant}"]  # only an owner can see whether a row filter is that of the settings
     # what the role may do itself, it does
-    foreign = {name: tables for name, tables in lacking.items() if any(table.oid in others for table in tables)}
+    foreign = {
+        name: tables
+        for name, tables in lacking.items()
+        if (needed and name in missing) or any(table.oid in others for table in tables)
+    }
     made = _statements(connection, pipeline, found, missing, foreign)
     return [f"{problem}. Either run: {grant}; or, as a superuser: {made}"]
+
+
+def _tables(lacking: Mapping[str, Sequence[SourceTable]]) -> dict[int, SourceTable]:
+    """By oid, the tables that publications lack."""
+    return {table.oid: table for tables in lacking.values() for table in tables}
+
+
+def _by_owner(connection: Connection, tables: Collection[int]) -> str:
+    """Who has the rights to publish tables, in front of the statements: their owner, who also needs CREATE on the
+    database, which by default only the database's owner has.
+
+    :param tables: their oids.
+    """
+    owners = connection.execute(
+        "SELECT DISTINCT quote_ident(pg_get_userbyid(c.relowner)), "
+        "has_database_privilege(c.relowner, current_database(), 'CREATE'), quote_ident(current_database()) "
+        "FROM pg_class c WHERE c.oid = ANY (%s::oid[])",
+        (list(tables),),
+    ).fetchall()
+    if len(owners) > 1:
+        return "as a superuser (the tables have several owners), run: "
+    if owners and not owners[0][1]:
+        owner, _, database = owners[0]
+        return (
+            f"as the owner of the database, run: GRANT CREATE ON DATABASE {database} TO {owner}; then as the owner of "
+            "the tables, run: "
+        )
+    return "as the owner of the tables, run: "
 
 
 def _statements(

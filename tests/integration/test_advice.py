@@ -147,7 +147,7 @@ def test_what_is_advised_for_a_missing_right_is_the_statement_that_grants_it(sou
         preflight.run(pipeline)
     assert "GRANT SELECT" not in str(still.value)
     # the publications by whoever may make them: the statements are in the message
-    statements = str(still.value).split("let a DBA run: ", 1)[1].split("\n")[0].split("; ")
+    statements = str(still.value).split("as the owner of the tables, run: ", 1)[1].split("\n")[0].split("; ")
     source.execute(*statements)
     preflight.run(pipeline.with_(create_publication=False))
     source.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")

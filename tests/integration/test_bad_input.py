@@ -265,6 +265,51 @@ def test_a_role_that_does_not_own_a_table_is_told_the_statements(source: Source)
     )
 
 
+def test_statements_are_for_those_who_have_the_rights_for_them(source: Source) -> None:
+    """Nobody but the database's owner has CREATE on it by default, and a grant to our role alone would lead nowhere."""
+    database, cdc = (conninfo_to_dict(dsn) for dsn in (source.dsn, source.role("REPLICATION")))
+    app, other = source.role("", "GRANT SELECT ON items TO PUBLIC", "ALTER TABLE items OWNER TO ROLE"), source.role("")
+    ours = source.pipeline.with_(postgres=make_conninfo(source.dsn, user=cdc["user"]))
+    for pipeline in (ours, ours.with_(create_publication=False)):
+        with pytest.raises(PreflightError) as raised:
+            preflight.run(pipeline)
+        assert f"TO {cdc['user']}" not in str(raised.value) and len(raised.value.problems) == 1
+        found = re.search(
+            r"s the owner of the database, run: (.+); then as the owner of the tables, run: (.+)$", str(raised.value)
+        )
+        assert found is not None
+    source.execute("CREATE TABLE log (line text)", "GRANT SELECT ON log TO PUBLIC")
+    source.execute(f"ALTER TABLE log OWNER TO {conninfo_to_dict(other)['user']}")
+    both = ours.with_(tables=("items", "log"), allow_unkeyed=True)
+    refuses(source, both, r"and, as a superuser (the tables have several owners), run: CREATE PUBLICATION")
+    # as it was advised
+    source.execute(found[1])
+    assert found[1].startswith(f"GRANT CREATE ON DATABASE {database['dbname']} TO ")
+    with psycopg.connect(app, autocommit=True) as connection:
+        for statement in found[2].split("; "):
+            connection.execute(statement)
+    preflight.run(ours.with_(create_publication=False))
+
+
+def test_a_publication_that_is_missing_is_made_with_the_rights_that_are_named(source: Source) -> None:
+    """One of the two exists, a table of somebody else is added, and the role may create none any more."""
+    dsn = owner(source)
+    cdc, app = (conninfo_to_dict(each)["user"] for each in (dsn, source.role("")))
+    pipeline = source.pipeline.with_(postgres=dsn)
+    create(pipeline)
+    source.execute(
+        f'DROP PUBLICATION "{source.name}_unkeyed"', "CREATE TABLE foreign_items (id int PRIMARY KEY)",
+        f"ALTER TABLE foreign_items OWNER TO {app}", "GRANT SELECT ON foreign_items TO PUBLIC",
+        f"REVOKE CREATE ON DATABASE {conninfo_to_dict(source.dsn)['dbname']} FROM {cdc}",
+    )  # fmt: skip
+    pipeline = pipeline.with_(tables=("items", "foreign_items"))
+    said = advised(pipeline, "Either run: ")
+    grants, _, statements = said.partition("; or, as a superuser: ")
+    assert f'CREATE PUBLICATION "{source.name}_unkeyed"' in statements and "foreign_items" in statements
+    source.execute(grants)
+    create(pipeline)
+
+
 def advised(pipeline: Settings, pattern: str) -> str:
     """The statements that preflight tells to run."""
     with pytest.raises(PreflightError) as raised:

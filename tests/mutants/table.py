@@ -4455,9 +4455,21 @@ MUTANTS = (
     ),
     Mutant(
         "preflight names the provider that Kubernetes needs",
-        "refuse_missing_programs",
-        never("not _has_kubernetes()"),
+        "making",
+        never("isinstance(error, RuntimeError) and 'kubernetes' in str(error)"),
         f"{_OPERATORS}::test_preflight_names_the_provider_that_kubernetes_needs",
+    ),
+    Mutant(
+        "a pod knows that it is one, whatever its template configures",
+        "_default_executor",
+        never("here and os.environ.get('AIRFLOW_IS_K8S_EXECUTOR_POD')"),
+        "tests/unit/hooks/test_spark_target.py::test_a_pod_of_kubernetes_executor_is_one_whatever_its_template_configures",
+    ),
+    Mutant(
+        "preflight starts Spark",
+        "refuse_missing_programs",
+        swap("_why_not_started([name, '--version'], environment)", "''"),
+        "tests/unit/hooks/test_spark_programs.py::test_spark_without_java_is_refused",
     ),
     Mutant(
         "preflight names a folder that no job could write to",

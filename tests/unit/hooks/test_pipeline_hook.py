@@ -26,7 +26,7 @@ from airflow_bottledwater.hooks.schema_registry import SchemaRegistryHook
 from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.hooks.spark_target import SparkTarget
 from airflow_bottledwater.jobs import following, submit, supervise
-from airflow_bottledwater.kafka.clients import client_config, made
+from airflow_bottledwater.kafka import clients
 from airflow_bottledwater.pipeline.settings import Settings
 
 Connect = Callable[..., None]
@@ -396,6 +396,6 @@ def test_what_only_this_airflow_can_call_is_refused_by_its_name(connect: Any) ->
     }  # fmt: skip
     assert set(advised) == set(values)
     login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
-    made(AdminClient, client_config({"bootstrap.servers": "127.0.0.1:1", **login, **values}))
+    clients.made(AdminClient, clients.client_config({"bootstrap.servers": "127.0.0.1:1", **login, **values}))
     with pytest.raises(Refused, match="'pg' has iam"):
         PipelineHook("pg", "kafka_default", None, {"format": "json"}).pipeline()

@@ -1,5 +1,5 @@
-"""Preflight tries what submits jobs: a connection that the provider does not take, a program that is missing or does not
-start, and packages that jobs on this host need, are refused with what to do, before a slot is made."""
+"""Preflight tries what submits jobs: a connection that the provider does not take, a program that does not start, and
+packages that jobs on this host lack, are refused with what to do, before a slot is made."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_what_a_program_says_that_fails_is_shown(connect: Any, program: Any, mon
     program('test "$1" = --version && test -z "$AIRFLOW__CORE__FERNET_KEY"')
     _refuse()
     program("echo LinkageError: >&2; echo class file version 61.0; exit 1")
-    with pytest.raises(Refused, match=r"worker: LinkageError: class file version 61\.0\. Spark needs .*spark3-submit --ver"):
+    with pytest.raises(
+        Refused, match=r"worker: LinkageError: class file version 61\.0\. Spark needs .*spark3-submit --ver"
+    ):
         _refuse()
     program("exit 3")
     with pytest.raises(Refused, match=r"worker: exit code 3\. "):

@@ -111,7 +111,7 @@ def test_the_file_that_is_missing_is_named_of_several(tmp_path: Path) -> None:
 
 def test_a_file_that_the_environment_names_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
-    with pytest.raises(Refused, match="setting: SSL_CERT_FILE = /nowhere/ca.pem cannot be used"):
+    with pytest.raises(Refused, match=r"setting: SSL_CERT_FILE = /nowhere/ca\.pem cannot be used"):
         Registry({"url": "https://127.0.0.1:7"}).ping()
 
 

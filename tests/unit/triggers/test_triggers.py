@@ -195,12 +195,10 @@ def test_a_pause_that_another_hosts_clock_tells_is_no_longer_than_any(pauses: li
 def test_a_trigger_waits_for_a_connection_and_fails_without_one(
     monkeypatch: pytest.MonkeyPatch, pauses: list[float], trigger: Any
 ) -> None:
-    answers = iter([Outage("away"), Outage("away"), Refused("Airflow has no connection 'x'.")])
-
     async def look_up(conn_id: str, **_: Any) -> Any:
-        raise next(answers)
+        raise Outage("away") if len(pauses) < 3 else Refused("Airflow has no connection 'x'.")
 
-    for module in ("source", "pipeline"):
+    for module in ("source", "connections"):
         monkeypatch.setattr(f"airflow_bottledwater.hooks.{module}.aconnection", look_up)
     (event,) = events(trigger)
     assert (event["status"], event["message"]) == ("failed", "Airflow has no connection 'x'.")

@@ -55,7 +55,7 @@ def refuse_missing_programs(place: SparkTarget) -> None:
     with making(place.conn_id):
         # a keytab that is given keeps the hook from writing that of the connection into a file
         hook = SparkSubmitHook(conn_id=place.conn_id, keytab="")
-    environment = submit.environment(master=place.master)
+    environment = submit.environment(master=place.master, cluster=place.cluster)
     if submit.is_local(place.master) and environment["PYSPARK_PYTHON"] == sys.executable:
         extras.require("spark")  # the workers are processes of this Python
     name = str(hook.spark_binary or "spark-submit")

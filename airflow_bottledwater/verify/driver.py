@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import Outage, PreflightError, StateError
+from airflow_bottledwater.errors import Outage, PreflightError, Refused, StateError
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.relation import SourceTable
@@ -103,9 +103,12 @@ def run(
         finally:
             moments.close()
         if differ := {oid: wanted[oid] for oid, result in results.items() if result.counts}:
-            # a table may have been created again, say, or a partition attached, since the verification began
+            # a table may have been created again, say, or paused, or a partition attached, since the verification began
             known = read_state(pipeline, topic)
-            check_complete(known, differ, _to_be_read(connection, pipeline, known))
+            aside = _not_comparable(connection, pipeline, known)
+            results |= {oid: _result(pinned, aside[oid]) for oid, pinned in differ.items() if oid in aside}
+            still = {oid: pinned for oid, pinned in differ.items() if oid not in aside}
+            check_complete(known, still, _to_be_read(connection, pipeline, known))
     found = sorted(results.values(), key=lambda result: result.table)
     seconds = round(time.monotonic() - began, 3)
     verified = Verification(pipeline.verify_sample, format_lsn(position), seconds, found, pipeline.allow_unverified)
@@ -165,6 +168,7 @@ def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineS
     """The pipeline's tables whose topics say nothing of what the tables hold today, and why."""
     there, below = catalog.names(connection, list(known.tables)), coverage.below(connection, known)
     children = catalog.inherited(connection, known.tables, pipeline.tables, pipeline.schemas)
+    today = {table.oid: table for table in catalog.load(connection, list(there), TableMapping.of(pipeline))}
     found = {}
     for oid in known.tables:
         if oid not in there:
@@ -176,12 +180,27 @@ def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineS
             found[oid] = f"it {known.gaps[oid].why}. {held.goes_on(known.gaps[oid], name)}"
         elif oid in below:
             found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
+        elif why := _other_key(known.tables[oid], today.get(oid)):
+            found[oid] = why
         elif left := [name for name, meant in children.get(oid, {}).items() if not meant]:
             found[oid] = (
                 f"rows of it are in tables that inherit from it and are not followed ({', '.join(left[:3])}): they are "
                 "in no topic"
             )
     return found
+
+
+def _other_key(pinned: PinnedTable, today: SourceTable | None) -> str:
+    """Why the keys of a table cannot be compared with those of its topic; empty if they can.
+
+    :param today: None if the table was dropped meanwhile.
+    """
+    try:
+        if today is not None:
+            pinned.check_key(today)
+    except Refused as error:
+        return str(error)
+    return ""
 
 
 def _to_be_read(connection: Connection, pipeline: Settings, known: PipelineState) -> set[int]:

@@ -27,6 +27,7 @@ from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.provision import pausing
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
@@ -534,6 +535,35 @@ def test_tables_are_chosen_and_those_without_a_key_are_named(make_flow: MakeFlow
         flow.execute("DROP TABLE items")
         (dropped,) = (t for t in verify(flow).tables if t.table == "public.items")
         assert not dropped.verified and dropped.dropped and "does not exist any more" in dropped.reason
+
+
+def test_a_table_that_has_lost_its_key_does_not_keep_others_from_being_compared(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="items,other")
+    flow.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (1)")
+    begun(flow)
+    with running(flow):
+        flow.execute("ALTER TABLE items DROP CONSTRAINT items_pkey")
+        found = {table.table: table for table in verify(flow).tables}
+    assert found["public.other"].verdict == "equal" and not found["public.items"].verified
+    assert "The key of public.items changed from (id) to (none)" in found["public.items"].reason
+
+
+def test_a_table_that_is_paused_while_it_is_compared_is_not_said_to_differ(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = begun(make_flow(tables="items"))
+
+    def pause(number: int) -> None:
+        if number == 1:
+            asked = pausing.ask(flow.pipeline, ["items"], paused=True, by="alice", why="a migration")
+            assert pausing.carried_out(flow.pipeline, *asked, timeout=60)
+
+    with running(flow):
+        damage = Damage(flow)
+        damage.write(damage.key(7), None)
+        _while_it_reads(monkeypatch, pause)
+        (table,) = verify(flow).tables
+    assert not table.verified and not table.counts and "a migration" in table.reason
 
 
 def test_many_keys_are_read_in_several_passes(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -358,6 +358,8 @@ def test_three_hundred_pipelines_take_no_more_queries_of_airflow_than_three(
     def listed(pipelines: int) -> int:
         seen(*(replace(status(), slot=f"s{i}") for i in range(pipelines)))
         queries.clear()
+        # how often connections are looked up is a matter of time, not of the number of pipelines
+        kafkas._found = (0.0, {})
         assert len(client("VIEWER").get("/api/pipelines").json()["pipelines"]) == pipelines
         return len(queries)
 

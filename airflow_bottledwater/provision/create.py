@@ -23,7 +23,7 @@ from airflow_bottledwater.postgres import catalog, coverage, partitions, publica
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.provision import kafka_checks, preflight
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.state import saved
+from airflow_bottledwater.state import options, saved
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import own, topic_of, topic_problems
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -208,6 +208,7 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
     # until now a job may have published: the claim has ended it
     _check_between_transactions(pipeline, claim.state, tables)
     with session(pipeline.postgres, f"Creating slot {pipeline.slot!r}") as connection:
+        options.check(connection, pipeline, claim.state)
         # the tables' fingerprint from before the slot is kept: DDL that runs while a creation is interrupted must be
         # noticed
         before = (claim.state.intent and claim.state.intent.fingerprint) or catalog.fingerprint(
@@ -215,7 +216,6 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
         )
         identifier = claim.cluster.system_identifier
         claim.write({INTENT: _intent(pipeline, identifier, via_root, before)})
-        saved.remember(pipeline, claim)
         added = [t for t in tables if t.oid not in claim.state.tables]
         if problems := topic_problems(claim.state, added, TableMapping.of(pipeline)):
             raise Refused(" ".join(problems))
@@ -255,7 +255,7 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
         if claim.state.coverage is not None:
             # for tables that are not new, the earlier record is kept: it shows whether changes are missing
             covered = claim.state.coverage.with_new(covered)
-        claim.write({SLOT: record, COVERAGE: covered, **values})
+        claim.write({SLOT: record, COVERAGE: covered, **saved.changed(pipeline, claim.state), **values})
     log.info("Slot %r: consistent point %s.", record.name, format_lsn(record.consistent_point))
     return record
 

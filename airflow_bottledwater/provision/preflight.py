@@ -33,7 +33,7 @@ from airflow_bottledwater.provision.source_checks import (
     check_tables,
     check_wal_level,
 )
-from airflow_bottledwater.state import schemas
+from airflow_bottledwater.state import options, schemas
 from airflow_bottledwater.state.identity import check_settings, topic_of, via_root
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,10 @@ def _check(pipeline: Settings, problems: list[str]) -> Findings:
             raise PreflightError([*problems, str(error)]) from None
         except Refused:
             pass  # the checks of Kafka meet it again, and report it
+        try:
+            options.check_hash_key(pipeline, found.state)
+        except Refused as error:
+            problems.append(str(error))
         if pipeline.ddl_topic and not ddl.installed(connection):
             problems.append(f"Database {cluster.database!r}: {' '.join(ddl.MISSING)}")
         problems += check_sessions(connection, pipeline, found)

@@ -12,24 +12,27 @@ from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state.claim import Claim, read_own
-from airflow_bottledwater.state.records import SAVED_SETTINGS, SavedSettings
+from airflow_bottledwater.state.claim import read_own
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import SAVED_SETTINGS, SavedSettings, StateRecord
 
 log = logging.getLogger(__name__)
 
 
-def remember(pipeline: Settings, claim: Claim) -> None:
-    """Save the settings with which the pipeline starts, if they are not those of its last start."""
-    before, now = claim.state.settings, pipeline.chosen()
+def changed(pipeline: Settings, known: PipelineState) -> dict[str, StateRecord | None]:
+    """The record of the settings with which the pipeline starts; none if they are those of its last start. The next
+    start is compared with it, so it is written only by who has compared these settings with those of before
+    (:func:`airflow_bottledwater.state.options.check`), and has carried them out."""
+    before, now = known.settings, pipeline.chosen()
     # a start without the key, which hashes nothing, leaves that of before
-    key = TableMapping.of(pipeline).hash_key or claim.state.hash_key
-    if before == now and key == claim.state.hash_key:
-        return
+    key = TableMapping.of(pipeline).hash_key or known.hash_key
+    if before == now and key == known.hash_key:
+        return {}
     for name in sorted(before.keys() | now.keys()) if before is not None else ():
         was, now_is = (values.get(name, SETTINGS[name].default) for values in (before or {}, now))
         if name in SETTINGS and was != now_is:
             log.info("Setting %s is %r now; at the last start it was %r.", name, now_is, was)
-    claim.write({SAVED_SETTINGS: SavedSettings(now, key)})
+    return {SAVED_SETTINGS: SavedSettings(now, key)}
 
 
 def settings_of(pipeline: Settings) -> dict[str, Any]:

@@ -108,7 +108,8 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
     if set(TableMapping.of(pipeline).named_topics) - set(TableMapping.of(pipeline.with_(**before)).named_topics):
         _check_names(pipeline, known, claimed.topic)
         make_named(pipeline, cluster)
-    saved.remember(pipeline, claimed)
+    if changed := saved.changed(pipeline, known):
+        claimed.write(changed)
     settled = schemas.settle(pipeline, connection, claimed)
     claimed.record_ids([stream_id(claimed.prefix)])
     if again := snapshots.failed_required(known):

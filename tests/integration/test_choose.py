@@ -22,7 +22,7 @@ from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC
-from airflow_bottledwater.provision import preflight, redrive
+from airflow_bottledwater.provision import create, preflight, redrive
 from airflow_bottledwater.state.store import CONTROL_TOPIC
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.verify import driver
@@ -275,6 +275,64 @@ def test_another_key_of_hashes_is_refused_unless_it_is_meant(make_flow: MakeFlow
     flow.change(hash_key="0123456789abcdef")
     with pytest.raises(Refused, match="another one than at the last start"):
         flow.stream()
+
+
+def test_a_table_is_not_added_with_another_key_of_hashes(make_flow: MakeFlow) -> None:
+    """The settings of a creation that was refused, or has failed, are not those of the last start."""
+    options = {"people": {"mask": {"email": "hash"}}}
+    flow = make_flow(tables=("people",), table_options=options, hash_key="0123456789abcdef")
+    flow.execute("INSERT INTO people VALUES ('e', 1, 1, '', 'n', NULL)")
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    flow.change(hash_key="0123456789abcdeF", tables=("people", "sales.orders"))
+    with pytest.raises(PreflightError, match="another one than at the last start"):
+        flow.create()
+    with pytest.raises(Refused, match="another one than at the last start"):
+        flow.snapshot()
+    flow.change(hash_key="0123456789abcdef")
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    verified(flow)
+
+
+def test_the_settings_of_a_creation_that_fails_are_not_those_of_the_last_start(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = make_flow(tables=("people",), table_options={})
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    saved = status.known(flow.pipeline).settings
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise Refused("Something is in the way.")
+
+    flow.change(tables=("people", "sales.orders"), transaction_topic="ends")
+    with monkeypatch.context() as patch, pytest.raises(Refused, match="in the way"):
+        patch.setattr(create.publication, "extend", fails)
+        flow.create()
+    assert status.known(flow.pipeline).settings == saved
+    # the stream makes the topics that its settings name since its own last start
+    flow.change(tables=("people",))
+    flow.stream()
+    assert Topics(flow.pipeline.kafka).describe([f"{flow.pipeline.slot}.ends"])
+
+
+def test_options_are_compared_with_those_of_before_when_a_table_is_added(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("visits",), table_options={}, allow_unkeyed=True)
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    flow.execute("ALTER TABLE visits ALTER at SET NOT NULL", "CREATE UNIQUE INDEX ON visits (at)")
+    flow.change(tables=("visits", "people"), table_options={"visits": {"key": ["at"]}})
+    with pytest.raises(PreflightError, match="was taken in without a key"):
+        flow.create()
+    flow.change(table_options={})
+    flow.create()
+    flow.snapshot()
+    flow.stream()
 
 
 @pytest.mark.long

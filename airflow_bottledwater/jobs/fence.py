@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.jobs import requests
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 #: seconds in which the claim has to succeed; longer outages are not waited out by a stop
 _CLAIM_SECONDS = 10.0
 #: why a job is fenced, which is the kind of the claim: the pipeline is to stop, or the job's task has ended, or it is
-#: going to be replaced
+#: going to be replaced; the one that lasts longest first
 Why = Literal["stop", "end", "replace"]
 
 
@@ -39,7 +39,8 @@ def holds(pipeline: Settings, claim: str) -> bool:
     :param claim: the id of the job's claim; empty if it has made none.
     :raises BottledWaterError: a server does not answer.
     """
-    return bool(claim) and _claimed_by(pipeline, _identify(pipeline)) == claim
+    last = _claim(pipeline, _identify(pipeline)) if claim else None
+    return last is not None and last.id == claim
 
 
 def fence_and_release(pipeline: Settings, claim: str, why: Why, end: Callable[[], None]) -> None:
@@ -67,14 +68,22 @@ def fence_and_release(pipeline: Settings, claim: str, why: Why, end: Callable[[]
 def fence(pipeline: Settings, claim: str, why: Why) -> str:
     """Claim a job's slot, so that nothing of the job can be published any more, and write the pipeline's status in its
     place; returns the id of this claim, or nothing if another job has claimed the slot since, which is left alone.
+    A claim that only fences does no work, and who made it may have died before this was done: it is done again.
 
     :param claim: the id of the job's claim.
     :raises BottledWaterError: a server does not answer, or another job has claimed the slot at the same time.
     """
     cluster = _identify(pipeline)
-    if not claim or _claimed_by(pipeline, cluster) != claim:
+    last, whys = _claim(pipeline, cluster), get_args(Why)
+    if not claim or last is None or (last.id != claim and last.kind not in whys[whys.index(why) :]):
         return ""
-    made = Claim(pipeline, cluster, why, Backoff(_CLAIM_SECONDS))
+    try:
+        made = Claim(pipeline, cluster, why, Backoff(_CLAIM_SECONDS))
+    except Outage:
+        # the job that hangs may be why Kafka does not answer in time, after it has taken the claim
+        if (last := _claim(pipeline, cluster)) is not None and last.kind in whys:
+            free(pipeline)
+        raise
     made.close()
     log.info("The slot was claimed: the job publishes nothing any more.")
     name = cluster.pipeline(pipeline.slot)
@@ -126,12 +135,6 @@ def free(pipeline: Settings) -> None:
 def _identify(pipeline: Settings) -> Cluster:
     with session(pipeline.postgres, "Identifying the cluster") as connection:
         return identify(connection)
-
-
-def _claimed_by(pipeline: Settings, cluster: Cluster) -> str:
-    """The id of the slot's last claim; empty if there is none."""
-    found = _claim(pipeline, cluster)
-    return "" if found is None else found.id
 
 
 def _claim(pipeline: Settings, cluster: Cluster) -> Job | None:

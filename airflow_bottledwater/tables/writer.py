@@ -95,6 +95,7 @@ class PreparedSteps:
     :param rows: those of new tables without a key, which are published together with the records.
     :param unfit: the tables for which nothing could be made, and why.
     :param dropped: the oids of those that are not followed any more, and are not there any more.
+    :param id: of what the ids of live snapshots are made.
     """
 
     steps: tuple[Step, ...] = ()
@@ -110,6 +111,7 @@ class PreparedSteps:
     rows: NewRows | None = None
     unfit: dict[int, Unfit] = field(default_factory=dict)
     dropped: frozenset[int] = frozenset()
+    id: uuid.UUID = field(default_factory=uuid.uuid4)
 
     def close(self) -> None:
         """Give up what was read, if it is not carried out."""
@@ -329,7 +331,8 @@ def _pin(
 
 # ---------------------------------------------------------------------- what is recorded
 def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -> dict[str, StateRecord | None]:
-    """The records that carry the steps out, for one transaction.
+    """The records that carry the steps out, for one transaction. Where it is not known whether that was committed, they
+    are made again, of a state in which the steps may be carried out already; this changes nothing then.
 
     :param known: the state as it is in this moment; the stream is between two transactions.
     """
@@ -343,6 +346,8 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
         lives.retry()
     for step in prepared.steps:
         before = known.tables.get(step.oid)
+        if step.do in (*PINNING, Do.STOP) and before == prepared.pinned.get(step.oid):
+            continue  # it is carried out already: X0 of a table that is recorded anew is this step's alone
         if step.do in PINNING:
             pinned = prepared.pinned[step.oid]
             values |= dict.fromkeys(_obsolete(known, step.oid))
@@ -369,7 +374,8 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
                 lives.read(step.oid, sweep=not shared(pipeline, known, [step.topic]))
         elif step.do is Do.READ_PARTS:
             parts = tuple(part.oid for part in step.parts)
-            values[live_key(uuid.uuid4().hex[:12])] = LiveProgress((step.oid,), parts=parts, required=True)
+            request_id = uuid.uuid5(prepared.id, str(step.oid)).hex[:12]
+            values[live_key(request_id)] = LiveProgress((step.oid,), parts=parts, required=True)
         if before is not None and before.topic != step.topic and before.topic not in taken:
             values[former_key(before.topic)] = Former(step.oid, before.table.qualified)
     values = {key: value for key, value in values.items() if value is not None or key in known.raw}

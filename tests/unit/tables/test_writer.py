@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from airflow_bottledwater.state.records import Gap, LiveProgress, gap_key, live_key
-from airflow_bottledwater.tables.writer import hold, release
-from tests.unit.tables.test_plan import A, B, known
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from airflow_bottledwater.model.attached import AttachedTable
+from airflow_bottledwater.postgres.partitions import Partition
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import (
+    COMPLETE,
+    Complete,
+    Gap,
+    LiveProgress,
+    attached_key,
+    encode,
+    gap_key,
+    live_key,
+)
+from airflow_bottledwater.tables import writer
+from airflow_bottledwater.tables.plan import PINNING, Do, Step, plan
+from airflow_bottledwater.tables.writer import PreparedSteps, hold, release
+from tests.unit.tables.test_plan import PIPELINE, A, B, known, seen, table
 
 WHY = Gap("was paused by alice", paused=True, at=5.0)
 
@@ -45,3 +66,87 @@ def test_what_is_being_read_of_it_is_given_up() -> None:
     state.apply(hold(state, {1: WHY}))
     assert {each: progress.tables for each, progress in state.lives.items()} == {"both": (2,), "its": (), "other": (2,)}
     assert state.lives["both"].upto == 5
+
+
+C = table(3, "a")
+HANDED_OVER = {
+    "a staging table takes the name": seen(table(2, "a")),
+    "a swap": seen(table(2, "a"), table(1, "b")),
+    "a rotation": seen(table(1, "old"), C, B),
+    "created again": seen(C, B),
+    "a chain": seen(table(1, "b"), table(2, "c"), C),
+    "not wanted any more": seen(C, unwanted=(table(1, "archived"),)),
+}
+PART = Partition(1, 7, 1, "public", "p", "r", "p", "d", [], 77, 1, False, "700", False, "701")
+OF_PARTITIONS = {
+    "attached": Step(1, "public.a", "a", "has parts", Do.READ_PARTS, parts=(PART,)),
+    "below": Step(1, "public.a", "a", "is a partition", Do.BELOW, root="public.b"),
+    "apart": Step(1, "public.a", "a", "was detached", Do.APART),
+}
+
+
+def carried_out_twice(state: PipelineState, prepared: PreparedSteps) -> None:
+    """As when the first transaction was committed, and nobody knows: the state is read again, and they are made of it."""
+    once = read_again(state, writer.records(PIPELINE, prepared, state))
+    twice = read_again(once, writer.records(PIPELINE, prepared, once))
+    assert without_time(twice) == without_time(once)
+
+
+def read_again(state: PipelineState, values: dict[str, object]) -> PipelineState:
+    """The state behind a transaction, as it is in the topic."""
+    raw = dict(state.raw)
+    for key, value in values.items():
+        raw.pop(key, None)
+        if value is not None:
+            raw[key] = json.loads(json.dumps(encode(value)))  # type: ignore[arg-type]
+    return PipelineState(raw)
+
+
+def without_time(state: PipelineState) -> dict[str, object]:
+    return {**state.raw, COMPLETE: {**state.raw[COMPLETE], "at": 0}}
+
+
+def prepared_of(steps: list[Step], some: random.Random) -> PreparedSteps:
+    tables = {each.oid: each for look in HANDED_OVER.values() for each in look.tables.values()}
+    pinned = {
+        each.oid: PinnedTable(tables[each.oid], each.topic, "id", 1, 0, 0, 800) for each in steps if each.do in PINNING
+    }
+    swept = frozenset(oid for oid in pinned if some.random() < 0.5)
+    dropped = frozenset(each.oid for each in steps if each.do is Do.STOP and some.random() < 0.5)
+    return PreparedSteps(tuple(steps), pinned, swept=swept, dropped=dropped, retry=some.random() < 0.5)
+
+
+def with_lives(state: PipelineState, some: random.Random) -> PipelineState:
+    """With live snapshots that read any of the tables, or were to, and tables that are held."""
+    state.apply({COMPLETE: Complete(tuple(sorted(state.tables)), False, 0.0)})
+    for number in range(some.randrange(4)):
+        oids = some.choice([(1,), (2,), (1, 2), (2, 1)])
+        progress = LiveProgress(oids, required=some.random() < 0.7, sweep=some.random() < 0.5, upto=some.randrange(3))
+        state.apply({live_key(f"l{number}"): replace(progress, ended=some.choice(["", "", "failed", "finished"]))})
+    for oid in state.tables:
+        if some.random() < 0.2:
+            state.apply({gap_key(oid): Gap("was paused", held=True)})
+    return state
+
+
+@pytest.mark.parametrize("case", HANDED_OVER)
+def test_steps_whose_outcome_is_unknown_are_carried_out_once(case: str) -> None:
+    for seed in range(100):
+        some = random.Random(f"{case} {seed}")
+        state = with_lives(known(A, B), some)
+        steps = [each for each in plan(PIPELINE, state, HANDED_OVER[case]) if each.do is not Do.NOTHING]
+        some.shuffle(steps)
+        carried_out_twice(state, prepared_of(steps, some))
+
+
+@pytest.mark.parametrize("case", OF_PARTITIONS)
+def test_steps_of_partitions_whose_outcome_is_unknown_are_carried_out_once(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "shared", lambda *_: {})
+    for seed in range(10):
+        some = random.Random(f"{case} {seed}")
+        state = with_lives(known(A, B), some)
+        if case == "apart":
+            state.apply({attached_key(1): AttachedTable("public.b")})
+        carried_out_twice(state, prepared_of([OF_PARTITIONS[case]], some))

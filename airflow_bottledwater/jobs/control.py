@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: seconds after which a job that then fails does not count as one that repeats
 _STABLE = 600.0
+#: seconds for which a job that was taken over listens before it ends: its last heartbeat may be under way to Kafka
+_UNDER_WAY = 0.5
 
 
 class Controller(Reporter):
@@ -51,7 +53,7 @@ class Controller(Reporter):
     :ivar stopped: set when the job is asked to stop.
     :ivar status: the status that the next heartbeat writes; the job updates it.
     :ivar problems: what is not as it is meant; the parts of the job tell it, and each heartbeat writes it.
-    :ivar replaced: whether a later job has reported on the pipeline, which it has claimed.
+    :ivar replaced: whether a later job has reported on the pipeline, which it has claimed, or the pipeline was dropped.
     """
 
     def __init__(self, pipeline: Settings, cluster: Cluster, job: Job) -> None:
@@ -63,7 +65,7 @@ class Controller(Reporter):
         self.problems = Problems()
         #: the number of the outside signal that the request to stop passes on; 0 if a stop was requested
         self.interrupted = 0
-        self._job, self._obeys, self.replaced = job, False, False
+        self._job, self._obeys, self.replaced, self._dropped = job, False, False, False
         self._by: StoppedBy = ""
         self._look: Callable[[], str] | None = None
         #: the last state must not be overwritten by what a heartbeat finds meanwhile
@@ -89,8 +91,12 @@ class Controller(Reporter):
         except StopRequested:
             self.finish_stopped()
             raise
-        # another job has the slot, or another attempt of this one, or it begins anew
-        except (TakenOver, StaleBatch, BeginsAnew):
+        except TakenOver:
+            self.replaced = True
+            self._ended.wait(_UNDER_WAY)
+            self.abandon()
+            raise
+        except (StaleBatch, BeginsAnew):  # another attempt of this job goes on, or it begins anew
             self.abandon()
             raise
         except CredentialsRefused as error:
@@ -165,6 +171,9 @@ class Controller(Reporter):
     def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:
         if key == request_key(self.name) and value is not None:
             self._hear(decode(StopRequest, value))
+        elif key == status_key(self.name) and value is None:
+            # a status is deleted with its pipeline only: it must not come back, as that of a job that was killed
+            self.replaced = self._dropped = True
         elif key == status_key(self.name):
             self._see(decode(StatusRecord, value), now=True)
 
@@ -177,7 +186,10 @@ class Controller(Reporter):
         if status is None or self.status.ended:
             return
         if status.job.epoch > self._job.epoch:
-            self.replaced = True
+            self.replaced, self._dropped = True, False
+        elif self._dropped:
+            # a heartbeat of this job has come behind the deletion
+            self._topic.write({status_key(self.name): None}, wait=0)
         elif now and status.job.id == self._job.id and status.ended and status.stopped_by:
             # it is written again: a heartbeat of this job may have come behind it. An attempt of this job that has
             # failed, which a lost executor may do later, stops nobody

@@ -7,17 +7,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from airflow_bottledwater.cli import cli, jobs, restart
-from airflow_bottledwater.errors import JobDied, Outage
+from airflow_bottledwater.errors import JobDied, Outage, TakenOver
 from airflow_bottledwater.jobs import requests, status
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.jobs.submitted import records
 from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state.control_records import request_key
+from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.stream.start import begin
 from tests.support import running
 from tests.support.topics import Flow
@@ -121,6 +124,32 @@ def test_a_job_that_was_fenced_does_not_report_itself_alive_again(flow: Flow) ->
     assert flow.state == "stopped"
     hangs.abandon()
     _goes_on(flow)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["alive", "under way"])
+def test_the_status_of_a_pipeline_that_was_dropped_does_not_come_back(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Its job lives until it learns that its slot was claimed; its last heartbeat may be under way then."""
+    start, name = begin(flow.pipeline), flow.name
+    runs, sent, write = Controller(flow.pipeline, start.cluster, start.job), list[object](), ControlTopic.write
+
+    def delayed(self: ControlTopic, changes: dict[str, Any], **options: Any) -> None:
+        if late and threading.current_thread() is runs._thread and not sent:
+            sent.append(changes)
+            until(lambda: status.read_status(flow.pipeline, name) is None, "the status is deleted")
+        write(self, changes, **options)
+
+    with pytest.raises(TakenOver), runs.reporting():
+        until(lambda: (now := status.read_status(flow.pipeline, name)) and now.job.id == start.job.id, "it reports")
+        monkeypatch.setattr(ControlTopic, "write", delayed)
+        until(lambda: sent or not late, "a heartbeat is under way")
+        drop(flow.pipeline, when="always")
+        if not late:
+            time.sleep(2 * flow.pipeline.heartbeat_interval)
+        raise TakenOver("The slot was taken over.")
+    time.sleep(1.0)
+    assert status.read_status(flow.pipeline, name) is None
 
 
 def test_a_signal_that_is_passed_on_does_not_replace_a_stop(flow: Flow) -> None:

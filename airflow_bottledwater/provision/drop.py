@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.encoding.outbox import pattern_of
 from airflow_bottledwater.errors import DOCS, Refused, SlotError, StateError
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.alive import longest_silence, next_status
@@ -24,7 +21,6 @@ from airflow_bottledwater.state.claim import Claim, read_own, read_state
 from airflow_bottledwater.state.control_records import (
     REPORTED,
     StatusRecord,
-    owner_key,
     request_key,
     status_key,
     table_requests_prefix,
@@ -50,14 +46,16 @@ def forget(pipeline: Settings, system_identifier: str) -> str:
     topic = store.state_topic_name(cluster.database, pipeline.slot)
     known = read_state(pipeline, topic)
     other = replace(cluster, system_identifier=system_identifier)
-    if cluster.system_identifier == system_identifier or known.system_identifier != system_identifier:
+    owner = other.pipeline(pipeline.slot)
+    # an attempt that died has deleted its state already, but not its status
+    left = known.system_identifier or (system_identifier if read_status(pipeline, owner) is not None else "")
+    if cluster.system_identifier == system_identifier or left != system_identifier:
         raise StateError(
             f"State topic {topic!r} belongs to cluster {known.system_identifier or '(none)'}, and this connection's "
             f"cluster is {cluster.system_identifier}; cluster {system_identifier} has no state there that could be "
             "deleted.",
             "For a slot of this cluster use 'bottledwater drop-slot --when always'.",
         )
-    owner = other.pipeline(pipeline.slot)
     _refuse_alive(pipeline, owner, known.claim)
     claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
     try:
@@ -95,24 +93,15 @@ def _refuse_alive(pipeline: Settings, owner: str, claim: Job | None) -> None:
 
 def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
     """Delete a pipeline's records from both state topics, except for the claim and the transactional ids: an old job
-    stays fenced."""
-    tables = claim.state.tables
-    claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
-    mapping = TableMapping.of(pipeline)
-    written = [*(pinned.topic for pinned in tables.values() if pinned.table.outbox), *mapping.message_routes]
-    routes = [re.compile(pattern_of(route)) for route in written]
+    stays fenced. By the state and the status, an attempt after one that died goes on; so they are deleted last."""
     shared = list(control_topic.read(pipeline.kafka))
-    chosen = [
-        topic
-        for key in shared
-        if (topic := topic_owned(key, owner)) and any(route.fullmatch(topic) for route in routes)
-    ]
-    topics = [*(pinned.topic for pinned in tables.values()), *mapping.named_topics, *chosen]
-    owned = [owner_key(topic, owner) for topic in topics]
+    owned = [key for key in shared if topic_owned(key, owner)]
     # a request that no job has answered would be carried out by the next pipeline of this name
     asked = [request_key(owner), *(key for key in shared if key.startswith(table_requests_prefix(owner)))]
-    control_topic.write(pipeline.kafka, dict.fromkeys([*owned, status_key(owner), verified_key(owner), *asked]))
+    control_topic.write(pipeline.kafka, dict.fromkeys([*owned, verified_key(owner), *asked]))
     snapshots.forget_all(pipeline, owner)
+    claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
+    control_topic.write(pipeline.kafka, {status_key(owner): None})
 
 
 def keeps(when: str, status: StatusRecord | None) -> bool:

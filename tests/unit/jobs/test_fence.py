@@ -100,7 +100,7 @@ class Slot:
                 else:
                     self.answered = value is None
 
-        monkeypatch.setattr(fence, "_identify", lambda _: Cluster("1", 1, 160000, "db"))
+        monkeypatch.setattr(fence, "_identify", lambda _: Cluster("1", 1, "db", 160000))
         monkeypatch.setattr(fence, "_claim", lambda *_: self.last)
         monkeypatch.setattr(fence, "read_status", lambda *_: self.status)
         monkeypatch.setattr(fence, "Claim", Claim)

@@ -1,0 +1,147 @@
+"""What a drop deletes, in which order: one that dies can be repeated, until nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.provision import drop
+from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state.control_records import (
+    OwnerRecord,
+    SnapshotReport,
+    SnapshotRequest,
+    StopRequest,
+    TableRequest,
+    VerifiedRecord,
+    encode,
+    owner_key,
+    reading_key,
+    request_key,
+    snapshot_key,
+    status_key,
+    table_requests_prefix,
+    verified_key,
+)
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import CLAIM, IDS, INTENT, Ids, Intent
+from airflow_bottledwater.state.records import encode as encoded
+from tests.support.status import status_of
+
+PIPELINE = Settings.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, slot="shop", format="json")
+HERE, GONE = Cluster("1", 1, "db", 160000), Cluster("2", 1, "db", 160000)
+
+
+class Killed(BaseException):
+    """As kill -9 would end it."""
+
+
+class World:
+    """A pipeline's records in both state topics, of a job that was stopped for good.
+
+    :ivar left: how many records may be written before the process dies.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+        name, self.left = cluster.pipeline("shop"), 1000
+        self.kept = {
+            status_key("other"): encode(status_of()),
+            owner_key("chosen", "other"): encode(OwnerRecord("other")),
+        }
+        self.shared: dict[str, Any] = {
+            **self.kept,
+            owner_key("shop.a", name): encode(OwnerRecord(name)),
+            owner_key("chosen", name): encode(OwnerRecord(name)),
+            status_key(name): encode(status_of("stopped", retired=True)),
+            verified_key(name): encode(VerifiedRecord()),
+            request_key(name): encode(StopRequest("request")),
+            f"{table_requests_prefix(name)}1": encode(TableRequest((1,), True)),
+            snapshot_key(name, "s"): encode(SnapshotRequest(("a",))),
+            reading_key(name, "s"): encode(SnapshotReport("reading")),
+        }
+        self.status = self.shared[status_key(name)]
+        self.state: dict[str, Any] = {
+            CLAIM: encoded(status_of().job),
+            IDS: encoded(Ids(("id",))),
+            INTENT: encoded(Intent("shop", "shop", 0.0, cluster.system_identifier, "root", "json", "")),
+        }
+        world = self
+
+        class Claim:
+            def __init__(self, *_: object) -> None:
+                self.state = PipelineState(dict(world.state))
+
+            def write(self, values: dict[str, Any]) -> None:
+                world.dies_before()
+                assert set(values.values()) <= {None}
+                world.state = {key: value for key, value in world.state.items() if key not in values}
+
+            def close(self) -> None:
+                pass
+
+        def write(_: object, records: dict[str, Any]) -> None:
+            for key, value in records.items():
+                self.dies_before()
+                self.shared.pop(key, None)
+                if value is not None:
+                    self.shared[key] = value
+
+        @contextmanager
+        def session(*_: object) -> Iterator[None]:
+            yield
+
+        monkeypatch.setattr(control_topic, "read", lambda _: dict(self.shared))
+        monkeypatch.setattr(control_topic, "write", write)
+        monkeypatch.setattr(drop, "session", session)
+        monkeypatch.setattr(drop, "identify", lambda _: HERE)
+        monkeypatch.setattr(drop, "Claim", Claim)
+        for name in ("read_own", "read_state"):
+            monkeypatch.setattr(drop, name, lambda *_: PipelineState(dict(self.state)))
+        monkeypatch.setattr(drop.slot, "state", lambda *_: None)
+        monkeypatch.setattr(drop.slot, "states", lambda *_: [])
+        monkeypatch.setattr(drop.slot, "drop", lambda *_: False)
+        monkeypatch.setattr(drop.publication, "drop", lambda *_: [])
+
+    def dies_before(self) -> None:
+        """A write."""
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+    def acts(self, cluster: Cluster) -> None:
+        """What a person does, and repeats."""
+        if cluster == HERE:
+            drop.drop(PIPELINE, when="retired")
+        else:
+            drop.forget(PIPELINE, cluster.system_identifier)
+
+
+@pytest.mark.parametrize("cluster", [HERE, GONE], ids=["drop", "forget-cluster"])
+def test_a_drop_that_dies_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+    written = 0
+    while True:
+        world = World(monkeypatch, cluster)
+        world.left = written
+        try:
+            world.acts(cluster)
+        except Killed:
+            world.left = 1000
+            world.acts(cluster)
+            finished = False
+        else:
+            finished = True
+        assert world.shared == world.kept, written
+        assert world.state.keys() == {CLAIM, IDS}
+        if finished:
+            break
+        written += 1
+    assert written > 5
+    if cluster == GONE:
+        with pytest.raises(StateError, match="has no state there"):
+            world.acts(cluster)

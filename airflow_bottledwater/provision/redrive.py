@@ -25,7 +25,7 @@ import numpy as np
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import layout, types, wire
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import RecordError, Refused, SchemaRefused, SlotInUse, StateError
+from airflow_bottledwater.errors import RecordError, Refused, SchemaRefused, SlotInUse
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single, tombstones
 from airflow_bottledwater.kafka.topic_reader import KeySet
@@ -129,11 +129,6 @@ def _claimed(pipeline: Settings) -> Iterator[Claim]:
         raise SlotInUse(f"Slot {pipeline.slot!r} is in use by process {found.active_pid}.", "Stop the stream first.")
     claim = Claim(pipeline, cluster, "redrive", Backoff(pipeline.outage_timeout))
     try:
-        if claim.state.slot is None:
-            raise StateError(
-                f"The state topic {claim.topic!r} does not know slot {pipeline.slot!r}.",
-                "Check the slot's name (--slot) and the database of the connection.",
-            )
         claim.record_ids([stream_id(claim.prefix)])
         with session(pipeline.postgres, "Re-driving dead letters") as connection:
             options.check(connection, pipeline, claim.state)

@@ -20,7 +20,6 @@ from airflow_bottledwater.errors import (
     Outage,
     Refused,
     SourcePressed,
-    StateError,
     TakenOver,
     TypeAltered,
 )
@@ -135,11 +134,7 @@ class _SnapshotDriver:
     def run(self) -> SnapshotResult:
         started = time.monotonic()
         known = self._claim.state
-        if known.slot is None:
-            raise StateError(
-                f"The state topic does not know slot {self._pipeline.slot!r}.",
-                "Create it first (create_slot, or 'bottledwater').",
-            )
+        assert known.slot is not None, "the claim has seen it"
         check_slot(
             slot.state(self._connection, known.slot.name),
             known.slot,

@@ -38,15 +38,18 @@ _PUBLISHING = frozenset({"create", "snapshot", "stream", "redrive"})
 _CONTINUING = _PUBLISHING | {"accept"}
 
 
-def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics) -> None:
+def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics, *, new: bool) -> None:
     """Create the shared state topic and the slot's, if they are missing.
 
+    :param new: whether the slot's may be created.
     :raises StateError: one is missing and may not be created, or has settings under which records would be lost.
     """
     present = topics.describe([store.CONTROL_TOPIC, topic])
     replication = min(pipeline.replication_factor, topics.brokers())
     for name in (store.CONTROL_TOPIC, topic):
         if name not in present:
+            if name == topic and not new:
+                raise _unknown(topic, pipeline.slot)
             if not pipeline.create_topics:
                 raise StateError(
                     f"Topic {name!r} is missing and create_topics is off.", "Create it: one partition, compacted."
@@ -54,6 +57,14 @@ def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics) -> None:
             topics.make(store.new_topic(name, replication))
         elif problem := store.unfit(present[name]):
             raise StateError(problem)
+
+
+def _unknown(topic: str, name: str) -> StateError:
+    return StateError(
+        f"The state topic {topic!r} does not know slot {name!r}.",
+        "Check the slot's name (--slot) and the database of the connection. If they are right, create the slot first "
+        "(create_slot, or 'bottledwater'); if its records were lost, drop the slot and start again with a snapshot.",
+    )
 
 
 def read_state(
@@ -172,8 +183,8 @@ class Claim:
     :param backoff: waits out outages.
     :raises TakenOver: another job claimed the slot at the same time, or since this process, which is a job, has claimed
         it.
-    :raises StateError: the state is another cluster's, or the pipeline was made with other settings; nothing was
-        changed.
+    :raises StateError: the state is another cluster's, or does not know a slot that has to be there, or the pipeline
+        was made with other settings; nothing was changed.
     :raises SlotError: the job would go on with a pipeline of another timeline; nothing was changed.
     :raises StopRequested: this process is a job that was asked to stop before it began.
     """
@@ -188,13 +199,17 @@ class Claim:
         self._reading = threading.Lock()
         if _job is not None and not _job.may_claim(cluster.pipeline(pipeline.slot)):
             raise StopRequested("The job was asked to stop before it began.")
-        ensure_state_topics(pipeline, self.topic, self._admin)
+        # one that is made for a mistyped slot would stay for ever
+        ensure_state_topics(pipeline, self.topic, self._admin, new=kind == "create" or kind not in _CONTINUING)
         self._producer = self._make(state_writer_id(self.prefix))
         self._producer.open()
         before = self._claim(kind)
         self._initialise([i for i in before.ids if i != state_writer_id(self.prefix)])
         self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
         check(self.state, self.job)
+        if kind in _CONTINUING and kind != "create" and self.state.slot is None:
+            self.close()
+            raise _unknown(self.topic, pipeline.slot)
         if _job is not None:
             _job.claimed(self.job)
         backoff.over()

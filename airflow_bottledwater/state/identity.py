@@ -69,7 +69,16 @@ def check_settings(pipeline: Settings, known: PipelineState) -> None:
 
     :raises StateError: a setting is another one than the one that the pipeline was made with; nothing was changed.
     """
-    if known.slot is None or known.intent is None:
+    if known.intent is None:
+        return
+    if known.slot is None:
+        if known.intent.publication != pipeline.publication_name:
+            raise StateError(
+                f"The creation of slot {pipeline.slot!r} was begun with publication = {known.intent.publication}, and "
+                f"the settings say {pipeline.publication_name}. Nothing was changed.",
+                "Give the publication of before. For another one, first drop what was begun, so that no publication is "
+                "left behind: bottledwater drop-slot --when always.",
+            )
         return
     values = {
         "format": pipeline.format,

@@ -72,8 +72,7 @@ def begin(pipeline: Settings, stopped: threading.Event | None = None) -> Start:
         except (StopRequested, TakenOver):
             raise
         except Exception as error:
-            if claimed.state.slot is not None:
-                _report(pipeline, cluster, claimed, error)
+            _report(pipeline, cluster, claimed, error)
             raise
         finally:
             claimed.close()
@@ -83,11 +82,7 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
     """Compare the state with the slot, the publications, the topics and the registry, and write what has changed."""
     known = claimed.state
     record = known.slot
-    if record is None:
-        raise StateError(
-            f"The state topic {claimed.topic!r} does not know slot {pipeline.slot!r}.",
-            "Create it first; if its records were lost, drop the slot and start again with a snapshot.",
-        )
+    assert record is not None, "the claim has seen it"
     if not known.complete:
         raise StateError(
             f"The snapshot of slot {pipeline.slot!r} is not complete.",

@@ -54,7 +54,7 @@ def run(stack: DataStack) -> None:
     """See the module."""
     kafka = {"bootstrap.servers": stack.kafka.bootstrap}
     of_one = Settings(postgres="host=unused", kafka=kafka, slot="p0", format="json", replication_factor=1)
-    ensure_state_topics(of_one, store.state_topic_name("watched0", "p0"), Topics(kafka))
+    ensure_state_topics(of_one, store.state_topic_name("watched0", "p0"), Topics(kafka), new=True)
     dsns = [stack.postgres.createdb(f"watched{number}") for number in range(_DATABASES)]
     for number, dsn in enumerate(dsns):
         with psycopg.connect(dsn, autocommit=True) as connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 import airflow_bottledwater.provision.create as creation
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import BottledWaterError, Outage, Refused, SlotError, StateError
+from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused, SlotError, StateError
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
@@ -25,7 +25,8 @@ from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.provision import drop as drop_module
-from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision import preflight, redrive
+from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver
@@ -200,6 +201,50 @@ def test_a_killed_creation_is_taken_up(source: Source, monkeypatch: pytest.Monke
     assert record.consistent_point == slot_state(source).confirmed
     source.execute("INSERT INTO items VALUES (2, 'later')")
     assert seen(source, "later")
+
+
+def test_no_publication_of_a_creation_that_was_begun_is_left_behind(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> object:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(creation.slot, "create", killed)
+        create(source.pipeline)
+    named = source.pipeline.with_(publication=f"{source.name}_other")
+    with pytest.raises(PreflightError, match=f"was begun with publication = {source.name}, and the settings say"):
+        create(named)
+    drop(named, when="always")
+    assert not source.execute("SELECT 1 FROM pg_publication")
+    create(named)
+    assert source.execute("SELECT pubname FROM pg_publication ORDER BY 1") == [
+        (f"{source.name}_other",),
+        (f"{source.name}_other_unkeyed",),
+    ]
+
+
+WORK: dict[str, Callable[[Settings], object]] = {
+    "snapshot": lambda pipeline: driver.run(pipeline, in_threads(pipeline)),
+    "stream": lambda pipeline: run_stream(pipeline, bounded=True),
+    "redrive": redrive.redrive,
+    "accept": lambda pipeline: accept(pipeline, ["*"]),
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_a_mistyped_slot_leaves_nothing_behind(source: Source, work: str) -> None:
+    """No command would remove its state topic, or its status."""
+    create(source.pipeline)
+    typo, before = source.pipeline.with_(slot=f"{source.name}x"), Topics(source.pipeline.kafka).names()
+    with pytest.raises(StateError, match="does not know slot"):
+        WORK[work](typo)
+    assert Topics(source.pipeline.kafka).names() == before
+    # of one that was dropped, only the claim stays
+    drop(source.pipeline, when="always")
+    with pytest.raises(StateError, match="does not know slot"):
+        WORK[work](source.pipeline)
+    assert not [key for key in control_topic.read(source.pipeline.kafka) if key.startswith("status/") and source.name in key]
 
 
 def slot_state(source: Source) -> slot.SlotState:

@@ -116,3 +116,8 @@ def test_a_pipeline_keeps_what_it_was_made_with() -> None:
             check_settings(settings("elsewhere", "avro").with_(**{name: other}), state)
     # nothing is there yet that could be contradicted
     check_settings(settings("shop"), PipelineState())
+    # but for what was begun: its publications would be left behind
+    begun = PipelineState({INTENT: made("avro", "elsewhere").raw[INTENT]})
+    check_settings(settings("shop"), begun)
+    with pytest.raises(StateError, match="was begun with publication = orders, and the settings say others"):
+        check_settings(settings("shop").with_(publication="others"), begun)

@@ -74,14 +74,14 @@ def fence(pipeline: Settings, claim: str, why: Why) -> str:
     :raises BottledWaterError: a server does not answer, or another job has claimed the slot at the same time.
     """
     cluster = _identify(pipeline)
-    last, whys = _claim(pipeline, cluster), get_args(Why)
-    if not claim or last is None or (last.id != claim and last.kind not in whys[whys.index(why) :]):
+    holder, whys = _claim(pipeline, cluster), get_args(Why)
+    if not claim or holder is None or (holder.id != claim and holder.kind not in whys[whys.index(why) :]):
         return ""
     try:
         made = Claim(pipeline, cluster, why, Backoff(_CLAIM_SECONDS))
     except Outage:
         # the job that hangs may be why Kafka does not answer in time, after it has taken the claim
-        if (last := _claim(pipeline, cluster)) is not None and last.kind in whys:
+        if (holder := _claim(pipeline, cluster)) is not None and holder.kind in whys:
             free(pipeline)
         raise
     made.close()

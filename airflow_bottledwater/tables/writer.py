@@ -344,10 +344,8 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
     lives = _Lives(known, taken)
     if prepared.retry:
         lives.retry()
-    for step in prepared.steps:
+    for step in _left(prepared, known):
         before = known.tables.get(step.oid)
-        if step.do in (*PINNING, Do.STOP) and before == prepared.pinned.get(step.oid):
-            continue  # it is carried out already: X0 of a table that is recorded anew is this step's alone
         if step.do in PINNING:
             pinned = prepared.pinned[step.oid]
             values |= dict.fromkeys(_obsolete(known, step.oid))
@@ -373,8 +371,7 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
                 # the keys of another pipeline are not removed
                 lives.read(step.oid, sweep=not shared(pipeline, known, [step.topic]))
         elif step.do is Do.READ_PARTS:
-            parts = tuple(part.oid for part in step.parts)
-            request_id = uuid.uuid5(prepared.id, str(step.oid)).hex[:12]
+            parts, request_id = tuple(part.oid for part in step.parts), uuid.uuid5(prepared.id, str(step.oid)).hex[:12]
             values[live_key(request_id)] = LiveProgress((step.oid,), parts=parts, required=True)
         if before is not None and before.topic != step.topic and before.topic not in taken:
             values[former_key(before.topic)] = Former(step.oid, before.table.qualified)
@@ -386,6 +383,15 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
     if known.coverage is not None:
         values |= _covered(pipeline, known.coverage, prepared, known)
     return values
+
+
+def _left(prepared: PreparedSteps, known: PipelineState) -> list[Step]:
+    """The steps that the state does not show: a table that is recorded anew has an X0 that is this step's alone."""
+    return [
+        step
+        for step in prepared.steps
+        if step.do not in (*PINNING, Do.STOP) or known.tables.get(step.oid) != prepared.pinned.get(step.oid)
+    ]
 
 
 def _found(prepared: PreparedSteps, known: PipelineState, lives: _Lives) -> dict[str, StateRecord | None]:

@@ -244,7 +244,9 @@ def test_a_mistyped_slot_leaves_nothing_behind(source: Source, work: str) -> Non
     drop(source.pipeline, when="always")
     with pytest.raises(StateError, match="does not know slot"):
         WORK[work](source.pipeline)
-    assert not [key for key in control_topic.read(source.pipeline.kafka) if key.startswith("status/") and source.name in key]
+    assert not [
+        key for key in control_topic.read(source.pipeline.kafka) if key.startswith("status/") and source.name in key
+    ]
 
 
 def slot_state(source: Source) -> slot.SlotState:

@@ -469,7 +469,7 @@ MUTANTS = (
     Mutant(
         "the topics that messages have chosen are given back",
         "drop._forget",
-        drop("*mapping.message_routes"),
+        swap("[key for key in shared if topic_owned(key, owner)]", "[]"),
         f"{_MESSAGE_OUTBOX}::test_a_message_never_chooses_a_topic_of_another_pipeline",
     ),
     Mutant(
@@ -979,6 +979,28 @@ MUTANTS = (
         f"{_CHOOSE}::test_another_key_of_hashes_is_refused_unless_it_is_meant",
     ),
     Mutant(
+        "a table is not added with another key of hashes",
+        "preflight._check",
+        drop("options.check_hash_key(pipeline, found.state)"),
+        f"{_CHOOSE}::test_a_table_is_not_added_with_another_key_of_hashes",
+    ),
+    Mutant(
+        "options are compared with those of before when a table is added",
+        "create._create",
+        drop("options.check(connection, pipeline, claim.state)"),
+        f"{_CHOOSE}::test_options_are_compared_with_those_of_before_when_a_table_is_added",
+    ),
+    Mutant(
+        "the settings of a creation that fails are not those of the last start",
+        "create._create",
+        swap(
+            "claim.write({INTENT: _intent(pipeline, identifier, via_root, before)})",
+            "claim.write({INTENT: _intent(pipeline, identifier, via_root, before), "
+            "**saved.changed(pipeline, claim.state)})",
+        ),
+        f"{_CHOOSE}::test_the_settings_of_a_creation_that_fails_are_not_those_of_the_last_start",
+    ),
+    Mutant(
         "values are not masked twice when a dead letter is published, unless the second mask says less",
         "source_rows._check_masks",
         never("not Mask.of(was).gives(Mask.of(column))"),
@@ -1366,7 +1388,7 @@ MUTANTS = (
     Mutant(
         "a pipeline keeps its publication",
         "check_settings",
-        swap("pipeline.publication_name", "known.intent.publication"),
+        swap("{'publication': pipeline.publication_name}", "{'publication': known.intent.publication}"),
         "tests/unit/state/test_identity.py::test_a_pipeline_keeps_what_it_was_made_with",
     ),
     Mutant(
@@ -2977,9 +2999,21 @@ MUTANTS = (
         "tests/unit/triggers/test_triggers.py::test_a_job_whose_task_has_ended_is_stopped",
     ),
     Mutant(
+        "a stop that died behind its claim is finished by the next",
+        "fence.fence",
+        drop("holder.kind not in whys[whys.index(why):]"),
+        "tests/unit/jobs/test_fence.py::test_a_fence_that_ends_behind_its_claim_is_finished_by_the_next",
+    ),
+    Mutant(
+        "a stop of the pipeline stays one when its task ends",
+        "fence.fence",
+        swap("whys[whys.index(why):]", "whys"),
+        "tests/unit/jobs/test_fence.py::test_a_claim_that_only_fences_keeps_nobody_from_fencing",
+    ),
+    Mutant(
         "a stop does not touch another job",
         "fence",
-        never("not claim or last is None or (last.id != claim and last.kind not in whys[whys.index(why):])"),
+        never("not claim or holder is None or (holder.id != claim and holder.kind not in whys[whys.index(why):])"),
         f"{_STOPPING}::test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes",
     ),
     Mutant(
@@ -3766,6 +3800,50 @@ MUTANTS = (
         "LiveReader._by_key",
         never("at.key and at.filenode != now"),
         "tests/integration/test_live_by_key.py::test_rows_that_are_attached_behind_it_are_read",
+    ),
+    Mutant(
+        "the job of a pipeline that was dropped does not report itself",
+        "Controller._hear_now",
+        drop("self.replaced = self._dropped = True"),
+        "tests/integration/test_stop_between_jobs.py::test_the_status_of_a_pipeline_that_was_dropped_does_not_come_back[alive]",
+    ),
+    Mutant(
+        "a heartbeat that comes behind the drop of its pipeline is deleted",
+        "Controller._see",
+        drop("self._topic.write({status_key(self.name): None}, wait=0)"),
+        "tests/integration/test_stop_between_jobs.py::"
+        "test_the_status_of_a_pipeline_that_was_dropped_does_not_come_back[under way]",
+    ),
+    Mutant(
+        "a job that was taken over listens until its last heartbeat has arrived",
+        "Controller.reporting",
+        drop("self._ended.wait(_UNDER_WAY)"),
+        "tests/integration/test_stop_between_jobs.py::"
+        "test_the_status_of_a_pipeline_that_was_dropped_does_not_come_back[under way]",
+    ),
+    Mutant(
+        "an attempt to forget a cluster that died is finished by the next",
+        "drop.forget",
+        swap("system_identifier if read_status(pipeline, owner) is not None else ''", "''"),
+        "tests/unit/provision/test_drop.py::test_a_drop_that_dies_is_finished_by_the_next[forget-cluster]",
+    ),
+    Mutant(
+        "a table that is not followed any more is not stopped twice",
+        "writer._left",
+        always("known.tables.get(step.oid) != prepared.pinned.get(step.oid)"),
+        "tests/unit/tables/test_writer.py::test_steps_whose_outcome_is_unknown_are_carried_out_once",
+    ),
+    Mutant(
+        "a mistyped slot gets no state topic",
+        "ensure_state_topics",
+        never("name == topic and not new"),
+        "tests/integration/test_setup.py::test_a_mistyped_slot_leaves_nothing_behind[stream]",
+    ),
+    Mutant(
+        "no publication of a creation that was begun is left behind",
+        "identity.check_settings",
+        never("known.intent.publication != pipeline.publication_name"),
+        "tests/unit/state/test_identity.py::test_a_pipeline_keeps_what_it_was_made_with",
     ),
     Mutant(
         "a fenced job does not report itself alive again",

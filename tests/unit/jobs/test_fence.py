@@ -109,7 +109,9 @@ class Slot:
 
 
 @pytest.mark.parametrize("why", ["stop", "end", "replace"])
-@pytest.mark.parametrize("last", ["stop", "end", "replace", "stream", "create", "drop", "redrive", "snapshot", "accept"])
+@pytest.mark.parametrize(
+    "last", ["stop", "end", "replace", "stream", "create", "drop", "redrive", "snapshot", "accept"]
+)
 def test_a_claim_that_only_fences_keeps_nobody_from_fencing(
     monkeypatch: pytest.MonkeyPatch, last: str, why: fence.Why
 ) -> None:

@@ -86,7 +86,7 @@ OF_PARTITIONS = {
 
 
 def carried_out_twice(state: PipelineState, prepared: PreparedSteps) -> None:
-    """As when the first transaction was committed, and nobody knows: the state is read again, and they are made of it."""
+    """As when the first transaction was committed, and nobody knows it: they are made of the state behind it."""
     once = read_again(state, writer.records(PIPELINE, prepared, state))
     twice = read_again(once, writer.records(PIPELINE, prepared, once))
     assert without_time(twice) == without_time(once)

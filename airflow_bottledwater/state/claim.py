@@ -44,7 +44,7 @@ def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics, *, new: 
     :param new: whether the slot's may be created.
     :raises StateError: one is missing and may not be created, or has settings under which records would be lost.
     """
-    present = topics.describe([store.CONTROL_TOPIC, topic])
+    present = topics.describe([store.CONTROL_TOPIC, topic], confirm=not new)
     replication = min(pipeline.replication_factor, topics.brokers())
     for name in (store.CONTROL_TOPIC, topic):
         if name not in present:

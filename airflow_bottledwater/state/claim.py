@@ -199,15 +199,16 @@ class Claim:
         self._reading = threading.Lock()
         if _job is not None and not _job.may_claim(cluster.pipeline(pipeline.slot)):
             raise StopRequested("The job was asked to stop before it began.")
-        # one that is made for a mistyped slot would stay for ever
-        ensure_state_topics(pipeline, self.topic, self._admin, new=kind == "create" or kind not in _CONTINUING)
+        needs_slot = kind in _CONTINUING and kind != "create"
+        # a topic that is made for a mistyped slot would stay for ever
+        ensure_state_topics(pipeline, self.topic, self._admin, new=not needs_slot)
         self._producer = self._make(state_writer_id(self.prefix))
         self._producer.open()
         before = self._claim(kind)
         self._initialise([i for i in before.ids if i != state_writer_id(self.prefix)])
         self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
         check(self.state, self.job)
-        if kind in _CONTINUING and kind != "create" and self.state.slot is None:
+        if needs_slot and self.state.slot is None:
             self.close()
             raise _unknown(self.topic, pipeline.slot)
         if _job is not None:

@@ -75,6 +75,9 @@ _URL = re.compile(
     r"(https?://)(?:[^/?#@\s]*@)?((?:\[[\da-f:.]+\]|[^/?#@:\s\[\]]+)(?::\d+)?(?:/[^?#@\s]*)?)", re.IGNORECASE
 )
 
+#: the context in the path of a URL
+_CONTEXT = re.compile(r"/contexts/:?([^/:,]+)")
+
 
 def _shown(url: str) -> str:
     """The URL of a registry, or several with commas, for messages: without user and password.
@@ -173,8 +176,10 @@ class Registry:
         """The schema with what it has to keep of the subject's latest version."""
         if (amended := self._meaning.amended) is None:
             return schema
-        latest = self._ask(subject, lambda client: client.get_latest_version(subject).schema.schema_str)
-        return amended(schema, latest) if latest else schema
+        latest = self._ask(subject, lambda client: client.get_latest_version(subject))
+        if latest is None or latest.schema is None or not self._is(subject, latest.subject):
+            return schema
+        return amended(schema, latest.schema.schema_str or "")
 
     def _register(self, subject: str, schema: str, number: int | None = None) -> int:
         """
@@ -215,10 +220,23 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema
 
-        found = self._ask(
-            subject, lambda client: client.lookup_schema(subject, Schema(schema, self.schema_type)).schema_id
-        )
-        return None if found is None else int(found)
+        found = self._ask(subject, lambda client: client.lookup_schema(subject, Schema(schema, self.schema_type)))
+        if found is None or found.schema_id is None or not self._is(subject, found.subject):
+            return None
+        return int(found.schema_id)
+
+    @property
+    def _context(self) -> str:
+        """What the registry writes before the names of this URL's subjects: the context that its path names, if it
+        names one."""
+        found = _CONTEXT.search(self.url)
+        return f":{found[1]}:" if found else ""
+
+    def _is(self, subject: str, answered: str | None) -> bool:
+        """Whether an answer is about this subject. A registry that does not find it in this URL's context answers with
+        the subject of another one, whose ids mean something else to who asks for them here
+        (https://docs.confluent.io/platform/current/schema-registry/schema-linking-cp.html#schema-contexts)."""
+        return answered is None or answered.removeprefix(self._context) == subject
 
     def register_all(self, schemas: Sequence[tuple[str, str]]) -> list[int]:
         """Call :meth:`register` for each (subject, schema), several at a time; returns the ids in this order."""
@@ -339,4 +357,5 @@ class Registry:
         :raises Outage: it does not answer.
         :raises Refused: it denies access, or answers with another error.
         """
-        return set(self._ask("", lambda client: client.get_subjects()) or ())
+        found = self._ask("", lambda client: client.get_subjects()) or ()
+        return {each.removeprefix(self._context) for each in found}

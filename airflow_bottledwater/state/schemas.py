@@ -195,6 +195,8 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
         if not each.of_key and not _restored(registry, each):
             gone.setdefault(each.oid, []).append(each)
     again = [_value_again(pipeline, some, known[oid], present[oid]) for oid, some in gone.items()]
+    restored = [each for each in missing if each not in gone.get(each.oid, ())]
+    _confirm(registry, [*restored, *pinned_schemas(pipeline, again)])
     if again:
         # the rows of a table with a key get the schema of today, whichever they have
         obsolete = {
@@ -208,6 +210,20 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
     for problem in problems:
         log.error("%s", problem)
     return Settled(left, problems)
+
+
+def _confirm(registry: Registry, again: Sequence[PinnedSchema]) -> None:
+    """Check that the registry has by their ids, as readers ask for them, the schemas that were registered again.
+
+    :raises Refused: it does not, and the stream would find them lost again and again.
+    """
+    if still := lost(registry, again):
+        raise Refused(
+            f"The schema registry at {registry.url} says that subject {still[0].subject!r} has its schema, with id "
+            f"{still[0].number}, and does not give that schema to who asks for the id: nobody could read the records.",
+            "Check that the URL leads to one registry, and not to several by turns. What it answers to GET "
+            f"/schemas/ids/{still[0].number} has to be that schema; repair the registry, then start again.",
+        )
 
 
 def _register_deleted(registry: Registry, each: PinnedSchema) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from confluent_kafka.schema_registry import RegisteredSchema, Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused, SchemaRefused
+from airflow_bottledwater.kafka import registry
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.registry_errors import translate
 from airflow_bottledwater.policy import ErrorAction, act
@@ -134,3 +136,84 @@ def test_a_number_among_the_properties_is_one(name: str) -> None:
 def test_a_property_that_the_client_does_not_take_is_no_outage(name: str, value: str) -> None:
     with pytest.raises(Refused, match="Schema registry setting"):
         Registry({"url": "http://127.0.0.1:9", name: value}).ping()
+
+
+class Contexts:
+    """A client of a registry with contexts, each of which counts its ids (RestApiContextTest of Confluent's): a subject
+    that the default context does not have is looked up in the others."""
+
+    def __init__(self, *here: str, context: str = "") -> None:
+        self.context, self.here, self.there = context, [*here], ["staging's"]
+
+    def clear_caches(self) -> None:
+        pass
+
+    def _registered(self, subject: str, number: int, schema: Schema) -> RegisteredSchema:
+        return RegisteredSchema(subject, 1, number, None, schema)
+
+    def lookup_schema(self, subject: str, schema: Schema) -> RegisteredSchema:
+        if schema.schema_str in self.here:
+            return self._registered(f"{self.context}{subject}", 1 + self.here.index(schema.schema_str), schema)
+        if not self.context and not self.here:
+            return self._registered(f":.staging:{subject}", 7, schema)
+        raise SchemaRegistryError(404, 40401, "no such subject")
+
+    def get_latest_version(self, subject: str) -> RegisteredSchema:
+        if not self.here and not self.context:
+            return self._registered(f":.staging:{subject}", 7, Schema(self.there[0], "PROTOBUF"))
+        raise SchemaRegistryError(404, 40401, "no such subject")
+
+    def register_schema(self, subject: str, schema: Schema) -> int:
+        self.here.append(str(schema.schema_str))
+        return len(self.here)
+
+    def get_schema(self, number: int) -> Schema:
+        if number > len(self.here):
+            raise SchemaRegistryError(404, 40403, "no such schema")
+        return Schema(self.here[number - 1], "AVRO")
+
+    def get_versions(self, subject: str) -> list[int]:
+        raise SchemaRegistryError(404, 40401, "no such subject")
+
+    def get_subjects(self) -> list[str]:
+        return [":.staging:theirs", f"{self.context}ours"]
+
+    def get_mode(self, subject: str) -> str:
+        return "READWRITE"
+
+
+def at(url: str, client: Contexts, monkeypatch: pytest.MonkeyPatch, kind: str = "AVRO") -> Registry:
+    monkeypatch.setattr(registry, "_shared_client", lambda _: client)
+    return Registry({"url": url}, kind)
+
+
+def test_the_id_of_another_context_is_none_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Contexts()
+    here = at("http://sr", client, monkeypatch)
+    assert here.lookup("t-value", '"int"') is None
+    assert here.restore("t-value", '"int"', 7) is None
+    assert here.register("t-value", '"int"') == 1
+    assert client.here == ['"int"'] and here.lookup("t-value", '"int"') == 1
+
+
+def test_the_schema_of_another_context_is_no_earlier_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no field whose number has to be kept."""
+    here = at("http://sr", Contexts(), monkeypatch, "PROTOBUF")
+    assert here._amended("t-value", "ours") == "ours"
+
+
+@pytest.mark.parametrize(
+    ("url", "context"),
+    [
+        ("http://sr", ""),
+        ("http://u:p@sr:8081/contexts/.prod", ":.prod:"),
+        ("http://sr/contexts/:.prod:", ":.prod:"),
+        ("http://sr/contexts/.prod/,http://other/contexts/.prod", ":.prod:"),
+    ],
+)
+def test_the_subjects_of_the_urls_own_context_are_known_by_their_names(
+    url: str, context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = at(url, Contexts('"int"', context=context), monkeypatch)
+    assert here.subjects() == {":.staging:theirs", "ours"}
+    assert here.lookup("ours", '"int"') == 1

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state import schemas
 from airflow_bottledwater.state.pinned import PinnedTable
-from airflow_bottledwater.state.schemas import pinned_schemas
+from airflow_bottledwater.state.schemas import Settled, pinned_schemas, settle
 
 INT = ColumnType(23, -1, 23, -1, "b", "integer")
 
@@ -22,3 +28,38 @@ def test_a_format_without_registry_has_no_schema_ids_and_a_table_without_key_one
     pipeline = Settings.of(postgres="host=db", format=format, registry={"url": "http://registry"})
     pinned = PinnedTable(SourceTable(1, "public", "t", "d", key, (Column("id", INT),)), "t", "topic-id", 1, 7, 8, 3)
     assert [each.number for each in pinned_schemas(pipeline, [pinned])] == found
+
+
+@pytest.mark.parametrize("truthful", [True, False])
+@pytest.mark.parametrize("number", [8, 9])
+def test_a_schema_that_was_registered_again_has_to_be_there_by_its_id(
+    monkeypatch: pytest.MonkeyPatch, truthful: bool, number: int
+) -> None:
+    """A registry that only says so would let the stream begin anew for ever."""
+    pipeline = Settings.of(postgres="host=db", format="avro", registry={"url": "http://registry"})
+    table = SourceTable(1, "public", "t", "d", ("id",), (Column("id", INT),))
+    pinned, again = PinnedTable(table, "t", "topic-id", 1, 7, 8, 3), list[str]()
+    (_, key), (subject, value) = [(each.subject, each.schema) for each in pinned_schemas(pipeline, [pinned])]
+
+    def by_id(_: object, asked: int) -> str | None:
+        return {7: key, **({number: value} if again and truthful else {})}.get(asked)
+
+    def register(_: object, name: str, *schema: object) -> int:
+        again.append(name)
+        return number
+
+    monkeypatch.setattr(Registry, "schema", by_id)
+    monkeypatch.setattr(Registry, "subjects", lambda _: {"t-key", "t-value"})
+    monkeypatch.setattr(Registry, "restore", register)
+    monkeypatch.setattr(Registry, "register", register)
+    monkeypatch.setattr(schemas.catalog, "load", lambda *_: [table])
+    written = dict[str, Any]()
+    state = SimpleNamespace(tables={1: pinned}, later={}, accepted=set())
+    claim = cast("Any", SimpleNamespace(state=state, write=written.update))
+    if truthful:
+        assert settle(pipeline, cast("Any", None), claim) == Settled()
+        assert bool(written) == (number != 8)
+    else:
+        with pytest.raises(Refused, match=rf"{subject}.*id {number}.*several by turns"):
+            settle(pipeline, cast("Any", None), claim)
+        assert not written

@@ -433,9 +433,19 @@ class Topics:
         # a topic that was just created has no leader for a moment
         return self._patiently(lambda: self._ends(topics, committed))
 
-    def _ends(self, topics: Mapping[str, int], committed: bool) -> dict[str, list[int]]:
+    def filled(self, topics: Mapping[str, int]) -> set[str]:
+        """The topics among these that have records.
+
+        :param topics: for each topic, how many partitions it has.
+        """
+        if not topics:
+            return set()
+        ends, begins = self.all_ends(topics), self._patiently(lambda: self._ends(topics, False, begins=True))
+        return {name for name in topics if ends[name] != begins[name]}
+
+    def _ends(self, topics: Mapping[str, int], committed: bool, *, begins: bool = False) -> dict[str, list[int]]:
         asked = {
-            TopicPartition(name, p): OffsetSpec.latest()
+            TopicPartition(name, p): OffsetSpec.earliest() if begins else OffsetSpec.latest()
             for name, partitions in topics.items()
             for p in range(partitions)
         }

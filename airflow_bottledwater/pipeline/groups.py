@@ -186,7 +186,10 @@ class TopicSettings:
         ),
     ] = ""
     create_topics: Annotated[bool, about("Create missing topics.")] = True
-    share_topics: Annotated[bool, about("Write to topics that belong to another pipeline.")] = False
+    share_topics: Annotated[
+        bool,
+        about("Write to topics of other pipelines, or with records of other programs; none of them is swept."),
+    ] = False
     partitions: Annotated[
         int, about("Number of partitions of topics that are created.", allowed="1 to 10000", ge=1, le=10_000)
     ] = 1
@@ -202,7 +205,7 @@ class TopicSettings:
     unkeyed_retention_ms: Annotated[
         int,
         about(
-            "The property retention.ms of topics of unkeyed tables, events, ends of transactions and messages.",
+            "The property retention.ms of topics of unkeyed tables, ends of transactions and messages.",
             allowed="milliseconds, or -1 for ever",
             ge=-1,
             le=2**63 - 1,

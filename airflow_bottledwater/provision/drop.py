@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
@@ -20,7 +21,10 @@ from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import Claim, read_own, read_state
 from airflow_bottledwater.state.control_records import (
     REPORTED,
+    OwnerRecord,
     StatusRecord,
+    encode,
+    owner_key,
     request_key,
     status_key,
     table_requests_prefix,
@@ -92,13 +96,18 @@ def _refuse_alive(pipeline: Settings, owner: str, claim: Job | None) -> None:
 
 
 def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
-    """Delete a pipeline's records from both state topics, except for the claim and the transactional ids: an old job
-    stays fenced. By the state and the status, an attempt after one that died goes on; so they are deleted last."""
+    """Delete a pipeline's records from both state topics, except for the claim and the transactional ids, so that an
+    old job stays fenced, and for the topics that it has published to. By the state and the status, an attempt after one
+    that died goes on; so they are deleted last."""
     shared = list(control_topic.read(pipeline.kafka))
-    owned = [key for key in shared if topic_owned(key, owner)]
+    # nobody owns these topics any more, but what they hold is known to be a pipeline's: the next one may sweep it.
+    # Those of tables are in the state, too: the shared topic may have lost its records
+    owned = {key for key in shared if topic_owned(key, owner)}
+    owned |= {owner_key(pinned.topic, owner) for pinned in claim.state.tables.values() if not pinned.table.outbox}
+    dropped = dict.fromkeys(sorted(owned), encode(OwnerRecord(owner, time.time(), dropped=True)))
     # a request that no job has answered would be carried out by the next pipeline of this name
     asked = [request_key(owner), *(key for key in shared if key.startswith(table_requests_prefix(owner)))]
-    control_topic.write(pipeline.kafka, dict.fromkeys([*owned, verified_key(owner), *asked]))
+    control_topic.write(pipeline.kafka, {**dropped, **dict.fromkeys([verified_key(owner), *asked])})
     snapshots.forget_all(pipeline, owner)
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})
     control_topic.write(pipeline.kafka, {status_key(owner): None})

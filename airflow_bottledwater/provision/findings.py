@@ -20,6 +20,7 @@ class Findings:
     :param parts: the leaf partitions of those that are published as one.
     :param warnings: things that do not prevent the pipeline from working, but that its user should know.
     :param notes: what can happen later, depending on what is written into the tables.
+    :param adopts_topics: whether a person has said that what the topics hold is this pipeline's.
     :param state: the pipeline's saved state; empty if there is none.
     """
 
@@ -30,4 +31,5 @@ class Findings:
     parts: list[SourceTable] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    adopts_topics: bool = False
     state: PipelineState = field(default_factory=PipelineState)

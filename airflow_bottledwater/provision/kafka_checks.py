@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from confluent_kafka import Consumer, Producer
 
@@ -22,7 +22,7 @@ from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.provision.partition_checks import misplaced
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.identity import check_cluster, owners, topic_of, topic_problems
+from airflow_bottledwater.state.identity import check_cluster, owners, published, topic_of, topic_problems
 from airflow_bottledwater.state.outboxes import in_the_way
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -68,7 +68,6 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     problems += name_problems(mapping, data, (table for table in found.tables if table.outbox), memory)
     problems += _collisions([*data, *service, *memory], topics.names())
     present = topics.describe([name for name in wanted if len(name) <= names.MAX_TOPIC_LENGTH])
-    problems += [problem for name in memory if name in present and (problem := store.unfit(present[name]))]
     problems += [
         f"Kafka denies {right} on topic {name!r}. {GRANT}"
         for name, topic in present.items()
@@ -82,14 +81,14 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
             f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} "
             f"cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
-    problems += _policies(pipeline, data, present)
-    problems += _partitions(mapping, data, present)
-    problems += misplaced(pipeline, found.state, data, present)
-    problems += _letters_expire(pipeline, present)
+    control = present.get(store.CONTROL_TOPIC)
+    known_owners = control is None or control.may_read
+    ours, strange = _ours(pipeline, found.state, data, present, checked=known_owners and not found.adopts_topics)
+    problems += strange
+    problems += _as_they_are(pipeline, found.state, ours, present)
     limit = present[state_topic].max_bytes if state_topic in present else DEFAULT_MAX_BYTES
     problems += _definitions(found.tables, state_topic, limit)
-    control = present.get(store.CONTROL_TOPIC)
-    if not pipeline.share_topics and control is not None and control.may_read:
+    if not pipeline.share_topics and control is not None and known_owners:
         problems += owners_problems(pipeline, found.cluster, found.state, [*data, *named])
     problems += _transactions(pipeline)
 
@@ -137,9 +136,8 @@ def check_topics(
     ]
     missing = {name: table for name, table in by_topic.items() if name not in present}
     problems += _missing(pipeline, topics, topics.brokers(), missing)
-    problems += _policies(pipeline, by_topic, present)
-    problems += _partitions(mapping, by_topic, present)
-    problems += misplaced(pipeline, known, by_topic, present)
+    ours, strange = _ours(pipeline, known, by_topic, present)
+    problems += [*strange, *_as_they_are(pipeline, known, ours, present)]
     return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, known, list(by_topic)))
 
 
@@ -208,16 +206,78 @@ def _missing(pipeline: Settings, topics: Topics, brokers: int, missing: Mapping[
     ]
 
 
+def _as_they_are(
+    pipeline: Settings, known: PipelineState, data: Mapping[str, SourceTable], present: Mapping[str, Topic]
+) -> list[str]:
+    """The problems with the topics of tables, and with the others that exist, as they are."""
+    keyed = [name for name, table in data.items() if table.keyed]
+    problems = [str(problem) for problem in expiring(pipeline, keyed, present)]
+    problems += _policies(pipeline, data, present)
+    problems += _partitions(TableMapping.of(pipeline), data, present)
+    return problems + misplaced(pipeline, known, data, present)
+
+
+def _ours(
+    pipeline: Settings,
+    known: PipelineState,
+    data: Mapping[str, SourceTable],
+    present: Mapping[str, Topic],
+    *,
+    checked: bool = True,
+) -> tuple[dict[str, SourceTable], list[str]]:
+    """The tables without those whose topics have records of other programs, and the problems with what the topics have.
+    Of those that are left out, nothing else is to be said: what would mend them would harm these programs.
+
+    :param checked: whether it is checked whose records they are.
+    """
+    unread = {name: table for name, table in data.items() if table.oid not in {*known.boundaries, *known.completed}}
+    filled = Topics(pipeline.kafka).filled({name: present[name].partitions for name in unread if name in present})
+    if pipeline.share_topics:
+        return dict(data), []
+    new = {name: data[name] for name in sorted(filled) if data[name].oid not in known.tables}
+    foreign = _foreign(pipeline, new) if checked else {}
+    swept = [] if pipeline.skip_snapshot else [name for name in sorted(filled - foreign.keys()) if data[name].keyed]
+    problems = [
+        f"Kafka denies Read on topic {name!r}, which has records: behind the snapshot of {data[name].qualified}, those "
+        f"of rows that it does not have any more are removed. {GRANT}"
+        for name in swept
+        if not present[name].may_read
+    ]
+    return {name: table for name, table in data.items() if name not in foreign}, [*foreign.values(), *problems]
+
+
+def _foreign(pipeline: Settings, filled: Mapping[str, SourceTable]) -> dict[str, str]:
+    """The topics that have records which no pipeline is known to have published, and what is said of each: nobody being
+    recorded as its owner is no proof that a topic is this pipeline's, whose snapshot would delete what is not its
+    table's.
+
+    :param filled: the tables that are to be published by topics that have records.
+    """
+    records = control_topic.read(pipeline.kafka) if filled else {}
+    return {
+        name: (
+            f"Topic {name!r} has records, and no pipeline is known to have published them: a snapshot of "
+            f"{table.qualified} would delete all keys from it that the table does not have. Give the table another "
+            "topic (topic of table_options), or the pipeline another topic_prefix; or set share_topics, if other "
+            "programs are to write to it as well: then nothing is deleted from it. If they are this table's rows, "
+            f"published by a pipeline whose records in topic {store.CONTROL_TOPIC!r} were lost, delete topic {name!r}: "
+            "the snapshot publishes the rows again."
+        )
+        for name, table in filled.items()
+        if not published(records, name)
+    }
+
+
 def _policies(pipeline: Settings, data: Mapping[str, SourceTable], present: Mapping[str, Topic]) -> list[str]:
-    """The topics that do not keep what their tables need: rows that do not change, or records without a key."""
+    """The topics that would not keep rows that do not change, and those that do not take records without a key."""
     problems = []
     for name, table in data.items():
         topic = present.get(name)
         config = {} if topic else new_topic(pipeline, name, table, 1).configs[0]
         policy = topic.cleanup if topic else config["cleanup.policy"]
-        expires = topic.expires if topic else "delete" in policy and config.get("retention.ms") != "-1"
+        expires = topic is None and "delete" in policy and config.get("retention.ms") != "-1"
         if table.keyed and expires and not pipeline.allow_expiry:
-            problems.append(str(expiry_problem(name, policy, exists=topic is not None)))
+            problems.append(str(_forgets_rows(name, policy, exists=False)))
         if not table.keyed and "compact" in policy:
             problems.append(
                 f"Topic {name!r} {'is' if topic else 'would be'} compacted, but {table.qualified} has no key: Kafka "
@@ -239,7 +299,47 @@ def _partitions(mapping: TableMapping, data: Mapping[str, SourceTable], present:
     ]
 
 
-def expiry_problem(name: str, policy: str, *, exists: bool = True) -> Problem:
+def expiring(pipeline: Settings, keyed: Collection[str], present: Mapping[str, Topic]) -> list[Problem]:
+    """The topics that would delete what has to stay until it is superseded or settled: rows that do not change, the
+    events that supersede rows, dead letters, and the saved state.
+
+    :param keyed: the topics of tables with a key.
+    :param present: the topics as they are, at a start or while the pipeline runs.
+    """
+    mapping = TableMapping.of(pipeline)
+    events, letters = mapping.service_topics
+    found = [problem for name, topic in present.items() if _of_memory(name) and (problem := store.unfit(topic))]
+    topic = present.get(letters)
+    if topic is not None and topic.expires and (mapping.writes_letters() or pipeline.skip_position):
+        found.append(_forgets(topic, "dead letters would expire before anybody has settled them."))
+    if pipeline.allow_expiry:
+        return found
+    found += [_forgets_rows(name, present[name].cleanup) for name in keyed if name in present and present[name].expires]
+    topic = present.get(events)
+    if topic is not None and topic.expires and keyed and pipeline.on_truncate == "event":
+        found.append(
+            _forgets(
+                topic,
+                "the event of a TRUNCATE would expire before the rows that it deletes, which have no tombstones: who "
+                "reads their topics later would take them for rows of today.",
+                "retention.ms=-1,retention.bytes=-1",
+                ", or set allow_expiry if that is meant",
+            )
+        )
+    return found
+
+
+def _forgets(topic: Topic, what: str, mended: str = "cleanup.policy=compact", otherwise: str = "") -> Problem:
+    return Problem(
+        "expiry",
+        f"Topic {topic.name!r}",
+        f"Has cleanup.policy={topic.cleanup} with a retention: {what}",
+        f"Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config "
+        f"{mended}{otherwise}",
+    )
+
+
+def _forgets_rows(name: str, policy: str, *, exists: bool = True) -> Problem:
     """What is said of a keyed table's topic that deletes rows that do not change."""
     way_out = (
         f"Set it (kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config "
@@ -277,34 +377,21 @@ def _definitions(tables: Sequence[SourceTable], state_topic: str, limit: int) ->
     return problems
 
 
-def _letters_expire(pipeline: Settings, present: Mapping[str, Topic]) -> list[str]:
-    """Check that an existing topic of dead letters keeps them until they are settled."""
-    topic = present.get(TableMapping.of(pipeline).service_topics[1])
-    if (
-        topic is None
-        or "delete" not in topic.cleanup
-        or not (TableMapping.of(pipeline).writes_letters() or pipeline.skip_position)
-    ):
-        return []
-    return [
-        f"Topic {topic.name!r} has cleanup.policy={topic.cleanup}: dead letters would expire before anybody has "
-        f"settled them. Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config "
-        "cleanup.policy=compact"
-    ]
-
-
 def new_topic(pipeline: Settings, name: str, table: SourceTable | None, replication: int) -> NewTopic:
     """A data or service topic to create. One that deletes by time counts from when a record was appended: by the time
     of its commit, the changes of a stream that was stopped for longer would be deleted at once.
 
     :param table: the table whose rows it receives; None for a service topic.
     """
-    if name == TableMapping.of(pipeline).service_topics[1]:
+    events, letters = TableMapping.of(pipeline).service_topics
+    if name == letters:
         # compacted: what is settled goes, and what is not stays however long that takes
         return store.new_topic(name, replication)
     safe = {"min.insync.replicas": "2"} if replication >= 3 else {}
-    forever = {"cleanup.policy": "delete", "retention.ms": str(pipeline.unkeyed_retention_ms)}
-    policy = {"cleanup.policy": "compact"} if table is not None and table.keyed else forever
+    # the event of a TRUNCATE deletes rows, and has to stay as long as they do
+    retention = -1 if name == events else pipeline.unkeyed_retention_ms
+    unkeyed = {"cleanup.policy": "delete", "retention.ms": str(retention)}
+    policy = {"cleanup.policy": "compact"} if table is not None and table.keyed else unkeyed
     options = None if table is None else TableMapping.of(pipeline).options_of(table)
     config = {**safe, **policy, **({} if options is None else {**pipeline.topic_config, **options.topic_config})}
     partitions = 1 if options is None else options.partitions or pipeline.partitions

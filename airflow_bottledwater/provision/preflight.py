@@ -41,9 +41,10 @@ log = logging.getLogger(__name__)
 OLDEST_VERSION = 140000
 
 
-def run(pipeline: Settings) -> Findings:
+def run(pipeline: Settings, *, adopts_topics: bool = False) -> Findings:
     """Check source, broker and registry; changes nothing. Warnings are logged.
 
+    :param adopts_topics: see :class:`Findings`.
     :raises PreflightError: there are problems; the error has all that were found, also before a server was away: they
         stay when it is back.
     :raises SlotInUse: the slot is still being created.
@@ -51,7 +52,7 @@ def run(pipeline: Settings) -> Findings:
     """
     problems: list[str] = []
     try:
-        found = _check(pipeline, problems)
+        found = _check(pipeline, problems, adopts_topics)
     except Outage as error:
         if not problems:
             raise
@@ -68,7 +69,7 @@ def run(pipeline: Settings) -> Findings:
     return found
 
 
-def _check(pipeline: Settings, problems: list[str]) -> Findings:
+def _check(pipeline: Settings, problems: list[str], adopts_topics: bool) -> Findings:
     """
     :param problems: what is found is appended.
     :raises PreflightError: there is one without whose remedy the rest cannot be checked.
@@ -79,7 +80,7 @@ def _check(pipeline: Settings, problems: list[str]) -> Findings:
         if denied := check_session(connection):
             raise PreflightError(denied)
         cluster = _identify(connection)
-        found = Findings(cluster)
+        found = Findings(cluster, adopts_topics=adopts_topics)
         if cluster.version < OLDEST_VERSION:
             raise PreflightError(
                 [

@@ -7,6 +7,7 @@ after that, and what is left to do is decided anew from it. Nothing is ever gues
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -96,8 +97,8 @@ class PublishSession:
         self.partitions: dict[str, int] = {}
         self.limits: npt.NDArray[np.int64] = np.zeros(len(self.topics), dtype=np.int64)
         self._timed: list[bool] = []
-        #: topics of keyed tables that delete rows that do not change, and their cleanup policies
-        self.expiring: dict[str, str] = {}
+        #: all topics as they were described last, with the shared state topic
+        self.described: dict[str, Topic] = {}
         self._largest_batch = self._request = 1_000_000
         largest = max(pipeline.batch_bytes, pipeline.max_transaction_bytes, pipeline.range_bytes)
         self.pace = Pace(pipeline.transaction_timeout, largest)
@@ -167,6 +168,12 @@ class PublishSession:
                 self.pipeline, self._state_topic, self.backoff, lambda: self._release(publisher), self._admin
             )
             check(found, self.job)
+            if found.slot is None:
+                # the claim was written again when the job began, what is older has expired
+                slot = self.pipeline.slot
+                raise StateError(
+                    f"The state topic {self._state_topic!r} does not know slot {slot!r} any more.", LOST_STATE
+                )
         except BaseException:
             publisher.close()
             raise
@@ -311,7 +318,7 @@ class PublishSession:
         self._described = None
         while True:
             try:
-                return self._compare(self._admin.describe(self.topics, confirm=True))
+                return self._compare(self._ask())
             except (Outage, CredentialsRefused) as error:
                 self.backoff.wait(error)
 
@@ -337,9 +344,15 @@ class PublishSession:
 
     def _describe(self, found: Future[dict[str, Topic]]) -> None:
         try:
-            found.set_result(self._admin.describe(self.topics, confirm=True))
+            found.set_result(self._ask())
         except BaseException as error:
             found.set_exception(error)
+
+    def _ask(self) -> dict[str, Topic]:
+        found = self._admin.describe(self.topics, confirm=True)
+        with contextlib.suppress(Refused):  # nothing is published to it
+            found |= self._admin.describe([store.CONTROL_TOPIC])
+        return found
 
     def _compare(self, described: dict[str, Topic]) -> bool:
         if described.get(self._state_topic) is None:
@@ -356,7 +369,7 @@ class PublishSession:
         before, timed = self.limits, self._timed
         self.limits = np.array([described[n].max_bytes for n in self.topics], dtype=np.int64)
         self._timed = [described[n].keeps_commit_times for n in self.topics]
-        self.expiring = {n: described[n].cleanup for n, pin in self._pins.items() if pin.keyed and described[n].expires}
+        self.described = described
         self.partitions = {name: topic.partitions for name, topic in described.items()}
         self._compared = time.monotonic()
         return not np.array_equal(before, self.limits) or timed != self._timed

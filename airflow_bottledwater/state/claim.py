@@ -56,7 +56,7 @@ def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics, *, new: 
                 )
             topics.make(store.new_topic(name, replication))
         elif problem := store.unfit(present[name]):
-            raise StateError(problem)
+            raise StateError(f"{problem.subject}: {problem.reason}", problem.remedy)
 
 
 def _unknown(topic: str, name: str) -> StateError:

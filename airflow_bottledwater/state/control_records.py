@@ -395,10 +395,13 @@ class OwnerRecord:
     """A pipeline that publishes to a data topic; of several, the one that was written first owns it.
 
     :param at: seconds since 1970.
+    :param dropped: whether the pipeline was dropped: it does not own the topic any more, but the topic's records are
+        known to be those of a pipeline.
     """
 
     pipeline: str
     at: float = 0.0
+    dropped: bool = False
 
 
 ControlRecord = (

@@ -271,8 +271,8 @@ def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
             f"Topic {name!r} does not exist any more.",
             "Deleting topics of a running pipeline loses data. Drop the slot and start again with a snapshot."
             if pin
-            else "Make it again with the partitions and the cleanup.policy that it had (a topic of events or of dead "
-            "letters: one partition, delete), and start again; what it held is lost.",
+            else "Make it again with one partition: the topic of dead letters with cleanup.policy=compact, any other "
+            "one with cleanup.policy=delete and retention.ms=-1; then start again. What it held is lost.",
         )
     if pin is None:
         return
@@ -354,7 +354,7 @@ def own(pipeline: Settings, name: str, topics: Iterable[str]) -> None:
     """
     records, keys = control_topic.read(pipeline.kafka), [owner_key(topic, name) for topic in topics]
     # written once only: written again, it would have a later offset than a record of a pipeline that came after it
-    missing = [key for key in keys if decode(OwnerRecord, records.get(key)) is None]
+    missing = [key for key in keys if (found := decode(OwnerRecord, records.get(key))) is None or found.dropped]
     control_topic.write(pipeline.kafka, dict.fromkeys(missing, encode(OwnerRecord(name, time.time()))))
 
 
@@ -377,5 +377,17 @@ def owners(records: store.RawRecords, topic: str) -> list[str]:
     :param records: those of the shared state topic. They come in the order of their offsets; the times in them are by
         the clocks of different hosts.
     """
+    return [each.pipeline for each in _claims(records, topic) if not each.dropped]
+
+
+def published(records: store.RawRecords, topic: str) -> bool:
+    """Whether a pipeline is known to publish to a topic, or to have published to it until it was dropped.
+
+    :param records: those of the shared state topic.
+    """
+    return bool(_claims(records, topic))
+
+
+def _claims(records: store.RawRecords, topic: str) -> list[OwnerRecord]:
     claims = (decode(OwnerRecord, raw) for key, raw in records.items() if key.startswith(owners_prefix(topic)))
-    return [each.pipeline for each in claims if each is not None]
+    return [each for each in claims if each is not None]

@@ -20,6 +20,7 @@ from airflow_bottledwater.encoding.names import mangle
 from airflow_bottledwater.errors import LOST_STATE, Outage, StateError
 from airflow_bottledwater.kafka.clients import errors, made, passes, reader_config
 from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics, small_segments
+from airflow_bottledwater.model.problem import Problem
 
 log = logging.getLogger(__name__)
 
@@ -46,18 +47,20 @@ def new_topic(name: str, replication: int) -> NewTopic:
     return NewTopic(name, 1, replication, configs)
 
 
-def unfit(topic: Topic) -> str:
-    """Why an existing topic cannot hold state records; empty if it can, or if its settings may not be read.
+def unfit(topic: Topic) -> Problem | None:
+    """Why an existing topic cannot hold state records; None if it can, or if its settings may not be read.
 
     With the clean-up policy ``delete``, even together with ``compact``, the oldest records expire after the retention
     time: the claim, the slot and the plans, which are written only once.
     """
     if not topic.cleanup or topic.cleanup.replace(" ", "") == "compact":
-        return ""  # further partitions, which cannot be taken back, do no harm: all records are in the first one
-    return (
-        f"State topic {topic.name!r} has cleanup.policy={topic.cleanup}: what is written once (claims, positions, "
-        f"plans) would expire. Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "
-        "--add-config cleanup.policy=compact"
+        return None  # further partitions, which cannot be taken back, do no harm: all records are in the first one
+    return Problem(
+        "expiry",
+        f"State topic {topic.name!r}",
+        f"Has cleanup.policy={topic.cleanup}: what is written once (claims, positions, plans) would expire.",
+        f"Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config "
+        "cleanup.policy=compact",
     )
 
 

@@ -19,6 +19,7 @@ from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.errors import Refused, StaleBatch, TypeAltered
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.publisher import NO_RECORDS, Records, keyed, merged, single
+from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.live.snapshots import LiveSnapshots
 from airflow_bottledwater.metrics import batch as counting
 from airflow_bottledwater.metrics.meter import Meter
@@ -27,8 +28,8 @@ from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
+from airflow_bottledwater.provision import kafka_checks
 from airflow_bottledwater.provision.create import make_chosen
-from airflow_bottledwater.provision.kafka_checks import expiry_problem
 from airflow_bottledwater.publish.ahead import Ahead
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.chosen import ChosenTopics
@@ -100,10 +101,14 @@ class StreamPublisher:
             pipeline.table_options.values()
         )  # compiling takes time, and must not happen while a transaction is open
         mapping = TableMapping.of(pipeline)
+        pinned = pins(known.tables.values())
         self._session = PublishSession(
-            pipeline, start.job, stream_id(start.prefix), pins(known.tables.values()), start.state_topic, backoff,
-            meter, mapping.named_topics,
+            pipeline, start.job, stream_id(start.prefix), pinned, start.state_topic, backoff, meter,
+            mapping.named_topics,
         )  # fmt: skip
+        self._keyed = [name for name, pin in pinned.items() if pin.keyed]
+        #: the topics as they were described last, and the problems with them
+        self._expiring: tuple[Mapping[str, Topic], list[Problem]] = {}, []
         chosen = ChosenTopics(self._session, functools.partial(make_chosen, pipeline, start.cluster))
         self._outbox = Outbox(chosen) if any(each.table.outbox for each in known.tables.values()) else None
         self._messages = Messages(chosen) if pipeline.sends_messages else None
@@ -126,9 +131,11 @@ class StreamPublisher:
 
     @property
     def expiring(self) -> list[Problem]:
-        """The topics that delete rows that do not change, unless that is meant."""
-        found = {} if self._pipeline.allow_expiry else self._session.expiring
-        return [expiry_problem(name, policy) for name, policy in found.items()]
+        """The topics that delete what has to stay, see :func:`kafka_checks.expiring`."""
+        described = self._session.described
+        if self._expiring[0] is not described:
+            self._expiring = described, kafka_checks.expiring(self._pipeline, self._keyed, described)
+        return self._expiring[1]
 
     @property
     def counters(self) -> dict[str, int]:

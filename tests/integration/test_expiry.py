@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision.create import create
+from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.publish import session
-from tests.support.topics import Flow, MakeFlow, alter_topic
+from airflow_bottledwater.state import store
+from tests.support.topics import Flow, MakeFlow, alter, alter_topic
 from tests.support.waiting import until
 
 _DAY = 86_400_000
@@ -134,23 +137,40 @@ def test_a_topic_that_forgets_rows_that_do_not_change_is_refused_unless_that_is_
     assert abs(int(message.time or message.timestamp) - committed) < 1000
 
 
-def test_a_topic_that_begins_to_forget_rows_is_a_problem_of_the_running_stream(
-    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["rows", "events", "letters", "state"])
+def test_a_topic_that_begins_to_forget_is_a_problem_of_the_running_stream(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(session, "_COMPARE_AGAIN", 0.0)
-    flow = make_flow()
+    flow = make_flow(on_error="log", unkeyed_retention_ms=_DAY)
     flow.create()
+    events, letters = TableMapping.of(flow.pipeline).service_topics
+    state = store.state_topic_name(flow.cluster.database, flow.pipeline.slot)
+    topic = {"rows": flow.topic("k"), "events": events, "letters": letters, "state": state}[what]
+
+    def told() -> list[tuple[str, str]]:
+        flow.published("INSERT INTO u VALUES (1)")
+        job = status.report(flow.pipeline).job
+        return [(each.kind, each.subject.rpartition("opic ")[2]) for each in job.problems] if job else []
+
     with flow.streaming() as errors:
         flow.streams()
-        alter_topic(flow, "k", cleanup_policy="compact,delete", retention_ms=str(_DAY))
-
-        def told() -> list[str]:
-            flow.published("INSERT INTO u VALUES (1)")
-            job = status.report(flow.pipeline).job
-            return [each.kind for each in job.problems] if job else []
-
-        until(lambda: errors or told() == ["expiry"], "the status is red")
+        assert told() == []
+        alter(flow, topic, {"cleanup.policy": "compact,delete", "retention.ms": str(_DAY)})
+        until(lambda: errors or told() == [("expiry", repr(topic))], "the status is red")
     assert not errors
+
+
+def test_an_events_topic_that_forgets_sooner_than_the_rows_is_refused(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("k",))
+    flow.create()
+    drop(flow.pipeline, when="always")
+    events, _ = TableMapping.of(flow.pipeline).service_topics
+    alter(flow, events, {"retention.ms": str(_DAY)})
+    with pytest.raises(PreflightError, match="the event of a TRUNCATE would expire"):
+        flow.create()
+    flow.change(allow_expiry=True)
+    flow.create()
 
 
 def test_a_topic_that_keeps_everything_takes_keyed_rows(make_flow: MakeFlow) -> None:

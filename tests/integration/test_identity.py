@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import threading
@@ -14,10 +15,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, SlotError, StateError
 from airflow_bottledwater.jobs import status
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.pipeline.settings import Settings
@@ -37,7 +41,8 @@ from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.verify import driver as verification
 from tests.support import running
 from tests.support.pipeline import Source
-from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order
+from tests.support.tables import look_often
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, read
 from tests.support.waiting import until
 
 
@@ -471,3 +476,81 @@ def test_a_running_stream_waits_for_a_standby_to_become_the_primary(
         flow.execute("SELECT pg_promote()")
         until(lambda: errors, "the stream ends")
     assert isinstance(errors[0], SlotError) and "on timeline 2" in str(errors[0])
+
+
+# ---------------------------------------------------------------------- topics
+def _theirs(flow: Flow, table: str, *, retention: str = "-1") -> str:
+    """A topic of another program with the name of a table's, which has two records; returns its name."""
+    topic = flow.topic(table)
+    config = {"cleanup.policy": "compact" if retention == "-1" else "delete", "retention.ms": retention}
+    Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config=config)
+    producer = Producer(flow.pipeline.kafka)
+    for key in ("theirs", "also"):
+        producer.produce(topic, json.dumps({"id": key}).encode(), json.dumps({"key": key}).encode())
+    assert producer.flush() == 0
+    return topic
+
+
+@pytest.mark.parametrize("retention", ["-1", "600000"])
+def test_a_topic_of_another_program_is_no_table_of_ours(make_flow: MakeFlow, retention: str) -> None:
+    flow = make_flow(tables="a")
+    two_tables(flow)
+    topic = _theirs(flow, "a", retention=retention)
+    with pytest.raises(PreflightError, match="no pipeline is known to have published them") as refused:
+        flow.create()
+    # which would delete what their producers send without a key
+    assert "cleanup.policy=compact" not in str(refused.value)
+    if retention != "-1":
+        return
+    flow.change(table_options={"a": {"topic": "of_a"}})
+    flow.create()
+    flow.snapshot()
+    assert len(flow.read("a")) == 20 and len(read(flow.kafka, topic)) == 2
+    drop(flow.pipeline, when="always")
+    flow.change(table_options={}, share_topics=True)
+    flow.create()
+    flow.snapshot()
+    assert not [m for m in flow.read("a") if m.value is None] and len(flow.read("a")) == 22
+
+
+def test_a_new_table_does_not_take_the_topic_of_another_program(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_often(monkeypatch)
+    flow = make_flow(tables="*")
+    two_tables(flow)
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    topic = _theirs(flow, "payments")
+    with flow.streaming() as errors:
+        flow.execute("CREATE TABLE payments (id int PRIMARY KEY)", "INSERT INTO payments VALUES (1)")
+
+        def problems() -> str:
+            job = status.report(flow.pipeline).job
+            return " ".join(str(each) for each in job.problems) if job else ""
+
+        until(lambda: "no pipeline is known" in problems(), "the table is red", failed=errors)
+        assert len(read(flow.kafka, topic)) == 2
+        # as the message says
+        admin = AdminClient(flow.pipeline.kafka)
+        admin.delete_topics([topic])[topic].result()
+        until(lambda: not problems(), "it is followed", failed=errors)
+    flow.stream()
+    assert flow.compare("payments").equal
+
+
+def test_the_topics_of_a_dropped_pipeline_are_taken_up_and_swept_by_the_next_one(make_flow: MakeFlow) -> None:
+    """Also by one with another slot, as after an upgrade of the server it has another cluster."""
+    flow = make_flow(tables="a")
+    two_tables(flow)
+    flow.create()
+    flow.snapshot()
+    drop(flow.pipeline, when="always")
+    flow.execute("DELETE FROM a WHERE id = 7")
+    flow.change(slot=f"{flow.pipeline.slot}_2")
+    flow.create()
+    flow.snapshot()
+    assert [m.key["id"] for m in flow.read("a") if m.value is None] == [7]
+    flow.stream()
+    assert flow.compare("a").equal

@@ -54,6 +54,8 @@ _MESSAGE_OUTBOX, _UNIT_MESSAGES = "tests/integration/test_message_outbox.py", "t
 _UNIT_CONTENT = "tests/unit/encoding/test_outbox_message.py"
 _CHANGES = "tests/integration/test_changes.py"
 _GUARD = "tests/integration/test_guard.py"
+_KAFKA_CHECKS = "tests/unit/provision/test_kafka_checks.py"
+_UNIT_REGISTRY = "tests/unit/kafka/test_registry.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
 
@@ -469,7 +471,7 @@ MUTANTS = (
     Mutant(
         "the topics that messages have chosen are given back",
         "drop._forget",
-        swap("[key for key in shared if topic_owned(key, owner)]", "[]"),
+        swap("{key for key in shared if topic_owned(key, owner)}", "set()"),
         f"{_MESSAGE_OUTBOX}::test_a_message_never_chooses_a_topic_of_another_pipeline",
     ),
     Mutant(
@@ -758,14 +760,14 @@ MUTANTS = (
     ),
     Mutant(
         "a topic whose keys are in other partitions is refused",
-        "kafka_checks.check_kafka",
-        drop("problems += misplaced(...)"),
+        "kafka_checks._as_they_are",
+        swap("problems + misplaced(pipeline, known, data, present)", "problems"),
         f"{_PARTITION_BY}::test_topics_whose_keys_are_in_other_partitions_are_refused[json]",
     ),
     Mutant(
         "a later table is not followed into a topic whose keys are in other partitions",
         "kafka_checks.check_topics",
-        drop("problems += misplaced(...)"),
+        swap("[*strange, *_as_they_are(pipeline, known, ours, present)]", "strange"),
         f"{_PARTITION_BY}::test_a_later_table_is_not_followed_into_a_topic_whose_keys_are_in_other_partitions",
     ),
     Mutant(
@@ -3131,7 +3133,7 @@ MUTANTS = (
     Mutant(
         "a state topic that forgets is refused",
         "ensure_state_topics",
-        swap("store.unfit(present[name])", "''"),
+        swap("store.unfit(present[name])", "None"),
         f"{_REFUSALS}::test_a_state_topic_that_forgets_is_refused_until_it_is_compacted[delete]",
     ),
     Mutant(
@@ -4654,7 +4656,7 @@ MUTANTS = (
     Mutant(
         "a JSON Schema keeps the properties of dropped columns",
         "Registry._amended",
-        swap("amended(schema, latest)", "schema"),
+        swap("amended(schema, latest.schema.schema_str or '')", "schema"),
         "tests/integration/test_json_schema.py::test_columns_come_and_go_under_the_registrys_default_level",
     ),
     Mutant(
@@ -4806,8 +4808,8 @@ MUTANTS = (
     ),
     Mutant(
         "a topic of letters keeps them",
-        "kafka_checks._letters_expire",
-        always("'delete' not in topic.cleanup"),
+        "kafka_checks.expiring",
+        never("topic is not None and topic.expires and (mapping.writes_letters() or pipeline.skip_position)"),
         f"{_LETTERS}::test_their_topic_keeps_them_whatever_the_retention",
     ),
     Mutant(
@@ -4955,10 +4957,52 @@ MUTANTS = (
         "tests/integration/test_large_rows.py::test_the_stream_names_a_change_that_cannot_be_sent_and_a_person_passes_it",
     ),
     Mutant(
-        "a topic that begins to delete rows that do not change is red",
+        "a topic that begins to delete what has to stay is red",
         "StreamPublisher.expiring",
-        swap("{} if self._pipeline.allow_expiry else self._session.expiring", "{}"),
-        f"{_EXPIRY}::test_a_topic_that_begins_to_forget_rows_is_a_problem_of_the_running_stream",
+        swap("kafka_checks.expiring(self._pipeline, self._keyed, described)", "[]"),
+        f"{_EXPIRY}::test_a_topic_that_begins_to_forget_is_a_problem_of_the_running_stream[state]",
+    ),
+    Mutant(
+        "an event that deletes rows stays as long as they do",
+        "kafka_checks.new_topic",
+        swap("-1 if name == events else pipeline.unkeyed_retention_ms", "pipeline.unkeyed_retention_ms"),
+        f"{_KAFKA_CHECKS}::test_a_topic_of_the_pipeline_is_made_as_it_is_demanded",
+    ),
+    Mutant(
+        "what is left of a state is not taken for all of it",
+        "PublishSession.open",
+        never("found.slot is None"),
+        f"{_CORE}::test_what_is_left_of_a_state_is_not_taken_for_all_of_it",
+    ),
+    Mutant(
+        "a topic with records is taken only if a pipeline is known to have published them",
+        "kafka_checks._foreign",
+        never("not published(records, name)"),
+        f"{_KAFKA_CHECKS}::test_a_topic_with_the_records_of_another_program_is_refused",
+    ),
+    Mutant(
+        "what a dropped pipeline has published is known to be a pipeline's",
+        "drop._forget",
+        swap("encode(OwnerRecord(owner, time.time(), dropped=True))", "None"),
+        f"{_IDENTITY}::test_the_topics_of_a_dropped_pipeline_are_taken_up_and_swept_by_the_next_one",
+    ),
+    Mutant(
+        "a dropped pipeline owns nothing",
+        "identity.owners",
+        drop("not each.dropped"),
+        f"{_KAFKA_CHECKS}::test_who_was_dropped_owns_nothing_until_it_comes_again",
+    ),
+    Mutant(
+        "the id of another context of the registry is none",
+        "Registry.lookup",
+        drop("not self._is(subject, found.subject)"),
+        f"{_UNIT_REGISTRY}::test_the_id_of_another_context_is_none_of_this_one",
+    ),
+    Mutant(
+        "a schema that was registered again is there by its id",
+        "schemas.settle",
+        drop("_confirm(registry, [*restored, *pinned_schemas(pipeline, again)])"),
+        "tests/unit/state/test_schemas.py::test_a_schema_that_was_registered_again_has_to_be_there_by_its_id",
     ),
     Mutant(
         "a parent whose rows are in other tables is not verified",

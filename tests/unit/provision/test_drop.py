@@ -54,10 +54,10 @@ class World:
             status_key("other"): encode(status_of()),
             owner_key("chosen", "other"): encode(OwnerRecord("other")),
         }
+        self.topics = {owner_key(topic, name): encode(OwnerRecord(name)) for topic in ("shop.a", "chosen")}
         self.shared: dict[str, Any] = {
             **self.kept,
-            owner_key("shop.a", name): encode(OwnerRecord(name)),
-            owner_key("chosen", name): encode(OwnerRecord(name)),
+            **self.topics,
             status_key(name): encode(status_of("stopped", retired=True)),
             verified_key(name): encode(VerifiedRecord()),
             request_key(name): encode(StopRequest("request")),
@@ -136,7 +136,10 @@ def test_a_drop_that_dies_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatc
             finished = False
         else:
             finished = True
+        topics = {key: world.shared.pop(key) for key in world.topics}
         assert world.shared == world.kept, written
+        # what they hold is known to be a pipeline's
+        assert all(record["dropped"] for record in topics.values())
         assert world.state.keys() == {CLAIM, IDS}
         if finished:
             break

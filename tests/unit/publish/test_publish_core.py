@@ -19,7 +19,15 @@ import numpy as np
 import pytest
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import BottledWaterError, Outage, RecordError, Refused, StopRequested, TakenOver
+from airflow_bottledwater.errors import (
+    BottledWaterError,
+    Outage,
+    RecordError,
+    Refused,
+    StateError,
+    StopRequested,
+    TakenOver,
+)
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.publisher import Records, tombstones
 from airflow_bottledwater.kafka.topics import Topic
@@ -422,3 +430,11 @@ def test_records_without_progress_of_their_own_are_published_in_several_transact
     assert (broker.given_up > 0) == (takes < math.inf)
     assert session.state.position == Position(5)
     publisher.close()
+
+
+def test_what_is_left_of_a_state_is_not_taken_for_all_of_it(broker: Broker, publish: Run) -> None:
+    """Its claim is written again by each job; what is written once may have expired."""
+    del broker.state["slot"]
+    with pytest.raises(StateError, match="does not know slot 'bottledwater' any more"):
+        publish(broker, [b"1"])
+    assert not broker.committed

@@ -1,0 +1,176 @@
+"""Whose the records are that the topics of tables have, before anything is changed in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.kafka.topics import Topic
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.provision import kafka_checks
+from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state.control_records import OwnerRecord, encode, owner_key
+from airflow_bottledwater.state.identity import check_topic, own, owners
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import StateRecord, table_key
+
+CLUSTER = Cluster("7", 1, "shop", 160000)
+MINE, OTHER = CLUSTER.pipeline("shop"), "8/theirs/shop"
+TABLE = SourceTable(5, "public", "payments", "d", ("id",), (Column("id", ColumnType(23, -1, 23, -1, "b", "integer")),))
+COMPACTED = Topic("payments", "id", 1, 1000, "compact", True, True)
+
+
+def known(records: Mapping[str, StateRecord | None]) -> PipelineState:
+    found = PipelineState()
+    found.apply(records)
+    return found
+
+
+class World:
+    """A Kafka with the topic ``payments``, and the shared topic."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.topic, self.has_records, self.records = COMPACTED, True, dict[str, dict[str, Any]]()
+        monkeypatch.setattr(kafka_checks, "Topics", lambda _: self)
+        monkeypatch.setattr(control_topic, "read", lambda _: dict(self.records))
+        monkeypatch.setattr(control_topic, "write", lambda _, records: self.records.update(records))
+
+    def names(self) -> list[str]:
+        return ["payments"]
+
+    def brokers(self) -> int:
+        return 1
+
+    def describe(self, names: Sequence[str]) -> dict[str, Topic]:
+        return {name: self.topic for name in names if name == "payments"}
+
+    def uncreatable(self, _: object) -> dict[str, str]:
+        return {}
+
+    def all_ends(self, topics: Mapping[str, int]) -> dict[str, list[int]]:
+        return {name: [9] for name in topics}
+
+    def filled(self, topics: Mapping[str, int]) -> set[str]:
+        return {*topics} if self.has_records else set()
+
+    def problems(self, state: PipelineState | None = None, **settings: Any) -> str:
+        pipeline = Settings.of(postgres="host=db", slot="shop", tables="*", **{"format": "json", **settings})
+        return " ".join(kafka_checks.check_topics(pipeline, CLUSTER, state or PipelineState(), {"payments": TABLE}))
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+STRANGE = "no pipeline is known to have published them"
+
+
+def test_a_topic_with_the_records_of_another_program_is_refused(world: World) -> None:
+    assert STRANGE in world.problems()
+
+
+def test_nothing_is_advised_that_would_harm_who_has_published_them(world: World) -> None:
+    world.topic = replace(COMPACTED, cleanup="delete", retention_ms=1000)
+    assert "cleanup.policy=compact" not in world.problems()
+    world.has_records = False
+    assert "cleanup.policy=compact" in world.problems()
+
+
+def test_an_empty_topic_is_taken(world: World) -> None:
+    world.has_records = False
+    assert not world.problems()
+
+
+def test_a_topic_is_shared_at_a_persons_word(world: World) -> None:
+    assert not world.problems(share_topics=True)
+
+
+@pytest.mark.parametrize(("name", "dropped"), [(MINE, False), (MINE, True), (OTHER, True)])
+def test_what_a_pipeline_has_published_is_taken_up_by_the_next_one(world: World, name: str, dropped: bool) -> None:
+    world.records[owner_key("payments", name)] = encode(OwnerRecord(name, 1.0, dropped))
+    assert not world.problems()
+
+
+def test_another_pipeline_that_lives_owns_its_topic(world: World) -> None:
+    world.records[owner_key("payments", OTHER)] = encode(OwnerRecord(OTHER, 1.0))
+    assert "belongs to pipeline" in world.problems() and STRANGE not in world.problems()
+
+
+def test_who_was_dropped_owns_nothing_until_it_comes_again(world: World) -> None:
+    key = owner_key("payments", MINE)
+    world.records[key] = encode(OwnerRecord(MINE, 1.0, dropped=True))
+    assert owners(world.records, "payments") == []
+    own(Settings.of(postgres="host=db"), MINE, ["payments"])
+    assert owners(world.records, "payments") == [MINE]
+
+
+def test_a_table_that_is_followed_already_is_not_asked_about(world: World) -> None:
+    pinned = PinnedTable(TABLE, "payments", "id", 1, 0, 0, 3)
+    assert not world.problems(known({table_key(TABLE.oid): pinned}))
+
+
+def test_what_will_be_swept_has_to_be_readable_before_it_is_read(world: World) -> None:
+    world.records[owner_key("payments", MINE)] = encode(OwnerRecord(MINE, 1.0))
+    world.topic = replace(COMPACTED, may_read=False)
+    assert "denies Read on topic 'payments'" in world.problems()
+    assert not world.problems(share_topics=True)
+    assert not world.problems(skip_snapshot=True)
+    world.has_records = False
+    assert not world.problems()
+
+
+SERVICE = {"events": "p._bottledwater_events", "letters": "p._bottledwater_dead_letters"}
+
+
+def forgetting(name: str, settings: dict[str, Any], **changes: Any) -> list[str]:
+    topic = replace(COMPACTED, name=name, **{"cleanup": "delete", "retention_ms": 1000, **changes})
+    pipeline = Settings.of(postgres="host=db", topic_prefix="p", format="json", **settings)
+    return [str(each) for each in kafka_checks.expiring(pipeline, ["p.payments"], {name: topic})]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("p.payments", {}, "rows that do not change"),
+        ("p.payments", {"allow_expiry": True}, ""),
+        ("p.without_key", {}, ""),
+        (SERVICE["events"], {}, "the event of a TRUNCATE"),
+        (SERVICE["events"], {"allow_expiry": True}, ""),
+        (SERVICE["events"], {"on_truncate": "stop"}, ""),
+        (SERVICE["letters"], {"on_error": "log"}, "dead letters"),
+        (SERVICE["letters"], {"on_error": "exit"}, ""),
+        ("_bottledwater", {}, "what is written once"),
+        ("_bottledwater.shop.shop", {"allow_expiry": True}, "what is written once"),
+    ],
+)
+def test_what_has_to_stay_is_not_deleted_by_its_age(name: str, settings: dict[str, Any], said: str) -> None:
+    found = forgetting(name, settings)
+    assert len(found) == bool(said)
+    assert not said or (said in found[0] and f"--entity-name {name} --add-config" in found[0])
+    assert not forgetting(name, settings, cleanup="compact")
+
+
+@pytest.mark.parametrize("name", SERVICE.values())
+def test_a_topic_of_the_pipeline_is_made_as_it_is_demanded(name: str) -> None:
+    """Also by a person, who reads how to make it again."""
+    pipeline = Settings.of(
+        postgres="host=db", topic_prefix="p", format="json", on_error="log", unkeyed_retention_ms=1000
+    )
+    made = kafka_checks.new_topic(pipeline, name, None, 1)
+    config = made.configs[0]
+    topic = replace(
+        COMPACTED, name=name, cleanup=config["cleanup.policy"], retention_ms=int(config.get("retention.ms", 1000))
+    )
+    assert made.partitions == 1 and not kafka_checks.expiring(pipeline, ["p.payments"], {name: topic})
+    with pytest.raises(StateError) as gone:
+        check_topic(name, None, None)
+    for key in config.keys() & {"cleanup.policy", "retention.ms"}:
+        assert f"{key}={config[key]}" in str(gone.value)

@@ -202,8 +202,8 @@ class Handles(NamedTuple):
 
     :param producer: the address of the rd_kafka_t.
     :param topics: the addresses of the rd_kafka_topic_t, by the topic's number.
-    :param timed: for each topic, whether its records may have the commit time as their timestamp; else they get it as a
-        header.
+    :param timed: for each topic, how many milliseconds a commit time may lie before and behind now to be the timestamp
+        of its record; else that gets it as a header.
     :param messages: scratch memory for a batch of records.
     :param arguments: scratch memory for a record with headers or a time of its own; ``texts`` is that for the values of
         its headers.
@@ -211,13 +211,13 @@ class Handles(NamedTuple):
 
     producer: int
     topics: npt.NDArray[np.int64]
-    timed: npt.NDArray[np.bool_]
+    timed: npt.NDArray[np.int64]
     messages: Rows
     arguments: Rows
     texts: npt.NDArray[np.uint8]
 
 
-def handles(producer: int, topics: npt.NDArray[np.int64], timed: npt.NDArray[np.bool_]) -> Handles:
+def handles(producer: int, topics: npt.NDArray[np.int64], timed: npt.NDArray[np.int64]) -> Handles:
     """The handles of a producer and its topics, with scratch memory of their own."""
     messages, arguments = np.zeros(_BATCH, dtype=MESSAGE), np.zeros(_ARGUMENTS, dtype=_ARGUMENT)
     return Handles(producer, topics, timed, messages, arguments, np.zeros(_TEXT_BYTES, dtype=np.uint8))
@@ -330,11 +330,12 @@ def _add_own_headers(record, data, arguments, n):
 
 
 @callee
-def _single(handles, record, i, data, headers, label, now, latest):
+def _single(handles, record, i, data, headers, label, now):
     """Hand over one record with its headers and time; returns an error code."""
     arguments, base = handles.arguments, data.ctypes.data
-    timed = handles.timed[record.topic]
-    time = record.time if timed and 0 < record.time <= latest else now
+    earliest, latest = now - handles.timed[record.topic, 0], now + handles.timed[record.topic, 1]
+    timed = record.time > 0 and earliest <= record.time <= latest
+    time = record.time if timed else now
     _argument(arguments[0], _VT_RKT, handles.topics[record.topic], 0, 0)
     _argument(arguments[1], _VT_FLAGS, _COPY, 0, 0)
     _argument(arguments[2], _VT_OPAQUE, i, 0, 0)
@@ -359,7 +360,7 @@ def _single(handles, record, i, data, headers, label, now, latest):
 
 
 @compiled
-def produce(handles, records, start, data, headers, label, now, latest):
+def produce(handles, records, start, data, headers, label, now):
     """Hand the records from ``start`` on to librdkafka; returns (next record, error code).
 
     :param handles: see :func:`handles`.
@@ -367,8 +368,7 @@ def produce(handles, records, start, data, headers, label, now, latest):
     :param headers: 0 for none; otherwise ``op`` and ``pos`` are written, and with ``HEADER_XID`` also the transaction's
         id.
     :param label: the value of the header ``snapshot``; without it, its size is 0.
-    :param now: milliseconds since 1970: the timestamp of records that have none, or one after ``latest``, which the
-        broker would refuse.
+    :param now: milliseconds since 1970: the timestamp of records that have none, or one that the broker would refuse.
     """
     base = data.ctypes.data
     i = start
@@ -376,7 +376,7 @@ def produce(handles, records, start, data, headers, label, now, latest):
         if headers == 0 and label.size == 0 and records[i].time == 0:
             i, code = _plain(handles, records, i, base)
         else:
-            code = _single(handles, records[i], i, data, headers, label, now, latest)
+            code = _single(handles, records[i], i, data, headers, label, now)
             i += 1 if code == 0 else 0
         if code != 0:
             return i, code

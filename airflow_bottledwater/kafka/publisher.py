@@ -34,11 +34,10 @@ from airflow_bottledwater.kafka.clients import (
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.metadata import topic_error
 from airflow_bottledwater.kafka.room import BATCH, room
+from airflow_bottledwater.kafka.topics import FOR_EVER, HOUR, CommitTimes
 
 #: milliseconds of one attempt of a call; between two attempts, a stop is noticed
 _SLICE_MS = 1000
-#: milliseconds that a record's time may lie ahead (the broker's message.timestamp.after.max.ms, by default)
-_FUTURE = 3_600_000
 #: milliseconds after which a record is sent though its batch is not complete. A commit sends all at once, and so does a
 #: full queue, which may have an incomplete batch for each of many partitions
 _LINGER_MS = 500
@@ -153,7 +152,8 @@ class Publisher:
     :param waiting: called while a server is not available; it sleeps, or raises to give up.
     :param partitions: how many partitions of other topics than the state topic there are; each may have a batch under
         way.
-    :param timed: for each topic, whether its records may have the commit time as their timestamp; by default, all.
+    :param timed: for each topic, which commit times may be timestamps of its records; by default, those that a broker
+        takes.
     :raises Refused: a property is no number.
     """
 
@@ -166,7 +166,7 @@ class Publisher:
         transaction_timeout: float,
         waiting: Waiting,
         partitions: int = 1,
-        timed: Sequence[bool] | None = None,
+        timed: Sequence[CommitTimes] | None = None,
     ) -> None:
         self.transactional_id = transactional_id
         self._topics = list(topics)
@@ -186,7 +186,8 @@ class Publisher:
         self._counts = rd.counters()
         self._handle = 0
         self._rkts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._timed = np.array([True] * len(topics) if timed is None else timed, dtype=np.bool_)
+        usual = [(FOR_EVER, HOUR)] * len(topics)
+        self._timed = np.array(usual if timed is None else timed, dtype=np.int64).reshape(-1, 2)
         self._handles = rd.handles(0, self._rkts, self._timed)
         self._deadline, self._divisible, self._since = math.inf, True, 0.0
         #: records and bytes that were handed over in this transaction, and seconds for which it has waited for Kafka
@@ -306,9 +307,7 @@ class Publisher:
         label = np.frombuffer(bytearray(records.label.encode()), dtype=np.uint8)
         i, patience = 0, _FULL_MS
         while i < len(records):
-            i, code = rd.produce(
-                self._handles, records.table, i, records.data, records.headers, label, now, now + _FUTURE
-            )  # fmt: skip
+            i, code = rd.produce(self._handles, records.table, i, records.data, records.headers, label, now)
             if code == rd.QUEUE_FULL:
                 if rd.poll(self._handle, patience):
                     patience = _FULL_MS

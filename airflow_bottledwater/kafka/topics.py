@@ -39,6 +39,12 @@ _CONFIRM = 2.0
 
 T = TypeVar("T")
 
+#: milliseconds of an hour, and of more than anything lasts, to which the time of today can be added
+HOUR, FOR_EVER = 3_600_000, 2**62
+#: how many milliseconds a record's time may lie before and behind the time of publishing to become its timestamp
+CommitTimes = tuple[int, int]
+NO_COMMIT_TIMES: CommitTimes = (-1, -1)
+
 
 @dataclass(frozen=True, slots=True)
 class Topic:
@@ -49,6 +55,8 @@ class Topic:
     :param cleanup: its cleanup.policy; empty if its settings may not be read.
     :param retention_ms: its retention.ms and retention.bytes, which only the policy ``delete`` looks at; -1 for ever.
     :param timestamps: its message.timestamp.type; empty if its settings may not be read.
+    :param before_ms: its message.timestamp.before.max.ms and message.timestamp.after.max.ms: how far a timestamp may
+        lie before and behind the broker's clock.
     """
 
     name: str
@@ -61,6 +69,13 @@ class Topic:
     retention_ms: int = -1
     retention_bytes: int = -1
     timestamps: str = "CreateTime"
+    before_ms: int = FOR_EVER
+    after_ms: int = HOUR
+
+    @property
+    def known(self) -> bool:
+        """Whether its settings may be read; otherwise the broker's defaults are assumed."""
+        return bool(self.cleanup)
 
     @property
     def by_time(self) -> bool:
@@ -74,10 +89,12 @@ class Topic:
         return "delete" in self.cleanup and (self.retention_ms >= 0 or self.retention_bytes >= 0)
 
     @property
-    def keeps_commit_times(self) -> bool:
-        """Whether a record's timestamp may be the commit time of its change: the broker neither replaces it nor deletes
-        by it."""
-        return self.timestamps == "CreateTime" and not self.by_time
+    def commit_times(self) -> CommitTimes:
+        """Which commit times may be timestamps of its records: those that the broker neither replaces, nor deletes by,
+        nor refuses. Since its clock is another one, and records wait, a tenth of what it allows is left out."""
+        if self.timestamps != "CreateTime" or self.by_time:
+            return NO_COMMIT_TIMES
+        return self.before_ms - self.before_ms // 10, min(HOUR, self.after_ms - self.after_ms // 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +324,8 @@ class Topics:
                 int(config.get("retention.ms", -1)),
                 int(config.get("retention.bytes", -1)),
                 config.get("message.timestamp.type", ""),
+                min(int(config.get("message.timestamp.before.max.ms", FOR_EVER)), FOR_EVER),
+                int(config.get("message.timestamp.after.max.ms", HOUR)),
             )
         return found
 

@@ -29,7 +29,8 @@ class Rejection:
 def too_large(largest: int) -> str:
     """The reason for a row that is too large to be encoded completely."""
     return (
-        f"the record has more than {largest:,} bytes, which is the largest max.message.bytes of the pipeline's topics"
+        f"the record has more than {largest:,} bytes, which is the largest max.message.bytes of the pipeline's topics, "
+        "as far as this role may read it (DescribeConfigs)"
     )
 
 
@@ -39,11 +40,17 @@ def oversized(session: PublishSession, records: Records) -> list[Rejection]:
     if not found:
         return []
     sizes, table = records.sizes(), records.table
+
+    def limit(topic: int) -> str:
+        size = f"{int(session.limits[topic]):,}"
+        if session.described[session.topics[topic]].known:
+            return size
+        return f"assumed to be {size}, Kafka's default, since this role may not read it: grant it DescribeConfigs"
+
     return [
         Rejection(
             int(table[i]["row"]),
-            f"the record has {int(sizes[i]):,} bytes, the topic's max.message.bytes is "
-            f"{int(session.limits[table[i]['topic']]):,}",
+            f"the record has {int(sizes[i]):,} bytes, the topic's max.message.bytes is {limit(int(table[i]['topic']))}",
         )
         for i in found
     ]

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from airflow_bottledwater.errors import LOST_STATE, ChosenTopicGone, Credentials
 from airflow_bottledwater.kafka.errors import RecordRefused, TooSlow
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
-from airflow_bottledwater.kafka.topics import Topic, Topics
+from airflow_bottledwater.kafka.topics import CommitTimes, Topic, Topics
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.model.job import Job
@@ -96,7 +97,7 @@ class PublishSession:
         self._admin = Topics(pipeline.kafka)
         self.partitions: dict[str, int] = {}
         self.limits: npt.NDArray[np.int64] = np.zeros(len(self.topics), dtype=np.int64)
-        self._timed: list[bool] = []
+        self._timed: list[CommitTimes] = []
         #: all topics as they were described last, with the shared state topic
         self.described: dict[str, Topic] = {}
         self._largest_batch = self._request = 1_000_000
@@ -366,13 +367,17 @@ class PublishSession:
             raise StateError(
                 f"State topic {self._state_topic!r} was deleted and made again: its records are gone.", LOST_STATE
             )
-        before, timed = self.limits, self._timed
+        for name, topic in described.items():
+            # a right that was taken away changes no topic
+            if not topic.known and (before := self.described.get(name)) is not None:
+                described[name] = replace(before, id=topic.id, partitions=topic.partitions)
+        limits, timed = self.limits, self._timed
         self.limits = np.array([described[n].max_bytes for n in self.topics], dtype=np.int64)
-        self._timed = [described[n].keeps_commit_times for n in self.topics]
+        self._timed = [described[n].commit_times for n in self.topics]
         self.described = described
         self.partitions = {name: topic.partitions for name, topic in described.items()}
         self._compared = time.monotonic()
-        return not np.array_equal(before, self.limits) or timed != self._timed
+        return not np.array_equal(limits, self.limits) or timed != self._timed
 
     def include(self, names: Sequence[str]) -> None:
         """Publish to more topics, which records choose; an open producer is replaced at the next :meth:`open`.

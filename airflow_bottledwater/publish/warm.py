@@ -65,7 +65,5 @@ def _fill_unchanged() -> None:
 
 def _produce() -> None:
     nothing = np.zeros(0, dtype=layout.RECORD)
-    handles = librdkafka.handles(0, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_))
-    librdkafka.produce(
-        handles, nothing, 0, np.zeros(1, dtype=np.uint8), wire.HEADERS, np.zeros(0, dtype=np.uint8), 0, 0
-    )
+    handles = librdkafka.handles(0, np.zeros(1, dtype=np.int64), np.zeros((1, 2), dtype=np.int64))
+    librdkafka.produce(handles, nothing, 0, np.zeros(1, dtype=np.uint8), wire.HEADERS, np.zeros(0, dtype=np.uint8), 0)

@@ -16,7 +16,6 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.publish import session
-from airflow_bottledwater.state import store
 from tests.support.topics import Flow, MakeFlow, alter, alter_topic
 from tests.support.waiting import until
 
@@ -87,6 +86,16 @@ def test_a_topic_that_somebody_has_made_is_taken_as_it_is(
     assert abs(int(message.time or message.timestamp) - committed) < 1000
 
 
+def test_a_commit_time_that_is_too_old_for_the_broker_is_in_a_header(make_flow: MakeFlow) -> None:
+    """As after a stop for longer than the cluster's log.message.timestamp.before.max.ms."""
+    flow = make_flow(tables=("k",))
+    flow.create()
+    alter_topic(flow, "k", message_timestamp_before_max_ms="1000")
+    committed, published = _late(flow)
+    (message,) = flow.read("k")
+    assert message.timestamp >= published and abs(int(message.time) - committed) < 1000
+
+
 def test_a_retention_that_is_set_while_the_stream_runs_is_seen(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,27 +146,22 @@ def test_a_topic_that_forgets_rows_that_do_not_change_is_refused_unless_that_is_
     assert abs(int(message.time or message.timestamp) - committed) < 1000
 
 
-@pytest.mark.parametrize("what", ["rows", "events", "letters", "state"])
-def test_a_topic_that_begins_to_forget_is_a_problem_of_the_running_stream(
-    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, what: str
+def test_a_topic_that_begins_to_forget_rows_is_a_problem_of_the_running_stream(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_COMPARE_AGAIN", 0.0)
-    flow = make_flow(on_error="log", unkeyed_retention_ms=_DAY)
+    flow = make_flow()
     flow.create()
-    events, letters = TableMapping.of(flow.pipeline).service_topics
-    state = store.state_topic_name(flow.cluster.database, flow.pipeline.slot)
-    topic = {"rows": flow.topic("k"), "events": events, "letters": letters, "state": state}[what]
-
-    def told() -> list[tuple[str, str]]:
-        flow.published("INSERT INTO u VALUES (1)")
-        job = status.report(flow.pipeline).job
-        return [(each.kind, each.subject.rpartition("opic ")[2]) for each in job.problems] if job else []
-
     with flow.streaming() as errors:
         flow.streams()
-        assert told() == []
-        alter(flow, topic, {"cleanup.policy": "compact,delete", "retention.ms": str(_DAY)})
-        until(lambda: errors or told() == [("expiry", repr(topic))], "the status is red")
+        alter_topic(flow, "k", cleanup_policy="compact,delete", retention_ms=str(_DAY))
+
+        def told() -> list[str]:
+            flow.published("INSERT INTO u VALUES (1)")
+            job = status.report(flow.pipeline).job
+            return [each.kind for each in job.problems] if job else []
+
+        until(lambda: errors or told() == ["expiry"], "the status is red")
     assert not errors
 
 

@@ -21,7 +21,7 @@ from airflow_bottledwater.publish import session
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.problems import GRACE
 from airflow_bottledwater.triggers import stream_error
-from tests.support.topics import Flow, MakeFlow, alter_topic, limit_topic
+from tests.support.topics import Flow, MakeFlow, alter, alter_topic, limit_topic
 from tests.support.waiting import until
 
 
@@ -98,6 +98,7 @@ class Change:
 
 _GONE = "does not exist any more"
 _FORGETS = {"cleanup_policy": "delete", "retention_ms": "600000"}
+_EXPIRES = {name.replace("_", "."): value for name, value in _FORGETS.items()}
 CHANGES = (
     Change("the topic is gone", lambda f: _delete(f, f.topic("a")), _GONE),
     Change("the topic is a new one", lambda f: _make_again(f, f.topic("a")), "deleted and made again"),
@@ -111,6 +112,8 @@ CHANGES = (
         running=rf"State topic '[^']+' {_GONE}\.[^']+#state-topics-and-lost-state",
     ),
     Change("the state is empty", lambda f: _make_again(f, _state(f)), "does not know slot|its records"),
+    Change("the state forgets", lambda f: alter(f, _state(f), _EXPIRES), "cleanup.policy=delete.*written once"),
+    Change("the topic of events forgets", lambda f: alter(f, _service(f, "events"), _EXPIRES), "event of a TRUNCATE"),
     Change("the state has more partitions", lambda f: _more_partitions(f, _state(f))),
     Change("the topic of events is gone", lambda f: _delete(f, _service(f, "events")), _GONE),
     Change("the topic of dead letters is gone", lambda f: _delete(f, _service(f, "dead_letters")), _GONE),

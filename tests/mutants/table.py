@@ -4898,8 +4898,8 @@ MUTANTS = (
     ),
     Mutant(
         "a topic that deletes by time has no commit times as timestamps",
-        "Topic.keeps_commit_times",
-        drop("not self.by_time"),
+        "Topic.commit_times",
+        drop("self.by_time"),
         f"{_EXPIRY}::test_a_topic_that_somebody_has_made_is_taken_as_it_is",
     ),
     Mutant(
@@ -4960,7 +4960,7 @@ MUTANTS = (
         "a topic that begins to delete what has to stay is red",
         "StreamPublisher.expiring",
         swap("kafka_checks.expiring(self._pipeline, self._keyed, described)", "[]"),
-        f"{_EXPIRY}::test_a_topic_that_begins_to_forget_is_a_problem_of_the_running_stream[state]",
+        f"{_EXPIRY}::test_a_topic_that_begins_to_forget_rows_is_a_problem_of_the_running_stream",
     ),
     Mutant(
         "an event that deletes rows stays as long as they do",

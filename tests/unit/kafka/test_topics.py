@@ -175,3 +175,32 @@ def test_a_signals_handler_gets_a_client_while_the_interrupted_code_takes_one(mo
     handling.start()
     handling.join(10)
     assert not handling.is_alive() and made and not topics._kept
+
+
+_WEEK = 7 * 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("topic", "age", "taken"),
+    [
+        ({}, 10 * _WEEK, True),
+        ({"before_ms": _WEEK}, _WEEK // 2, True),
+        ({"before_ms": _WEEK}, _WEEK, False),  # the broker's clock is another one, and it waits
+        ({"before_ms": _WEEK}, 8 * _WEEK // 7, False),
+        ({}, -1_800_000, True),
+        ({}, -7_200_000, False),
+        ({"after_ms": topics.FOR_EVER}, -7_200_000, False),
+        ({"after_ms": 60_000}, -30_000, True),
+        ({"after_ms": 60_000}, -60_000, False),
+        ({"cleanup": ""}, 0, False),
+        ({"cleanup": "delete", "retention_ms": _WEEK}, 0, False),
+        ({"cleanup": "delete"}, 0, True),
+        ({"timestamps": "LogAppendTime"}, 0, False),
+    ],
+)
+def test_a_commit_time_is_the_timestamp_only_where_the_broker_takes_and_keeps_it(
+    topic: dict[str, Any], age: int, taken: bool
+) -> None:
+    found = Topic("t", "id", 1, 1, **{"cleanup": "compact", "may_read": True, "may_write": True, **topic})
+    before, after = found.commit_times
+    assert (-after <= age <= before) is taken

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from airflow_bottledwater.errors import (
     TakenOver,
 )
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
-from airflow_bottledwater.kafka.publisher import Records, tombstones
+from airflow_bottledwater.kafka.publisher import Records, keyed, tombstones
 from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.job import Job
@@ -42,9 +43,10 @@ from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot
 from airflow_bottledwater.publish import session as module
 from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.publish.reject import oversized
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.task import LaneTask, SnapshotChunk
-from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pinned import Pin, PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import POSITION, Reached, encode, table_key
 from airflow_bottledwater.stream.assembler import TransactionAssembler
@@ -75,6 +77,8 @@ class Broker:
     claimed_by: Job = JOB
     refused_code: int = 0
     limit: int = 1_000_000
+    #: of all topics; empty if their settings may not be read
+    cleanup: str = "compact"
     #: bytes of records that it takes in half of the transaction time-out
     takes: float = math.inf
     #: how many transactions were given up
@@ -161,7 +165,8 @@ class FakeTopics:
         pass
 
     def describe(self, names: Sequence[str], **_: object) -> dict[str, Topic]:
-        return {name: Topic(name, "topic-id", 1, self.broker.limit, "compact", True, True) for name in names}
+        broker = self.broker
+        return {name: Topic(name, "topic-id", 1, broker.limit, broker.cleanup, True, True) for name in names}
 
 
 @pytest.fixture
@@ -438,3 +443,28 @@ def test_what_is_left_of_a_state_is_not_taken_for_all_of_it(broker: Broker, publ
     with pytest.raises(StateError, match="does not know slot 'bottledwater' any more"):
         publish(broker, [b"1"])
     assert not broker.committed
+
+
+def _session(broker: Broker) -> module.PublishSession:
+    return module.PublishSession(pipeline(), JOB, "id", {"t": Pin("topic-id", 1, keyed=True)}, "state", Backoff(2.0))
+
+
+def test_a_right_that_is_taken_away_changes_no_topic(broker: Broker) -> None:
+    """What was known of it is more than Kafka's defaults: rows that it takes must not be rejected."""
+    broker.limit = 10_000_000
+    session = _session(broker)
+    broker.limit, broker.cleanup = 1_000_000, ""
+    assert not session.compare_topics()
+    assert session.largest_record == 10_000_000 and session.described["t"].cleanup == "compact"
+    broker.limit, broker.cleanup = 2_000_000, "compact"
+    assert session.compare_topics() and session.largest_record == 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("cleanup", "said"), [("compact", "is 4,000"), ("", "is assumed to be 4,000.*DescribeConfigs")]
+)
+def test_a_limit_that_is_assumed_is_not_told_as_a_known_one(broker: Broker, cleanup: str, said: str) -> None:
+    broker.limit, broker.cleanup = 4000, cleanup
+    session = _session(broker)
+    (found,) = oversized(session, keyed(session.index["t"], [(b"k", b"x" * 5000, 0)]))
+    assert re.search(f"the topic's max.message.bytes {said}", found.reason)

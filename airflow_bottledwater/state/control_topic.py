@@ -371,9 +371,6 @@ class ControlTopic:
                     # an idempotent producer does nothing any more after a fatal error
                     with self.arrived:
                         self._writer = None
-                elif not wait:
-                    log.warning("Record %s is too large for %s and is not written.", key, CONTROL_TOPIC)
-                    continue
                 raise Outage(f"Kafka's client does not take our status records: {error}.") from None
             if wait and (number % _AT_ONCE == 0 or number == len(records)):
                 _confirm(producer, answers, number, wait)

@@ -47,6 +47,9 @@ T = TypeVar("T")
 
 #: bytes of the largest record, where no topic sets a lower limit: the largest message.max.bytes of librdkafka
 LARGEST = 1_000_000_000
+#: bytes of a record of the state, which may be longer than its topic's limit: the broker compares what is compressed.
+#: librdkafka's queue has room for one, so that more would cost memory
+_STATE_RECORD = 8 << 20
 #: bytes below which batches are not made smaller
 _SMALLEST_BATCH = 1000
 #: seconds after which a session compares its topics again while it keeps its producer
@@ -192,9 +195,7 @@ class PublishSession:
             {
                 **self.pipeline.kafka,
                 **({"batch.num.messages": "1", "linger.ms": "0"} if alone else {}),
-                # rows are compared with their topics' limits, uncompressed; a record of the state may be longer than
-                # that of its topic, since the broker compares what has been compressed
-                "message.max.bytes": str(LARGEST),
+                "message.max.bytes": str(min(LARGEST, max(_STATE_RECORD, self.largest_record))),
                 # a batch must fit the topic with the smallest limit, since the broker refuses a batch as a whole
                 "batch.size": str(max(1, min(self._largest_batch, self._request, int(self.limits.min() * 0.9)))),
             },

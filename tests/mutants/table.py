@@ -712,7 +712,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is around a key chooses no partition",
-        "_Builder.add_choosers",
+        "_Builder.add_table",
         drop("{'key_head': -1}"),
         f"{_UNIT_PARTITION_BY}::test_rows_are_in_the_partitions_that_their_columns_choose",
     ),
@@ -820,7 +820,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stream gives columns the forms that a snapshot gives them",
-        "RelationResolver.__call__",
+        "Resolver._version",
         swap("self._mapping.published(message.schema, message.name, table.columns)", "table.columns"),
         f"{_CHOOSE}::test_dates_and_times_have_the_forms_of_their_columns",
     ),
@@ -1028,7 +1028,7 @@ MUTANTS = (
     ),
     Mutant(
         "a column is hidden by the name that it had",
-        "Resolver.__call__",
+        "Resolver._version",
         drop("self._check_hidden(...)"),
         f"{_RELATIONS}::test_a_column_is_hidden_by_the_name_that_it_had",
     ),
@@ -1463,7 +1463,7 @@ MUTANTS = (
     ),
     Mutant(
         "a skipped position is this position only",
-        "_skips",
+        "skips",
         swap("str(position_of(change)) == pipeline.skip_position.upper()", "bool(pipeline.skip_position)"),
         f"{_RECOVERY}::test_the_stream_stops_before_a_bad_record_stops_there_again_and_passes_it_when_told",
     ),
@@ -2011,7 +2011,7 @@ MUTANTS = (
     ),
     Mutant(
         "no key has a NULL in it",
-        "_encode_columns",
+        "_write_columns",
         never("is_key and fields[c].kind == FIELD_NULL"),
         f"{_PARTITIONS}::test_a_replica_identity_that_was_another_for_a_moment_makes_no_wrong_key[json]",
     ),
@@ -2723,7 +2723,7 @@ MUTANTS = (
     ),
     Mutant(
         "the teardown stops its run's jobs",
-        "DropReplicationSlotOperator.execute",
+        "DropReplicationSlotOperator.carry_out",
         drop("self._stop_jobs(...)"),
         f"{_OPERATORS}::test_the_teardown_stops_what_its_run_has_left",
     ),
@@ -3062,7 +3062,7 @@ MUTANTS = (
     ),
     Mutant(
         "preflight looks at Spark",
-        "ReplicationPreflightOperator._spark_problems",
+        "BeforeJobsOperator.jobs",
         always("self.snapshot is None and self.stream is None"),
         f"{_OPERATORS}::test_what_the_stream_cannot_do_is_refused_before_anything_is_made",
     ),
@@ -3286,7 +3286,7 @@ MUTANTS = (
     ),
     Mutant(
         "a client is released without the collector",
-        "Topics._make",
+        "TransactionalProducer.__init__",
         swap("functools.partial(hear, self._heard)", "lambda error: hear(self._heard, error)"),
         f"{_CONTROL}::test_heartbeats_reconnects_and_reports_leave_nothing_behind[25]",
     ),
@@ -3353,7 +3353,7 @@ MUTANTS = (
     ),
     Mutant(
         "a snapshot under which nothing is finished is not renewed for ever",
-        "_SnapshotDriver._give_up",
+        "_SnapshotDriver._renew",
         swap("self._in_vain + 1", "0"),
         f"{_GUARD}::test_a_snapshot_that_gets_nowhere_between_those_who_wait_ends",
     ),
@@ -4031,7 +4031,7 @@ MUTANTS = (
     ),
     Mutant(
         "unchanged values of a partitioned table are looked up in its partitions",
-        "RowQuery.select",
+        "RowQuery._rows",
         swap("'' if self.table.partitioned else 'ONLY '", "'ONLY '"),
         f"{_PARTITIONS}::test_unchanged_large_values_are_found_in_the_partition",
     ),
@@ -4112,7 +4112,7 @@ MUTANTS = (
     ),
     Mutant(
         "names that were added to a type since its table was recorded are recorded",
-        "records",
+        "writer._found",
         swap("{types_key(oid): types for oid, types in prepared.types.items() if oid in left}", "{}"),
         "tests/integration/test_tables.py::test_names_inside_of_types_that_change_are_published_again",
     ),
@@ -4124,7 +4124,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows in tables that inherit and are not followed are missed",
-        "elsewhere",
+        "_not_followed",
         swap("[name for name, meant in children.items() if not meant]", "[]"),
         "tests/integration/test_verify_alone.py::test_a_parent_whose_rows_are_in_children_that_nobody_follows_is_not_equal",
     ),
@@ -5114,7 +5114,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is wrong is told once until it is right again",
-        "_Alarm.fetch",
+        "_Change.__call__",
         drop("bool(found) == self._wrong"),
         "tests/unit/triggers/test_watcher.py::test_a_slot_that_needs_somebody_is_told_once_until_it_is_right",
     ),

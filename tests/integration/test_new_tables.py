@@ -101,6 +101,7 @@ def test_a_definition_that_fits_only_compressed_is_recorded_while_the_stream_run
     assert known.reached is not None and known.reached.fingerprint is None
 
 
+@pytest.mark.long
 def test_a_state_record_that_does_not_fit_ends_the_stream_with_a_remedy(flow: Flow) -> None:
     limit_topic(flow, state_topic(flow), 2000)
     columns = ", ".join(f"c{secrets.token_hex(20)} int" for _ in range(200))

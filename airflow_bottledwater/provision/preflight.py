@@ -125,6 +125,8 @@ def _check(pipeline: Settings, problems: list[str], adopts_topics: bool) -> Find
     try:
         problems += _registry(pipeline, found)
     except Refused as error:
+        if not problems:
+            raise
         problems.append(str(error))
     return found
 

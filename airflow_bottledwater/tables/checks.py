@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import BottledWaterError, Refused, SchemaRefused
 from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
@@ -44,7 +45,7 @@ def unfit(
             continue
         if problems := _in_source(connection, pipeline, cluster, known, tables[step.oid]):
             found[step.oid] = _unfit(problems)
-        elif step.known and (with_whom := shared(pipeline, known, [step.topic])):
+        elif step.known and (with_whom := shared(pipeline, known, [step.topic])) and _has_records(pipeline, step.topic):
             found[step.oid] = Unfit(
                 f"needs topic {step.topic!r} to be swept, which is shared with {with_whom[step.topic]}",
                 "Give the pipeline topics of its own: another topic_prefix, with a new slot and a snapshot.",
@@ -55,6 +56,13 @@ def unfit(
         by_topic = {topic: tables[step.oid] for topic, step in topics.items() if step.oid not in found}
         found |= {topics[topic].oid: _unfit(problems) for topic, problems in _blame(check, by_topic).items()}
     return found
+
+
+def _has_records(pipeline: Settings, topic: str) -> bool:
+    """Whether there is anything in a topic; nobody is recorded as the owner of one that is made for a table that was
+    renamed."""
+    topics = Topics(pipeline.kafka)
+    return bool(topics.filled({name: each.partitions for name, each in topics.describe([topic]).items()}))
 
 
 def _unfit(problems: Sequence[str]) -> Unfit:

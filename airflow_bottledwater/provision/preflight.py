@@ -49,11 +49,12 @@ def run(pipeline: Settings, *, adopts_topics: bool = False) -> Findings:
         stay when it is back.
     :raises SlotInUse: the slot is still being created.
     :raises Outage: a server is not available, and no problem was found before.
+    :raises Refused: a server denies access, and no problem was found before.
     """
     problems: list[str] = []
     try:
         found = _check(pipeline, problems, adopts_topics)
-    except Outage as error:
+    except (Outage, Refused) as error:
         if not problems:
             raise
         raise PreflightError([*problems, str(error)]) from error
@@ -122,12 +123,7 @@ def _check(pipeline: Settings, problems: list[str], adopts_topics: bool) -> Find
         problems += check_slot(connection, pipeline, found)
         problems += check_publications(connection, pipeline, found)
     problems += _replication(pipeline, problems)
-    try:
-        problems += _registry(pipeline, found)
-    except Refused as error:
-        if not problems:
-            raise
-        problems.append(str(error))
+    problems += _registry(pipeline, found)
     return found
 
 

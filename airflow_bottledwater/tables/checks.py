@@ -45,7 +45,7 @@ def unfit(
             continue
         if problems := _in_source(connection, pipeline, cluster, known, tables[step.oid]):
             found[step.oid] = _unfit(problems)
-        elif step.known and (with_whom := shared(pipeline, known, [step.topic])) and _has_records(pipeline, step.topic):
+        elif step.known and (with_whom := shared(pipeline, known, [step.topic])) and _is_filled(pipeline, step.topic):
             found[step.oid] = Unfit(
                 f"needs topic {step.topic!r} to be swept, which is shared with {with_whom[step.topic]}",
                 "Give the pipeline topics of its own: another topic_prefix, with a new slot and a snapshot.",
@@ -58,7 +58,7 @@ def unfit(
     return found
 
 
-def _has_records(pipeline: Settings, topic: str) -> bool:
+def _is_filled(pipeline: Settings, topic: str) -> bool:
     """Whether there is anything in a topic; nobody is recorded as the owner of one that is made for a table that was
     renamed."""
     topics = Topics(pipeline.kafka)

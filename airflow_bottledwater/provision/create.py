@@ -23,28 +23,11 @@ from airflow_bottledwater.postgres import catalog, coverage, partitions, publica
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.provision import kafka_checks, preflight
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.state import options, saved
+from airflow_bottledwater.state import options, records, saved
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import own, topic_of, topic_problems
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import (
-    COMPLETE,
-    COVERAGE,
-    INTENT,
-    POSITION,
-    SAVED_SETTINGS,
-    SLOT,
-    Complete,
-    Intent,
-    Partitions,
-    Reached,
-    SavedSettings,
-    StateRecord,
-    partitions_key,
-    stopped_key,
-    table_key,
-)
 
 log = logging.getLogger(__name__)
 
@@ -166,14 +149,14 @@ def assume(
         oids = sorted(p.table.oid for p in pinned)
         claim.write(
             {
-                COVERAGE: coverage.read(connection, publication.names(pipeline.publication_name), oids),
-                INTENT: _intent(pipeline, cluster.system_identifier, found.via_root),
-                SAVED_SETTINGS: SavedSettings(pipeline.chosen(), TableMapping.of(pipeline).hash_key),
-                SLOT: record,
-                **{table_key(p.table.oid): p for p in pinned},
+                records.COVERAGE: coverage.read(connection, publication.names(pipeline.publication_name), oids),
+                records.INTENT: _intent(pipeline, cluster.system_identifier, found.via_root),
+                records.SAVED_SETTINGS: records.SavedSettings(pipeline.chosen(), TableMapping.of(pipeline).hash_key),
+                records.SLOT: record,
+                **{records.table_key(p.table.oid): p for p in pinned},
                 **partition_records(connection, found.tables),
-                COMPLETE: Complete(tuple(oids), True, now),
-                POSITION: Reached(position.lsn, position.ordinal, now),
+                records.COMPLETE: records.Complete(tuple(oids), True, now),
+                records.POSITION: records.Reached(position.lsn, position.ordinal, now),
             }
         )
     return record
@@ -181,8 +164,8 @@ def assume(
 
 def _intent(
     pipeline: Settings, system_identifier: str, via_root: bool, fingerprint: dict[str, str] | None = None
-) -> Intent:
-    return Intent(
+) -> records.Intent:
+    return records.Intent(
         pipeline.slot,
         pipeline.publication_name,
         time.time(),
@@ -196,12 +179,12 @@ def _intent(
     )
 
 
-def partition_records(connection: Connection, tables: Sequence[SourceTable]) -> dict[str, Partitions]:
+def partition_records(connection: Connection, tables: Sequence[SourceTable]) -> dict[str, records.Partitions]:
     """The records of the partitions that the stream knows from now on; if there is a snapshot, it writes them
     itself."""
     roots = [table.oid for table in tables if table.partitioned]
     below = partitions.below(connection, roots)
-    return {partitions_key(oid): Partitions(partitions.remembered(below.get(oid, []))) for oid in roots}
+    return {records.partitions_key(oid): records.Partitions(partitions.remembered(below.get(oid, []))) for oid in roots}
 
 
 def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_root: bool) -> SlotRecord:
@@ -215,7 +198,7 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
             connection, [t.oid for t in tables]
         )
         identifier = claim.cluster.system_identifier
-        claim.write({INTENT: _intent(pipeline, identifier, via_root, before)})
+        claim.write({records.INTENT: _intent(pipeline, identifier, via_root, before)})
         added = [t for t in tables if t.oid not in claim.state.tables]
         if problems := topic_problems(claim.state, added, TableMapping.of(pipeline)):
             raise Refused(" ".join(problems))
@@ -244,18 +227,18 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
             # tables are added to a slot that exists: X0 is taken after they were added to the publication
             oldest_xid = slot.fresh_xid(connection)
         pinned = pin(pipeline, claim.cluster, TableMapping.of(pipeline).by_topic(added), oldest_xid)
-        values: dict[str, StateRecord | None] = {table_key(p.table.oid): p for p in pinned}
-        values |= {stopped_key(t.oid): None for t in added if t.oid in claim.state.stopped}
+        values: dict[str, records.StateRecord | None] = {records.table_key(p.table.oid): p for p in pinned}
+        values |= {records.stopped_key(t.oid): None for t in added if t.oid in claim.state.stopped}
         if without := [table for table in added if pipeline.skip_snapshot or table.outbox]:
             completed = sorted({*claim.state.completed, *(t.oid for t in without)})
-            values[COMPLETE] = Complete(tuple(completed), pipeline.skip_snapshot, time.time())
+            values[records.COMPLETE] = records.Complete(tuple(completed), pipeline.skip_snapshot, time.time())
             values |= partition_records(connection, without)
         oids = sorted({*claim.state.tables, *(t.oid for t in tables)})
         covered = coverage.read(connection, publication.names(pipeline.publication_name), oids)
         if claim.state.coverage is not None:
             # for tables that are not new, the earlier record is kept: it shows whether changes are missing
             covered = claim.state.coverage.with_new(covered)
-        claim.write({SLOT: record, COVERAGE: covered, **saved.changed(pipeline, claim.state), **values})
+        claim.write({records.SLOT: record, records.COVERAGE: covered, **saved.changed(pipeline, claim.state), **values})
     log.info("Slot %r: consistent point %s.", record.name, format_lsn(record.consistent_point))
     return record
 

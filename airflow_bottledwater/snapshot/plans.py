@@ -19,20 +19,9 @@ from airflow_bottledwater.postgres import catalog, partitions
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.snapshot.task import LaneTask, SnapshotChunk
+from airflow_bottledwater.state import records
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import shared
-from airflow_bottledwater.state.records import (
-    Partitions,
-    Plan,
-    StateRecord,
-    Sweep,
-    boundary_key,
-    lane_id,
-    partitions_key,
-    plan_key,
-    progress_key,
-    sweep_key,
-)
 
 log = logging.getLogger(__name__)
 
@@ -69,15 +58,15 @@ class Plans:
         :param oldest: X0.
         """
         known = self._claim.state
-        changes: dict[str, StateRecord | None] = {}
-        plans: dict[int, Plan] = {}
+        changes: dict[str, records.StateRecord | None] = {}
+        plans: dict[int, records.Plan] = {}
         fresh: list[tuple[SourceTable, list[tuple[int, int]]]] = []
         for table, part in [(each, part) for each in self._tables for part in self.parts[each.oid]]:
             stored = known.plan(part.oid)
             if table.oid in self._finished:
                 # all rows of a partition that was made since are in the stream
-                plans[part.oid] = stored or Plan(part.filenode, catalog.definition(part), ())
-                changes |= {} if stored else {plan_key(part.oid): plans[part.oid]}
+                plans[part.oid] = stored or records.Plan(part.filenode, catalog.definition(part), ())
+                changes |= {} if stored else {records.plan_key(part.oid): plans[part.oid]}
                 continue
             same = stored is not None and (stored.filenode, stored.definition) == (
                 part.filenode,
@@ -92,7 +81,7 @@ class Plans:
                     part.qualified,
                 )
             if stored is not None:
-                changes |= {progress_key(part.oid, chunk): None for chunk in range(len(stored.ranges))}
+                changes |= {records.progress_key(part.oid, chunk): None for chunk in range(len(stored.ranges))}
             fresh.append((part, pg.ranges(part, self._pipeline.range_bytes)))
         changes |= self._boundaries(held, oldest)
         dealt: dict[int, list[tuple[int, int, int]]] = {}
@@ -100,10 +89,10 @@ class Plans:
             part, chunks = fresh[t]
             dealt.setdefault(part.oid, []).append((*chunks[r], number))
         for part, _ in fresh:
-            plans[part.oid] = Plan(part.filenode, catalog.definition(part), tuple(dealt[part.oid]))
-            changes[plan_key(part.oid)] = plans[part.oid]
+            plans[part.oid] = records.Plan(part.filenode, catalog.definition(part), tuple(dealt[part.oid]))
+            changes[records.plan_key(part.oid)] = plans[part.oid]
         numbers = sorted({lane_number for plan in plans.values() for _, _, lane_number in plan.ranges})
-        self._claim.record_ids([lane_id(self._claim.prefix, number) for number in numbers])
+        self._claim.record_ids([records.lane_id(self._claim.prefix, number) for number in numbers])
         if changes:
             self._claim.write(changes)
         return self._lanes(plans, numbers, held)
@@ -127,10 +116,10 @@ class Plans:
             "take another topic_prefix), and start again. A table with a key is resumed: give it one, if you can.",
         )
 
-    def _boundaries(self, held: pg.ExportedSnapshot, oldest: int) -> dict[str, StateRecord | None]:
+    def _boundaries(self, held: pg.ExportedSnapshot, oldest: int) -> dict[str, records.StateRecord | None]:
         """The records of tables that have no boundary yet, and of partitions that are read for the first time."""
         known = self._claim.state
-        changes: dict[str, StateRecord | None] = {}
+        changes: dict[str, records.StateRecord | None] = {}
         published = self._published(
             [table for table in self._tables if table.oid not in known.boundaries or table.oid in self._begin]
         )
@@ -141,7 +130,7 @@ class Plans:
                 # what is known of a partition is kept: if it was truncated since its rows were published, that must be
                 # noticed
                 before = {} if table.oid in self._begin else known.partitions.get(table.oid, {})
-                changes[partitions_key(table.oid)] = Partitions({**today, **before})
+                changes[records.partitions_key(table.oid)] = records.Partitions({**today, **before})
             if table.oid in known.boundaries and table.oid not in self._begin:
                 continue
             topic = known.tables[table.oid].topic
@@ -149,9 +138,9 @@ class Plans:
             # The stream may leave out what the snapshot contains only if nothing of the table was published before: a
             # key could go back in time. Rows without a key cannot, but they could come twice
             filtered = not any(ends) or not table.keyed
-            changes[boundary_key(table.oid)] = Boundary(held.snapshot, held.insert_lsn, oldest, filtered)
+            changes[records.boundary_key(table.oid)] = Boundary(held.snapshot, held.insert_lsn, oldest, filtered)
             if any(ends) and table.keyed and topic not in kept:
-                changes[sweep_key(table.oid)] = Sweep(tuple(ends), False)
+                changes[records.sweep_key(table.oid)] = records.Sweep(tuple(ends), False)
         return changes
 
     def _published(self, tables: Sequence[SourceTable]) -> dict[str, list[int]]:
@@ -171,7 +160,7 @@ class Plans:
         return found
 
     def _lanes(
-        self, plans: Mapping[int, Plan], numbers: Sequence[int], held: pg.ExportedSnapshot
+        self, plans: Mapping[int, records.Plan], numbers: Sequence[int], held: pg.ExportedSnapshot
     ) -> tuple[list[LaneTask], int]:
         state = self._claim.state
         tasks, skipped = [], 0

@@ -15,42 +15,8 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
+from airflow_bottledwater.state import records
 from airflow_bottledwater.state.pinned import PinnedTable
-from airflow_bottledwater.state.records import (
-    CLAIM,
-    COMPLETE,
-    COVERAGE,
-    FORMER,
-    IDS,
-    INTENT,
-    LETTERS,
-    LIVE,
-    POSITION,
-    SAVED_SETTINGS,
-    SLOT,
-    ChangedTypes,
-    Complete,
-    Gap,
-    Ids,
-    Intent,
-    LaterSchema,
-    Letters,
-    LiveProgress,
-    Partitions,
-    Plan,
-    Progress,
-    Reached,
-    SavedSettings,
-    StateRecord,
-    Stopped,
-    Sweep,
-    decode,
-    encode,
-    live_key,
-    plan_key,
-    progress_key,
-    sweep_key,
-)
 
 R = TypeVar("R")
 
@@ -63,9 +29,9 @@ class PipelineState:
     """
 
     raw: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _decoded: dict[str, StateRecord] = field(default_factory=dict, compare=False, repr=False)
+    _decoded: dict[str, records.StateRecord] = field(default_factory=dict, compare=False, repr=False)
     _by_table: dict[str, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
-    _letters: dict[str, Letters] | None = field(default=None, compare=False, repr=False)
+    _letters: dict[str, records.Letters] | None = field(default=None, compare=False, repr=False)
 
     def copy(self) -> PipelineState:
         """Another one with the same records, to which others can be applied; what is decoded stays so."""
@@ -79,22 +45,22 @@ class PipelineState:
         if key not in self.raw:
             return None
         if key not in self._decoded:
-            self._decoded[key] = decode(key, self.raw[key])
+            self._decoded[key] = records.decode(key, self.raw[key])
         found = self._decoded[key]
         assert isinstance(found, kind)
         return found
 
-    def apply(self, changes: Mapping[str, StateRecord | None]) -> None:
+    def apply(self, changes: Mapping[str, records.StateRecord | None]) -> None:
         """Apply records that were written to the topic; None removes a record."""
         for key, record in changes.items():
             self._by_table.pop(kind := key.partition("/")[0], None)
-            if kind == LETTERS:
+            if kind == records.LETTERS:
                 self._letters = None
             self._decoded.pop(key, None)
             if record is None:
                 self.raw.pop(key, None)
             else:
-                self.raw[key], self._decoded[key] = encode(record), record
+                self.raw[key], self._decoded[key] = records.encode(record), record
 
     def _of_tables(self, prefix: str, kind: type[R]) -> dict[int, R]:
         """The records of a kind by table oid."""
@@ -107,35 +73,35 @@ class PipelineState:
     @property
     def claim(self) -> Job | None:
         """The last claim."""
-        return self.get(CLAIM, Job)
+        return self.get(records.CLAIM, Job)
 
     @property
     def ids(self) -> list[str]:
         """All transactional ids that were ever used for the slot."""
-        found = self.get(IDS, Ids)
+        found = self.get(records.IDS, records.Ids)
         return list(found.ids) if found else []
 
     @property
-    def intent(self) -> Intent | None:
+    def intent(self) -> records.Intent | None:
         """What a creation was about to make, if one was begun."""
-        return self.get(INTENT, Intent)
+        return self.get(records.INTENT, records.Intent)
 
     @property
     def settings(self) -> dict[str, Any] | None:
         """The settings of the last start that differ from the defaults, by name; None if there was none."""
-        found = self.get(SAVED_SETTINGS, SavedSettings)
+        found = self.get(records.SAVED_SETTINGS, records.SavedSettings)
         return None if found is None else found.values
 
     @property
     def hash_key(self) -> str:
         """The id of the key of masks that are hashes, at the last start; empty for none."""
-        found = self.get(SAVED_SETTINGS, SavedSettings)
+        found = self.get(records.SAVED_SETTINGS, records.SavedSettings)
         return "" if found is None else found.hash_key
 
     @property
     def slot(self) -> SlotRecord | None:
         """The slot as recorded."""
-        return self.get(SLOT, SlotRecord)
+        return self.get(records.SLOT, SlotRecord)
 
     @property
     def system_identifier(self) -> str:
@@ -146,12 +112,12 @@ class PipelineState:
     @property
     def complete(self) -> bool:
         """Whether the snapshot's completion is recorded (or it was skipped on purpose) for every table."""
-        return self.get(COMPLETE, Complete) is not None and set(self.tables) <= set(self.completed)
+        return self.get(records.COMPLETE, records.Complete) is not None and set(self.tables) <= set(self.completed)
 
     @property
     def completed(self) -> list[int]:
         """The oids of the tables whose snapshot is complete."""
-        found = self.get(COMPLETE, Complete)
+        found = self.get(records.COMPLETE, records.Complete)
         return list(found.tables) if found else []
 
     @property
@@ -167,17 +133,17 @@ class PipelineState:
     @property
     def partitions(self) -> dict[int, dict[int, KnownPartition]]:
         """The partitions that are known, by the oid of the table that is published as one."""
-        return {oid: found.known for oid, found in self._of_tables("partitions", Partitions).items()}
+        return {oid: found.known for oid, found in self._of_tables("partitions", records.Partitions).items()}
 
     @property
-    def gaps(self) -> dict[int, Gap]:
+    def gaps(self) -> dict[int, records.Gap]:
         """The tables of which changes were left out, by oid."""
-        return self._of_tables("gap", Gap)
+        return self._of_tables("gap", records.Gap)
 
     @property
-    def types(self) -> dict[int, ChangedTypes]:
+    def types(self) -> dict[int, records.ChangedTypes]:
         """What the types of columns consist of, for the tables of which that has changed since they were recorded."""
-        return self._of_tables("types", ChangedTypes)
+        return self._of_tables("types", records.ChangedTypes)
 
     @property
     def later(self) -> dict[int, dict[int, SourceTable]]:
@@ -186,7 +152,7 @@ class PipelineState:
         if "schema" not in self._by_table:
             found = self._by_table["schema"] = {}
             for key in self.raw:
-                if key.startswith("schema/") and (record := self.get(key, LaterSchema)) is not None:
+                if key.startswith("schema/") and (record := self.get(key, records.LaterSchema)) is not None:
                     found.setdefault(record.table.oid, {})[record.number] = record.table
         return self._by_table["schema"]
 
@@ -204,12 +170,12 @@ class PipelineState:
     @property
     def stopped(self) -> dict[int, SourceTable]:
         """The tables that are not followed any more, as they were recorded, by oid."""
-        return {oid: found.table for oid, found in self._of_tables("stopped", Stopped).items()}
+        return {oid: found.table for oid, found in self._of_tables("stopped", records.Stopped).items()}
 
     @property
     def former(self) -> set[str]:
         """The topics that had rows of tables, and that no table has any more."""
-        return {key.removeprefix(FORMER) for key in self.raw if key.startswith(FORMER)}
+        return {key.removeprefix(records.FORMER) for key in self.raw if key.startswith(records.FORMER)}
 
     @property
     def below(self) -> dict[int, AttachedTable]:
@@ -224,40 +190,40 @@ class PipelineState:
     @property
     def coverage(self) -> Coverage | None:
         """How the publications covered the tables when these were added to the pipeline."""
-        return self.get(COVERAGE, Coverage)
+        return self.get(records.COVERAGE, Coverage)
 
-    def plan(self, oid: int) -> Plan | None:
+    def plan(self, oid: int) -> records.Plan | None:
         """A table's snapshot plan."""
-        return self.get(plan_key(oid), Plan)
+        return self.get(records.plan_key(oid), records.Plan)
 
-    def done(self, oid: int, chunk: int) -> Progress | None:
+    def done(self, oid: int, chunk: int) -> records.Progress | None:
         """A range's progress record."""
-        return self.get(progress_key(oid, chunk), Progress)
+        return self.get(records.progress_key(oid, chunk), records.Progress)
 
-    def sweep(self, oid: int) -> Sweep | None:
+    def sweep(self, oid: int) -> records.Sweep | None:
         """The sweep that must follow a table's snapshot, if one must."""
-        return self.get(sweep_key(oid), Sweep)
+        return self.get(records.sweep_key(oid), records.Sweep)
 
-    def live(self, request_id: str) -> LiveProgress | None:
+    def live(self, request_id: str) -> records.LiveProgress | None:
         """A live snapshot's progress."""
-        return self.get(live_key(request_id), LiveProgress)
+        return self.get(records.live_key(request_id), records.LiveProgress)
 
     @property
-    def lives(self) -> dict[str, LiveProgress]:
+    def lives(self) -> dict[str, records.LiveProgress]:
         """The progress of all live snapshots that have a record, by their ids."""
-        ids = [key.removeprefix(LIVE) for key in self.raw if key.startswith(LIVE)]
+        ids = [key.removeprefix(records.LIVE) for key in self.raw if key.startswith(records.LIVE)]
         return {each: progress for each in ids if (progress := self.live(each)) is not None}
 
     @property
-    def progress(self) -> list[Progress]:
+    def progress(self) -> list[records.Progress]:
         """The progress records of all ranges that were begun."""
-        found = (self.get(key, Progress) for key in self.raw if key.startswith("progress/"))
+        found = (self.get(key, records.Progress) for key in self.raw if key.startswith("progress/"))
         return [each for each in found if each is not None]
 
     @property
-    def reached(self) -> Reached | None:
+    def reached(self) -> records.Reached | None:
         """P with its counters, if anything was ever streamed."""
-        return self.get(POSITION, Reached)
+        return self.get(records.POSITION, records.Reached)
 
     @property
     def position(self) -> Position | None:
@@ -277,11 +243,11 @@ class PipelineState:
         }
 
     @property
-    def letters(self) -> dict[str, Letters]:
+    def letters(self) -> dict[str, records.Letters]:
         """The counts of dead letters by the keys of their records
         (:func:`~airflow_bottledwater.state.records.letters_key`)."""
         if self._letters is None:
-            found = {key: self.get(key, Letters) for key in self.raw if key.startswith(f"{LETTERS}/")}
+            found = {key: self.get(key, records.Letters) for key in self.raw if key.startswith(f"{records.LETTERS}/")}
             self._letters = {key: each for key, each in found.items() if each is not None}
         return self._letters
 

@@ -10,27 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import callee, compiled, memcpy
+from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.kernels.fields import MESSAGE_HEADER, is_row
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64, u32
 from airflow_bottledwater.encoding.kernels.sha256 import AS_TEXT, DIGITS, hash_value
 from airflow_bottledwater.encoding.layout import int64s
 from airflow_bottledwater.encoding.masks import CONSTANT, FIRST, HASH, NULL
 from airflow_bottledwater.encoding.masks import LEFT_OUT as LEFT_OUT_COLUMN
-from airflow_bottledwater.encoding.wire import (
-    EPOCH_MICROS,
-    FIELD_BINARY,
-    FIELD_NULL,
-    FIELD_TEXT,
-    FIELD_UNCHANGED,
-    FLAG_XID_SHIFT,
-    MESSAGE_BEGIN,
-    MESSAGE_COMMIT,
-    MESSAGE_LOGICAL,
-    MESSAGE_ORIGIN,
-    MESSAGE_RELATION,
-    MESSAGE_TRUNCATE,
-    MESSAGE_TYPE,
-)
 from airflow_bottledwater.postgres.replication import XLOG_HEADER
 
 #: the assembler's state between two calls
@@ -118,7 +104,7 @@ def _begin(b, p, state, boundaries, running):
     """Take a Begin message: int64 final LSN, int64 microseconds of the commit, int32 xid."""
     state.in_transaction = 1
     state.final_lsn = i64(b, p + 1)
-    state.time = (i64(b, p + 9) + EPOCH_MICROS) // 1000
+    state.time = (i64(b, p + 9) + wire.EPOCH_MICROS) // 1000
     state.xid = u32(b, p + 17)
     state.ordinal = 0
     state.transactions += 1
@@ -210,7 +196,7 @@ def _copy_shaped(b, p, end, columns, first, shapes, constants, words, room, out,
             if end - p < 1:
                 return np.int64(-1)
             n = np.int64(1)
-            if b[p] != FIELD_NULL and b[p] != FIELD_UNCHANGED:
+            if b[p] != wire.FIELD_NULL and b[p] != wire.FIELD_UNCHANGED:
                 if end - p < 5:
                     return np.int64(-1)
                 n = np.int64(i32(b, p + 1))
@@ -219,16 +205,16 @@ def _copy_shaped(b, p, end, columns, first, shapes, constants, words, room, out,
                 n += 5
             shape = shapes[first + c]
             if shape.kind == NULL:
-                out[o] = FIELD_NULL
+                out[o] = wire.FIELD_NULL
                 o += 1
-            elif shape.kind == CONSTANT and b[p] != FIELD_NULL:
-                o = _write_field(FIELD_BINARY, constants, shape.text, shape.length, out, o)
+            elif shape.kind == CONSTANT and b[p] != wire.FIELD_NULL:
+                o = _write_field(wire.FIELD_BINARY, constants, shape.text, shape.length, out, o)
             elif shape.kind == HASH and n > 1:
-                form = AS_TEXT if b[p] == FIELD_TEXT else shape.form
+                form = AS_TEXT if b[p] == wire.FIELD_TEXT else shape.form
                 at = hash_value(words, room, form, b, p + 5, n - 5, out, o + 5)
                 if at < 0:
                     return np.int64(-1)
-                out[o] = FIELD_BINARY
+                out[o] = wire.FIELD_BINARY
                 out[o + 1] = out[o + 2] = out[o + 3] = 0
                 out[o + 4] = DIGITS
                 o = at
@@ -285,7 +271,7 @@ def _take_row(b, p, n, state, tables, shapes, constants, words, room, boundaries
     change.ordinal = ordinal
     change.xid = state.xid
     change.time = state.time
-    change.flags = state.xid << FLAG_XID_SHIFT
+    change.flags = state.xid << wire.FLAG_XID_SHIFT
     state.ordinal = ordinal
     state.count = c + 1
     state.bytes += n
@@ -323,24 +309,24 @@ def assemble(b, offsets, state, tables, shapes, constants, words, room, boundari
             why = _take_row(b, p, end - p, state, tables, shapes, constants, words, room, boundaries, changes, out)
             if why != DONE:
                 return why
-        elif kind == MESSAGE_BEGIN:
+        elif kind == wire.MESSAGE_BEGIN:
             if end - p < _BEGIN_LENGTH:
                 return MALFORMED
             _begin(b, p, state, boundaries, running)
-        elif kind == MESSAGE_COMMIT:
+        elif kind == wire.MESSAGE_COMMIT:
             if end - p < _COMMIT_LENGTH:
                 return MALFORMED
             _commit(b, p, state)
             if state.bytes >= state.batch_bytes:
                 state.next = i + 1
                 return FULL
-        elif kind == MESSAGE_RELATION:
+        elif kind == wire.MESSAGE_RELATION:
             return RELATION
-        elif kind == MESSAGE_TRUNCATE:
+        elif kind == wire.MESSAGE_TRUNCATE:
             return TRUNCATE
-        elif kind == MESSAGE_LOGICAL:
+        elif kind == wire.MESSAGE_LOGICAL:
             return LOGICAL
-        elif kind != MESSAGE_TYPE and kind != MESSAGE_ORIGIN:
+        elif kind != wire.MESSAGE_TYPE and kind != wire.MESSAGE_ORIGIN:
             # these kinds contain no rows; any other kind may
             return UNEXPECTED
     state.next = offsets.size - 1

@@ -107,13 +107,13 @@ MUTANTS = (
     Mutant(
         "an insert that was an update gets its large values",
         "unchanged._may_lack",
-        never("change.kind == MESSAGE_INSERT"),
+        never("change.kind == wire.MESSAGE_INSERT"),
         "tests/unit/publish/test_completion.py::test_an_insert_of_a_table_with_a_row_filter_gets_what_it_lacks_from_its_own_row",
     ),
     Mutant(
         "what a key had before is another row's than an insert's",
         "unchanged.find_in_batch",
-        drop("change.kind != MESSAGE_INSERT"),
+        drop("change.kind != wire.MESSAGE_INSERT"),
         "tests/unit/publish/test_completion.py::test_an_insert_of_a_table_with_a_row_filter_gets_what_it_lacks_from_its_own_row",
     ),
     Mutant(
@@ -507,7 +507,7 @@ MUTANTS = (
     Mutant(
         "a value of an outbox that was not sent is not another row's",
         "outbox._read",
-        never("fields[part.column].kind == FIELD_UNCHANGED"),
+        never("fields[part.column].kind == wire.FIELD_UNCHANGED"),
         f"{_UNIT_OUTBOX}::test_what_was_not_sent_is_not_another_rows",
     ),
     Mutant(
@@ -857,7 +857,7 @@ MUTANTS = (
     Mutant(
         "an old row without a form does not hold up what the row becomes",
         "rows._encode_change",
-        never("end == NO_REPRESENTATION and shown != NEW"),
+        never("end == wire.NO_REPRESENTATION and shown != NEW"),
         f"{_ENVELOPE}::test_an_old_row_without_a_form_holds_nothing_up[envelope]",
     ),
     Mutant(
@@ -869,7 +869,7 @@ MUTANTS = (
     Mutant(
         "an old key is no old row",
         "rows._encode_change",
-        always("b[change.offset + MESSAGE_HEADER] == FULL_OLD_ROW"),
+        always("b[change.offset + MESSAGE_HEADER] == wire.FULL_OLD_ROW"),
         f"{_ENVELOPE}::test_changes_become_the_events_of_debezium[json]",
     ),
     Mutant(
@@ -996,8 +996,8 @@ MUTANTS = (
         "the settings of a creation that fails are not those of the last start",
         "create._create",
         swap(
-            "claim.write({INTENT: _intent(pipeline, identifier, via_root, before)})",
-            "claim.write({INTENT: _intent(pipeline, identifier, via_root, before), "
+            "claim.write({records.INTENT: _intent(pipeline, identifier, via_root, before)})",
+            "claim.write({records.INTENT: _intent(pipeline, identifier, via_root, before), "
             "**saved.changed(pipeline, claim.state)})",
         ),
         f"{_CHOOSE}::test_the_settings_of_a_creation_that_fails_are_not_those_of_the_last_start",
@@ -2012,7 +2012,7 @@ MUTANTS = (
     Mutant(
         "no key has a NULL in it",
         "_write_columns",
-        never("is_key and fields[c].kind == FIELD_NULL"),
+        never("is_key and fields[c].kind == wire.FIELD_NULL"),
         f"{_PARTITIONS}::test_a_replica_identity_that_was_another_for_a_moment_makes_no_wrong_key[json]",
     ),
     Mutant(
@@ -2024,7 +2024,7 @@ MUTANTS = (
     Mutant(
         "a large value that is unchanged was not NULL before",
         "find_in_batch",
-        drop("old[c].kind != FIELD_NULL"),
+        drop("old[c].kind != wire.FIELD_NULL"),
         f"{_PARTITIONS}::test_a_partition_that_was_not_full_for_a_moment_loses_no_large_value",
     ),
     Mutant(
@@ -2409,7 +2409,7 @@ MUTANTS = (
     Mutant(
         "an unknown message is an error",
         "assemble",
-        never("kind != MESSAGE_TYPE and kind != MESSAGE_ORIGIN"),
+        never("kind != wire.MESSAGE_TYPE and kind != wire.MESSAGE_ORIGIN"),
         "tests/unit/stream/test_assembler.py::test_a_message_of_an_unknown_kind_is_an_error_and_nothing_of_it_is_published[b]",
     ),
     # ------------------------------------------------------------------ the life of a job

@@ -5,18 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import callee, compiled
+from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.kernels.reading import i16, i32
-from airflow_bottledwater.encoding.wire import (
-    FIELD_BINARY,
-    FIELD_CONVERTED,
-    FIELD_NULL,
-    FIELD_TEXT,
-    FIELD_UNCHANGED,
-    MESSAGE_DELETE,
-    MESSAGE_INSERT,
-    MESSAGE_UPDATE,
-    NEW_ROW,
-)
 
 #: flags for the rows that a message has
 OLD, NEW = 1, 2
@@ -41,11 +31,11 @@ def read_copy_row(b, p, end, fields):
         n = i32(b, p)
         p += 4
         if n == -1:
-            fields[c].kind = FIELD_NULL
+            fields[c].kind = wire.FIELD_NULL
             continue
         if n < 0 or n > end - p:
             return False, np.int64(c), p
-        fields[c].kind = FIELD_BINARY
+        fields[c].kind = wire.FIELD_BINARY
         fields[c].position = p
         fields[c].length = n
         p += n
@@ -68,9 +58,9 @@ def read_tuple(b, p, end, fields):
         k = np.int64(b[p])
         p += 1
         fields[c].kind = k
-        if k == FIELD_NULL or k == FIELD_UNCHANGED:
+        if k == wire.FIELD_NULL or k == wire.FIELD_UNCHANGED:
             continue
-        if (k != FIELD_BINARY and k != FIELD_TEXT) or end - p < 4:
+        if (k != wire.FIELD_BINARY and k != wire.FIELD_TEXT) or end - p < 4:
             return False, np.int64(c), p
         n = i32(b, p)
         p += 4
@@ -85,7 +75,7 @@ def read_tuple(b, p, end, fields):
 @callee
 def is_row(kind):
     """Whether a message of this kind has rows."""
-    return kind == MESSAGE_INSERT or kind == MESSAGE_UPDATE or kind == MESSAGE_DELETE
+    return kind == wire.MESSAGE_INSERT or kind == wire.MESSAGE_UPDATE or kind == wire.MESSAGE_DELETE
 
 
 @callee
@@ -102,7 +92,7 @@ def read_change(b, change, old, new):
     found = 0
     column = np.int64(-1)
     while p < end:
-        is_new = b[p] == NEW_ROW
+        is_new = b[p] == wire.NEW_ROW
         good, column, p = read_tuple(b, p + 1, end, new if is_new else old)
         if not good:
             return 0, column, p
@@ -130,7 +120,7 @@ def keep_key(program, relation, fields):
     """Make all fields NULL but those of the key."""
     for c in range(relation.columns):
         if not in_key(program, relation, c):
-            fields[c].kind = FIELD_NULL
+            fields[c].kind = wire.FIELD_NULL
 
 
 @callee
@@ -139,8 +129,8 @@ def convert_fields(program, relation, is_key, fields, texts, cursor):
     if relation.converts:
         for i in range(relation.keys if is_key else relation.columns):
             c = column_of(program, relation, is_key, i)
-            if program.columns[relation.column + c].converted and fields[c].kind == FIELD_BINARY:
-                fields[c].kind = FIELD_CONVERTED
+            if program.columns[relation.column + c].converted and fields[c].kind == wire.FIELD_BINARY:
+                fields[c].kind = wire.FIELD_CONVERTED
                 fields[c].position = texts.offsets[cursor]
                 fields[c].length = texts.offsets[cursor + 1] - texts.offsets[cursor]
                 cursor += 1
@@ -152,7 +142,7 @@ def _list_conversions(program, relation, is_key, fields, change, found, n):
     if relation.converts:
         for i in range(relation.keys if is_key else relation.columns):
             c = column_of(program, relation, is_key, i)
-            if program.columns[relation.column + c].converted and fields[c].kind == FIELD_BINARY:
+            if program.columns[relation.column + c].converted and fields[c].kind == wire.FIELD_BINARY:
                 if n < found.size:
                     found[n].position = fields[c].position
                     found[n].length = fields[c].length

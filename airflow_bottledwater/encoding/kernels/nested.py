@@ -6,38 +6,11 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import callee, inlined
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.kernels import writing
 from airflow_bottledwater.encoding.kernels.reading import i32, u32
 from airflow_bottledwater.encoding.kernels.to_avro import avro_value
 from airflow_bottledwater.encoding.kernels.to_json import json_value
-from airflow_bottledwater.encoding.kernels.writing import (
-    CLOSE,
-    CLOSE_ARRAY,
-    COMMA,
-    NULL,
-    OPEN,
-    OPEN_ARRAY,
-    boolean,
-    copy_bytes,
-    literal,
-    varint,
-)
-from airflow_bottledwater.encoding.wire import (
-    CHANGED,
-    MALFORMED,
-    NO_REPRESENTATION,
-    OP_ARRAY,
-    OP_ENUM,
-    OP_MULTIRANGE,
-    OP_RANGE,
-    OP_RECORD,
-    OP_TEXT,
-    RANGE_EMPTY,
-    RANGE_LOWER_INCLUSIVE,
-    RANGE_LOWER_INFINITE,
-    RANGE_UPPER_INCLUSIVE,
-    RANGE_UPPER_INFINITE,
-    SPACE,
-)
 
 _LOWER_INCLUSIVE = np.frombuffer(b',"lower_inclusive":', dtype=np.uint8)
 _UPPER_INCLUSIVE = np.frombuffer(b',"upper_inclusive":', dtype=np.uint8)
@@ -81,10 +54,10 @@ def _array_opens(json, b, p, i, count, out, o):
         size = i32(b, p + 12 + 8 * d)
         if i % period == 0:
             if json:
-                out[o] = OPEN_ARRAY
+                out[o] = writing.OPEN_ARRAY
                 o += 1
             else:
-                o = varint(size, out, o)
+                o = writing.varint(size, out, o)
         period //= size
     return o
 
@@ -96,7 +69,7 @@ def _array_closes(json, b, p, i, out, o):
     for d in range(i32(b, p) - 1, -1, -1):
         period *= i32(b, p + 12 + 8 * d)
         if (i + 1) % period == 0:
-            out[o] = CLOSE_ARRAY if json else 0
+            out[o] = writing.CLOSE_ARRAY if json else 0
             o += 1
     return o
 
@@ -107,8 +80,8 @@ def _flag(json, word, v, out, o, cap):
     if not json:
         out[o] = 1 if v else 0
         return np.int64(o + 1)
-    o = literal(word, out, o, cap)
-    return np.int64(boolean(v, out, o))
+    o = writing.literal(word, out, o, cap)
+    return np.int64(writing.boolean(v, out, o))
 
 
 @callee
@@ -121,8 +94,8 @@ def _label(program, node, b, p, n, out, o):
             while k < n and program.names[label.name + k] == b[p + k]:
                 k += 1
             if k == n:
-                return np.int64(varint(np.int64(i), out, o))
-    return np.int64(CHANGED)
+                return np.int64(writing.varint(np.int64(i), out, o))
+    return np.int64(wire.CHANGED)
 
 
 @inlined
@@ -150,91 +123,93 @@ def write_value(program, node, b, p, n, out, o):
     """
     json, cap = program.json, out.size
     op = program.columns[node].opcode
-    if op < OP_ENUM:
+    if op < wire.OP_ENUM:
         return single_value(program, node, b, p, n, out, o)
     if cap - o < 256:
-        return np.int64(SPACE)
-    if op == OP_ENUM:
+        return np.int64(wire.SPACE)
+    if op == wire.OP_ENUM:
         if json:
-            return json_value(OP_TEXT, 0, b, p, n, out, o, cap)
+            return json_value(wire.OP_TEXT, 0, b, p, n, out, o, cap)
         return _label(program, node, b, p, n, out, o)
     begin, end = p, p + n
     first = program.columns[node].child
     flags = np.int64(0)
     there = np.int64(0)  # attributes that the value has
-    if op == OP_ARRAY:
+    if op == wire.OP_ARRAY:
         if array_is_malformed(b, p, n):
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         if not array_fits(b, p, program.columns[node].argument):
-            return np.int64(NO_REPRESENTATION)
+            return np.int64(wire.NO_REPRESENTATION)
         dimensions = i32(b, p)
         count = np.int64(1 if dimensions > 0 else 0)
         for d in range(dimensions):
             count *= i32(b, p + 12 + 8 * d)
         p += 12 + 8 * dimensions
         if count == 0:
-            out[o] = OPEN_ARRAY if json else 0
+            out[o] = writing.OPEN_ARRAY if json else 0
             if json:
-                out[o + 1] = CLOSE_ARRAY
+                out[o + 1] = writing.CLOSE_ARRAY
             return np.int64(o + 2 if json else o + 1)
-    elif op == OP_RANGE:
+    elif op == wire.OP_RANGE:
         if n < 1:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         flags = np.int64(b[p])
         p += 1
         count = np.int64(2)
     else:
         there = i32(b, p) if n >= 4 else np.int64(-1)
         if there < 0 or there > n:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         p += 4
         count = there
-        if op == OP_RECORD:
+        if op == wire.OP_RECORD:
             # attributes that were added to the type after the value was written are NULL; but if one was dropped since
             # the type became known, the value does not tell which
             count = program.columns[node].argument
             if there > count or (there < count and not program.shorter):
-                return np.int64(CHANGED)
+                return np.int64(wire.CHANGED)
         if json:
-            out[o] = OPEN_ARRAY if op == OP_MULTIRANGE else OPEN
+            out[o] = writing.OPEN_ARRAY if op == wire.OP_MULTIRANGE else writing.OPEN
             o += 1
-        elif op == OP_MULTIRANGE and count > 0:
-            o = varint(count, out, o)
+        elif op == wire.OP_MULTIRANGE and count > 0:
+            o = writing.varint(count, out, o)
     for i in range(count):
-        child = first if op == OP_ARRAY or op == OP_MULTIRANGE else first + i
+        child = first if op == wire.OP_ARRAY or op == wire.OP_MULTIRANGE else first + i
         if cap - o < 256 + program.columns[child].name_length:
-            return np.int64(SPACE)
+            return np.int64(wire.SPACE)
         if json:
             if i > 0:
-                out[o] = COMMA
+                out[o] = writing.COMMA
                 o += 1
-            elif op == OP_RANGE:
-                out[o] = OPEN
+            elif op == wire.OP_RANGE:
+                out[o] = writing.OPEN
                 o += 1
-        if op == OP_ARRAY:
+        if op == wire.OP_ARRAY:
             o = _array_opens(json, b, begin, i, count, out, o)
-        elif json and op != OP_MULTIRANGE:
-            o = copy_bytes(program.names, program.columns[child].name, program.columns[child].name_length, out, o)
+        elif json and op != wire.OP_MULTIRANGE:
+            o = writing.copy_bytes(
+                program.names, program.columns[child].name, program.columns[child].name_length, out, o
+            )
         length = np.int64(-1)
-        if op == OP_RANGE:
-            absent = RANGE_EMPTY | (RANGE_LOWER_INFINITE if i == 0 else RANGE_UPPER_INFINITE)
+        if op == wire.OP_RANGE:
+            absent = wire.RANGE_EMPTY | (wire.RANGE_LOWER_INFINITE if i == 0 else wire.RANGE_UPPER_INFINITE)
             is_there = flags & absent == 0
         else:
-            is_there = op != OP_RECORD or i < there
+            is_there = op != wire.OP_RECORD or i < there
         if is_there:
-            if op == OP_RECORD:
+            if op == wire.OP_RECORD:
                 if end - p < 4:
-                    return np.int64(MALFORMED)
+                    return np.int64(wire.MALFORMED)
                 if u32(b, p) != program.columns[child].oid:
-                    return np.int64(CHANGED)
+                    return np.int64(wire.CHANGED)
                 p += 4
             if end - p < 4:
-                return np.int64(MALFORMED)
+                return np.int64(wire.MALFORMED)
             length = i32(b, p)
             p += 4
             if length < -1 or length > end - p:
-                return np.int64(MALFORMED)
-        if not json and op != OP_MULTIRANGE:
+                return np.int64(wire.MALFORMED)
+        if not json and op != wire.OP_MULTIRANGE:
             out[o] = 0 if length == -1 else 2
             o += 1
         if length >= 0:
@@ -242,24 +217,24 @@ def write_value(program, node, b, p, n, out, o):
             if o < 0:
                 return np.int64(o)
             p += length
-        elif op == OP_MULTIRANGE:
-            return np.int64(MALFORMED)
+        elif op == wire.OP_MULTIRANGE:
+            return np.int64(wire.MALFORMED)
         elif json:
-            o = literal(NULL, out, o, cap)
+            o = writing.literal(writing.NULL, out, o, cap)
         if cap - o < 256:
-            return np.int64(SPACE)
-        if op == OP_ARRAY:
+            return np.int64(wire.SPACE)
+        if op == wire.OP_ARRAY:
             o = _array_closes(json, b, begin, i, out, o)
     if cap - o < 256:
-        return np.int64(SPACE)
-    if op == OP_RANGE:
-        o = _flag(json, _LOWER_INCLUSIVE, flags & RANGE_LOWER_INCLUSIVE != 0, out, o, cap)
-        o = _flag(json, _UPPER_INCLUSIVE, flags & RANGE_UPPER_INCLUSIVE != 0, out, o, cap)
-        o = _flag(json, _EMPTY, flags & RANGE_EMPTY != 0, out, o, cap)
-    if json and op != OP_ARRAY:
-        out[o] = CLOSE_ARRAY if op == OP_MULTIRANGE else CLOSE
+        return np.int64(wire.SPACE)
+    if op == wire.OP_RANGE:
+        o = _flag(json, _LOWER_INCLUSIVE, flags & wire.RANGE_LOWER_INCLUSIVE != 0, out, o, cap)
+        o = _flag(json, _UPPER_INCLUSIVE, flags & wire.RANGE_UPPER_INCLUSIVE != 0, out, o, cap)
+        o = _flag(json, _EMPTY, flags & wire.RANGE_EMPTY != 0, out, o, cap)
+    if json and op != wire.OP_ARRAY:
+        out[o] = writing.CLOSE_ARRAY if op == wire.OP_MULTIRANGE else writing.CLOSE
         o += 1
-    elif op == OP_MULTIRANGE:
+    elif op == wire.OP_MULTIRANGE:
         out[o] = 0
         o += 1
-    return np.int64(o) if p == end else np.int64(MALFORMED)
+    return np.int64(o) if p == end else np.int64(wire.MALFORMED)

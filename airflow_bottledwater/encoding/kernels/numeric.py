@@ -7,16 +7,9 @@ import ctypes
 import numpy as np
 
 from airflow_bottledwater.compiled import allocating, callee, external, types
+from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.kernels.reading import i16, u16
 from airflow_bottledwater.encoding.kernels.writing import DOT, MINUS, ZERO, integer, padded, pair, varint
-from airflow_bottledwater.encoding.wire import (
-    NO_REPRESENTATION,
-    NUMERIC_NAN,
-    NUMERIC_NEGATIVE,
-    NUMERIC_NINF,
-    NUMERIC_PINF,
-    SPACE,
-)
 
 _strtod = external(ctypes.CDLL(None), "strtod", types.float64, types.intp, types.intp)
 #: a numeric with more decimal digits cannot come from a column with a precision (NUMERIC_MAX_PRECISION 1000, scales
@@ -48,7 +41,7 @@ def write_text(b, p, out, o):
     """Write a numeric as numeric_out prints it (get_str_from_var, src/backend/utils/adt/numeric.c)."""
     digits, weight, sign, scale = u16(b, p), i16(b, p + 2), u16(b, p + 4), u16(b, p + 6)
     base = p + 8
-    if sign == NUMERIC_NEGATIVE:
+    if sign == wire.NUMERIC_NEGATIVE:
         out[o] = MINUS
         o += 1
     if weight < 0:
@@ -113,13 +106,13 @@ def _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap):
             limbs[k] = t // np.uint64(10)
             rest = t % np.uint64(10)
         if rest != np.uint64(0):
-            return np.int64(NO_REPRESENTATION)
+            return np.int64(wire.NO_REPRESENTATION)
         while used > 0 and limbs[used - 1] == np.uint64(0):
             used -= 1
     bits = 32 * (used - 1) + bit_length(limbs[used - 1]) if used > 0 else 0
     width = (bits + 8) // 8
     if cap - o < width + 10:
-        return np.int64(SPACE)
+        return np.int64(wire.SPACE)
     o = varint(np.int64(width), out, o)
     borrow = np.uint64(1)
     for i in range(width):
@@ -142,9 +135,9 @@ def write_decimal(b, p, scale, out, o, cap):
     https://avro.apache.org/docs/1.12.0/specification/#decimal
     """
     digits, weight, sign = u16(b, p), i16(b, p + 2), u16(b, p + 4)
-    if sign != 0 and sign != NUMERIC_NEGATIVE:
-        return np.int64(NO_REPRESENTATION)
-    negative = sign == NUMERIC_NEGATIVE
+    if sign != 0 and sign != wire.NUMERIC_NEGATIVE:
+        return np.int64(wire.NO_REPRESENTATION)
+    negative = sign == wire.NUMERIC_NEGATIVE
     base = p + 8
     # value = D * 10^exponent, where D is the integer of all digits in base 10000
     exponent = 4 * (weight - digits + 1) + scale
@@ -158,11 +151,11 @@ def write_decimal(b, p, scale, out, o, cap):
             magnitude *= np.uint64(10)
         for _ in range(-exponent):
             if magnitude % np.uint64(10) != np.uint64(0):
-                return np.int64(NO_REPRESENTATION)
+                return np.int64(wire.NO_REPRESENTATION)
             magnitude //= np.uint64(10)
         width = (bit_length(magnitude) + 8) // 8
         if cap - o < width + 1:
-            return np.int64(SPACE)
+            return np.int64(wire.SPACE)
         o = varint(np.int64(width), out, o)
         v = np.int64(magnitude)
         if negative:
@@ -172,7 +165,7 @@ def write_decimal(b, p, scale, out, o, cap):
             v >>= 8
         return np.int64(o + width)
     if 4 * digits + abs(exponent) > 2 * _MAX_DECIMAL_DIGITS:
-        return np.int64(NO_REPRESENTATION)
+        return np.int64(wire.NO_REPRESENTATION)
     return _large_decimal_bytes(b, base, digits, exponent, negative, out, o, cap)
 
 
@@ -180,14 +173,14 @@ def write_decimal(b, p, scale, out, o, cap):
 def nearest_double(b, p, out, o, cap):
     """Returns 0 or an error code, and the double nearest to a numeric; ``out`` is used for its text meanwhile."""
     sign = u16(b, p + 4)
-    if sign == NUMERIC_NAN:
+    if sign == wire.NUMERIC_NAN:
         return 0, np.nan
-    if sign == NUMERIC_PINF:
+    if sign == wire.NUMERIC_PINF:
         return 0, np.inf
-    if sign == NUMERIC_NINF:
+    if sign == wire.NUMERIC_NINF:
         return 0, -np.inf
     if cap - o < text_size(b, p) + 1:
-        return SPACE, 0.0
+        return wire.SPACE, 0.0
     out[write_text(b, p, out, o)] = 0
     v = _strtod(out.ctypes.data + o, 0)
-    return NO_REPRESENTATION if np.isinf(v) else 0, v
+    return wire.NO_REPRESENTATION if np.isinf(v) else 0, v

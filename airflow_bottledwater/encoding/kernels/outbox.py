@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import callee, compiled, memcpy
+from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.kernels.fields import MESSAGE_HEADER, read_tuple
 from airflow_bottledwater.encoding.kernels.reading import i16, i32, i64
 from airflow_bottledwater.encoding.kernels.rows import murmur2
@@ -13,14 +14,6 @@ from airflow_bottledwater.encoding.kernels.text import uuid
 from airflow_bottledwater.encoding.kernels.writing import integer, length_of
 from airflow_bottledwater.encoding.layout import int64s
 from airflow_bottledwater.encoding.outbox import AS_INTEGER, AS_IT_IS, AS_JSONB, AS_UUID
-from airflow_bottledwater.encoding.wire import (
-    EVENT_CREATE,
-    FIELD_BINARY,
-    FIELD_NULL,
-    FIELD_UNCHANGED,
-    MALFORMED,
-    UNCHANGED,
-)
 
 #: the parts of the records of a relation version: of the topic, the key and the value, then of the headers
 PLAN = int64s("columns", "first", "headers", "route")
@@ -42,7 +35,7 @@ def _read(b, change, plan, parts, fields):
     at = change.offset + MESSAGE_HEADER + 1
     good, _, _ = read_tuple(b, at, change.offset + change.length, fields[: plan.columns])
     if not good:
-        return np.int64(MALFORMED)
+        return np.int64(wire.MALFORMED)
     need = np.int64(0)
     for k in range(plan.headers + 3):
         part = parts[plan.first + k]
@@ -50,10 +43,10 @@ def _read(b, change, plan, parts, fields):
         if part.column < 0:
             continue
         # of an update that has brought the row into a row filter
-        if fields[part.column].kind == FIELD_UNCHANGED:
-            return np.int64(UNCHANGED)
+        if fields[part.column].kind == wire.FIELD_UNCHANGED:
+            return np.int64(wire.UNCHANGED)
         # several parts may be of one column
-        if fields[part.column].kind != FIELD_NULL:
+        if fields[part.column].kind != wire.FIELD_NULL:
             need += fields[part.column].length
     return need
 
@@ -67,7 +60,7 @@ def _route_of(b, plan, parts, fields, routes, names, last):
     column = parts[plan.first].column
     n = np.int64(0)
     p = np.int64(0)
-    if column >= 0 and fields[column].kind != FIELD_NULL:
+    if column >= 0 and fields[column].kind != wire.FIELD_NULL:
         p, n = fields[column].position, fields[column].length
     for k in range(-1, routes.size):
         route = routes[last if k < 0 else k]
@@ -97,7 +90,7 @@ def find_route(b, changes, rows, start, fields, plans, parts, routes, names):
         found = _route_of(b, plan, parts, fields, routes, names, last)
         if found < 0:
             column = parts[plan.first].column
-            if column < 0 or fields[column].kind == FIELD_NULL:
+            if column < 0 or fields[column].kind == wire.FIELD_NULL:
                 return np.int64(r), np.int64(0), np.int64(0)
             return np.int64(r), fields[column].position, fields[column].length
         last = found
@@ -109,10 +102,10 @@ def _write(part, b, fields, out, o):
     """Write a key, a value or the value of a header; returns where it ends, or a negative code, and its length: -1 for
     NULL."""
     field = fields[part.column]
-    if field.kind == FIELD_NULL:
+    if field.kind == wire.FIELD_NULL:
         return np.int64(o), np.int64(-1)
-    p, n, end = field.position, field.length, np.int64(MALFORMED)
-    form = part.form if field.kind == FIELD_BINARY else np.int64(AS_IT_IS)
+    p, n, end = field.position, field.length, np.int64(wire.MALFORMED)
+    form = part.form if field.kind == wire.FIELD_BINARY else np.int64(AS_IT_IS)
     if form == AS_INTEGER:
         if n == 2:
             end = np.int64(integer(np.int64(i16(b, p)), out, o))
@@ -197,7 +190,7 @@ def encode_outbox(b, changes, rows, start, fields, plans, parts, routes, names, 
         record.topic = routes[last].topic
         record.partition = murmur2(out, o, max(record.key_length, 0)) % routes[last].partitions
         record.row = rows[r]
-        record.event = EVENT_CREATE
+        record.event = wire.EVENT_CREATE
         record.time = change.time
         record.lsn = change.lsn
         record.ordinal = change.ordinal

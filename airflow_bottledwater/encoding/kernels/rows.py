@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import callee, compiled, inlined
+from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.kernels.envelope import begin_row, begin_value, between_rows, end_envelope
 from airflow_bottledwater.encoding.kernels.fields import (
     MESSAGE_HEADER,
@@ -20,31 +21,6 @@ from airflow_bottledwater.encoding.kernels.fields import (
 from airflow_bottledwater.encoding.kernels.nested import single_value, write_value
 from airflow_bottledwater.encoding.kernels.to_protobuf import message_value, protobuf_value
 from airflow_bottledwater.encoding.kernels.writing import CLOSE, COMMA, NULL, OPEN, copy_name, length_of, literal
-from airflow_bottledwater.encoding.wire import (
-    CHANGED,
-    EVENT_CREATE,
-    EVENT_DELETE,
-    EVENT_SNAPSHOT,
-    EVENT_UPDATE,
-    FIELD_BINARY,
-    FIELD_CONVERTED,
-    FIELD_NULL,
-    FIELD_TEXT,
-    FIELD_UNCHANGED,
-    FLAG_REREAD,
-    FROM_STREAM,
-    FULL_OLD_ROW,
-    MALFORMED,
-    MESSAGE_DELETE,
-    MESSAGE_INSERT,
-    MESSAGE_UPDATE,
-    NO_KEY,
-    NO_REPRESENTATION,
-    OP_ENUM,
-    OP_TEXT,
-    SPACE,
-    UNCHANGED,
-)
 
 #: the name of the header with the old row
 _BEFORE = np.frombuffer(b"before\0", dtype=np.uint8)
@@ -52,13 +28,13 @@ _BEFORE = np.frombuffer(b"before\0", dtype=np.uint8)
 
 @inlined
 def _field(program, column, field, b, texts, out, o):
-    if field.kind == FIELD_UNCHANGED:
-        return np.int64(UNCHANGED)
+    if field.kind == wire.FIELD_UNCHANGED:
+        return np.int64(wire.UNCHANGED)
     opcode = program.columns[column].opcode
-    if field.kind == FIELD_TEXT and opcode != OP_TEXT:
-        return np.int64(MALFORMED)  # text is only sent for types without a send function
-    source = texts if field.kind == FIELD_CONVERTED else b
-    if opcode >= OP_ENUM:
+    if field.kind == wire.FIELD_TEXT and opcode != wire.OP_TEXT:
+        return np.int64(wire.MALFORMED)  # text is only sent for types without a send function
+    source = texts if field.kind == wire.FIELD_CONVERTED else b
+    if opcode >= wire.OP_ENUM:
         return write_value(program, column, source, field.position, field.length, out, o)
     return single_value(program, column, source, field.position, field.length, out, o)
 
@@ -76,19 +52,19 @@ def _encode_message(program, relation, is_key, b, texts, fields, out, o):
         c = column_of(program, relation, is_key, i)
         field, number = fields[c], relation.column + c
         column = program.columns[number]
-        if field.kind == FIELD_NULL:
+        if field.kind == wire.FIELD_NULL:
             if is_key:
-                return np.int64(NO_KEY), c
+                return np.int64(wire.NO_KEY), c
             continue
-        if field.kind == FIELD_UNCHANGED:
-            return np.int64(UNCHANGED), c
-        if field.kind == FIELD_TEXT and column.opcode != OP_TEXT:
-            return np.int64(MALFORMED), c
+        if field.kind == wire.FIELD_UNCHANGED:
+            return np.int64(wire.UNCHANGED), c
+        if field.kind == wire.FIELD_TEXT and column.opcode != wire.OP_TEXT:
+            return np.int64(wire.MALFORMED), c
         if out.size - o < 16:
-            return np.int64(SPACE), c
+            return np.int64(wire.SPACE), c
         o = copy_name(program.names, column.name, column.name_length, out, o)
-        source = texts if field.kind == FIELD_CONVERTED else b
-        if column.opcode >= OP_ENUM:
+        source = texts if field.kind == wire.FIELD_CONVERTED else b
+        if column.opcode >= wire.OP_ENUM:
             o = message_value(program, number, source, field.position, field.length, out, o)
         else:
             o = protobuf_value(column.opcode, column.argument, source, field.position, field.length, out, o, out.size)
@@ -106,7 +82,7 @@ def _write_columns(program, relation, is_key, b, texts, fields, out, o):
     json = program.json
     if json:
         if out.size - o < 1:
-            return np.int64(SPACE), np.int64(-1)
+            return np.int64(wire.SPACE), np.int64(-1)
         out[o] = OPEN
         o += 1
     for i in range(relation.keys if is_key else relation.columns):
@@ -114,20 +90,20 @@ def _write_columns(program, relation, is_key, b, texts, fields, out, o):
         column = program.columns[relation.column + c]
         # the comma, and what a name may be longer in whole words; or null
         if out.size - o < column.name_length + 8:
-            return np.int64(SPACE), c
-        if is_key and fields[c].kind == FIELD_NULL:
-            return np.int64(NO_KEY), c
+            return np.int64(wire.SPACE), c
+        if is_key and fields[c].kind == wire.FIELD_NULL:
+            return np.int64(wire.NO_KEY), c
         if json:
             if i > 0:
                 out[o] = COMMA
                 o += 1
             o = copy_name(program.names, column.name, column.name_length, out, o)
-            if fields[c].kind == FIELD_NULL:
+            if fields[c].kind == wire.FIELD_NULL:
                 o = literal(NULL, out, o, out.size)
                 continue
-        elif fields[c].kind == FIELD_NULL:
+        elif fields[c].kind == wire.FIELD_NULL:
             if column.required:
-                return np.int64(CHANGED), c
+                return np.int64(wire.CHANGED), c
             out[o] = 0
             o += 1
             continue
@@ -139,7 +115,7 @@ def _write_columns(program, relation, is_key, b, texts, fields, out, o):
             return o, c
     if json:
         if out.size - o < 1:
-            return np.int64(SPACE), np.int64(-1)
+            return np.int64(wire.SPACE), np.int64(-1)
         out[o] = CLOSE
         o += 1
     return np.int64(o), np.int64(-1)
@@ -156,7 +132,7 @@ def _encode_columns(program, relation, is_key, b, texts, fields, out, o):
     o, column = _write_columns(program, relation, is_key, b, texts, fields, out, o)
     if o >= 0 and head >= 0:
         if out.size - o < 1:
-            return np.int64(SPACE), np.int64(-1)
+            return np.int64(wire.SPACE), np.int64(-1)
         out[o] = CLOSE
         o += 1
     return o, column
@@ -212,7 +188,7 @@ def _encode_header(program, relation, b, texts, old, out, o):
     """Write the old row as a header: a length and the name with the byte 0, then a length and the value; returns what
     :func:`_encode_columns` does."""
     if out.size - o < _BEFORE.size + 8:
-        return np.int64(SPACE), np.int64(-1)
+        return np.int64(wire.SPACE), np.int64(-1)
     length_of(_BEFORE.size, out, o)
     value = literal(_BEFORE, out, o + 4, out.size) + 4
     end, column = _encode(program, relation, False, b, texts, old, out, value)
@@ -290,7 +266,7 @@ def _of_change(record, change, event):
     record.lsn = change.lsn
     record.ordinal = change.ordinal
     # what was read again is of the new row
-    record.flags = change.flags & ~FLAG_REREAD if event == EVENT_DELETE else change.flags
+    record.flags = change.flags & ~wire.FLAG_REREAD if event == wire.EVENT_DELETE else change.flags
 
 
 @callee
@@ -304,7 +280,7 @@ def _error(error, row, code, column, offset):
 @callee
 def _offset_of(fields, column, start):
     """Where a column's value is, in bytes from the beginning of its row; -1 if it is not in the row."""
-    return fields[column].position - start if column >= 0 and fields[column].kind == FIELD_BINARY else np.int64(-1)
+    return fields[column].position - start if column >= 0 and fields[column].kind == wire.FIELD_BINARY else np.int64(-1)
 
 
 @compiled
@@ -329,14 +305,14 @@ def encode_copy(b, offsets, start, program, rel, fields, facts, output):
             return i, o, r, e
         good, column, at = read_copy_row(b, offsets[i], offsets[i + 1], row)
         if not good:
-            _error(errors[e], i, MALFORMED, column, at - offsets[i])
+            _error(errors[e], i, wire.MALFORMED, column, at - offsets[i])
             e += 1
             continue
         end, column, key_length = _encode_key(program, relation, b, b, row, out, o)
         value = end
         if end >= 0:
             end, column = _encode_value(program, relation, b, b, NEW, row, row, facts[0], out, value)
-        if end == SPACE:
+        if end == wire.SPACE:
             return i, o, r, e
         if end < 0:
             _error(errors[e], i, end, column, _offset_of(row, column, offsets[i]))
@@ -345,7 +321,7 @@ def encode_copy(b, offsets, start, program, rel, fields, facts, output):
         _record(records, r, relation, out, o, key_length, value, end - value)
         record = records[r]
         record.row = i
-        record.event = EVENT_SNAPSHOT
+        record.event = wire.EVENT_SNAPSHOT
         record.time = 0
         record.lsn = 0
         record.ordinal = 0
@@ -358,7 +334,7 @@ def encode_copy(b, offsets, start, program, rel, fields, facts, output):
 @callee
 def _of(facts, change, event):
     """Say of a change what an envelope tells; of a row that was copied, it is known already."""
-    if facts.snapshot != FROM_STREAM:
+    if facts.snapshot != wire.FROM_STREAM:
         return
     facts.event = event
     facts.time = change.time * 1000
@@ -372,7 +348,7 @@ def _encode_change(program, relation, b, texts, change, rows, old, new, facts, o
     """Write the keys and values of a change, and enter its records; returns the next position or an error code, the
     column of the error and its place in the message, and how many records there are then."""
     records, out = output.records, output.data
-    is_delete = change.kind == MESSAGE_DELETE
+    is_delete = change.kind == wire.MESSAGE_DELETE
     enveloped = relation.envelope >= 0
     keyed = relation.keys > 0
     has_old_key = keyed and rows & OLD != 0
@@ -386,12 +362,12 @@ def _encode_change(program, relation, b, texts, change, rows, old, new, facts, o
         at, column, key_length = _encode_key(program, relation, b, texts, new, out, key)
         if at < 0:
             return at, column, _offset_of(new, column, change.offset), r
-    whole_old = relation.whole_old and rows & OLD and b[change.offset + MESSAGE_HEADER] == FULL_OLD_ROW
+    whole_old = relation.whole_old and rows & OLD and b[change.offset + MESSAGE_HEADER] == wire.FULL_OLD_ROW
     # a row that is not in an envelope has the old one in a header
     headers = at
     if whole_old and not enveloped:
         at, column = _encode_header(program, relation, b, texts, old, out, headers)
-        if at == NO_REPRESENTATION:
+        if at == wire.NO_REPRESENTATION:
             at = headers  # what becomes of the row does not depend on what it was
         if at < 0:
             return at, column, _offset_of(old, column, change.offset), r
@@ -399,15 +375,15 @@ def _encode_change(program, relation, b, texts, change, rows, old, new, facts, o
     removed = has_old_key and (is_delete or not _same_bytes(out, o, key - o, key, key_length))
     end = at
     if removed and enveloped:
-        _of(facts, change, EVENT_DELETE)
+        _of(facts, change, wire.EVENT_DELETE)
         end, column = _encode_envelope(program, relation, b, texts, OLD, old, new, facts, out, at)
-        if end == NO_REPRESENTATION:
+        if end == wire.NO_REPRESENTATION:
             keep_key(program, relation, old)
             end, column = _encode_envelope(program, relation, b, texts, OLD, old, new, facts, out, at)
         if end < 0:
             return end, column, _offset_of(old, column, change.offset), r
     value = end
-    event = EVENT_CREATE if change.kind == MESSAGE_INSERT or (removed and enveloped) else EVENT_UPDATE
+    event = wire.EVENT_CREATE if change.kind == wire.MESSAGE_INSERT or (removed and enveloped) else wire.EVENT_UPDATE
     if not is_delete:
         shown = NEW
         if enveloped:
@@ -415,7 +391,7 @@ def _encode_change(program, relation, b, texts, change, rows, old, new, facts, o
             if whole_old and not removed:
                 shown = NEW | OLD
         end, column = _encode_value(program, relation, b, texts, shown, old, new, facts, out, value)
-        if end == NO_REPRESENTATION and shown != NEW:
+        if end == wire.NO_REPRESENTATION and shown != NEW:
             shown = NEW
             end, column = _encode_envelope(program, relation, b, texts, shown, old, new, facts, out, value)
         if end < 0:
@@ -423,15 +399,15 @@ def _encode_change(program, relation, b, texts, change, rows, old, new, facts, o
             offset = _offset_of(new, column, change.offset) if shown == NEW else np.int64(-1)
             return end, column, offset, r
     # if a table has neither a key nor the full old row, an update cannot be distinguished from an insert
-    if not keyed and (is_delete or (change.kind == MESSAGE_UPDATE and not relation.sends_updates)):
+    if not keyed and (is_delete or (change.kind == wire.MESSAGE_UPDATE and not relation.sends_updates)):
         return np.int64(o), np.int64(-1), np.int64(-1), r
     if removed and enveloped:
         _record(records, r, relation, out, o, key - o, at, value - at)
-        _of_change(records[r], change, EVENT_DELETE)
+        _of_change(records[r], change, wire.EVENT_DELETE)
         r += 1
     if removed:
         _record(records, r, relation, out, o, key - o, 0, -1)
-        _of_change(records[r], change, EVENT_DELETE)
+        _of_change(records[r], change, wire.EVENT_DELETE)
         records[r].headers = headers
         records[r].headers_length = headers_length
         r += 1
@@ -480,17 +456,17 @@ def encode_changes(b, changes, start, program, texts, cursor, fields, facts, out
         if rows & NEW:
             cursor = convert_fields(program, relation, False, new, texts, cursor)
         # a delete has an old row, the others a new one
-        is_delete = change.kind == MESSAGE_DELETE
+        is_delete = change.kind == wire.MESSAGE_DELETE
         shaped = (rows & NEW == 0 and (rows & OLD != 0 or relation.keys == 0)) if is_delete else rows & NEW != 0
         if rows == 0 or not shaped:
-            _error(errors[e], i, MALFORMED, column, at - change.offset if rows == 0 else np.int64(-1))
+            _error(errors[e], i, wire.MALFORMED, column, at - change.offset if rows == 0 else np.int64(-1))
             e += 1
             continue
         before = r
         end, column, offset, r = _encode_change(
             program, relation, b, texts.data, change, rows, old, new, facts[0], output, r, o
         )
-        if end == SPACE:
+        if end == wire.SPACE:
             return i, first_text, o, r, e
         if end < 0:
             _error(errors[e], i, end, column, offset)

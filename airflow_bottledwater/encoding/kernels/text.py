@@ -5,40 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import callee
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.kernels import writing
 from airflow_bottledwater.encoding.kernels.reading import i32, i64, u16
-from airflow_bottledwater.encoding.kernels.writing import (
-    BACKSLASH,
-    COLON,
-    DOT,
-    HEX,
-    LOWER_INFINITY,
-    LOWER_MINUS_INFINITY,
-    MINUS,
-    PLUS,
-    QUOTE,
-    ZERO,
-    integer,
-    padded,
-    pair,
-    quoted,
-    unsigned,
-)
-from airflow_bottledwater.encoding.wire import (
-    DATE_INFINITY,
-    DATE_MINUS_INFINITY,
-    EPOCH_DAYS,
-    INTERVAL_INFINITY,
-    INTERVAL_MINUS_INFINITY,
-    MALFORMED,
-    OP_DATE,
-    OP_INTERVAL,
-    OP_TIME,
-    OP_TIMESTAMP,
-    OP_TIMESTAMPTZ,
-    OP_TIMETZ,
-    TIMESTAMP_INFINITY,
-    TIMESTAMP_MINUS_INFINITY,
-)
 
 _DAY = 86_400_000_000  # microseconds
 
@@ -47,10 +16,10 @@ _DAY = 86_400_000_000  # microseconds
 def uuid(b, p, out, o):
     for i in range(16):
         if i == 4 or i == 6 or i == 8 or i == 10:
-            out[o] = MINUS
+            out[o] = writing.MINUS
             o += 1
-        out[o] = HEX[b[p + i] >> 4]
-        out[o + 1] = HEX[b[p + i] & 15]
+        out[o] = writing.HEX[b[p + i] >> 4]
+        out[o + 1] = writing.HEX[b[p + i] & 15]
         o += 2
     return o
 
@@ -69,9 +38,9 @@ def inet_is_malformed(b, p, n):
 def _ipv4(b, p, out, o):
     for i in range(4):
         if i > 0:
-            out[o] = DOT
+            out[o] = writing.DOT
             o += 1
-        o = integer(np.int64(b[p + i]), out, o)
+        o = writing.integer(np.int64(b[p + i]), out, o)
     return o
 
 
@@ -91,11 +60,11 @@ def _ipv6(b, p, out, o):
     for i in range(8):
         if best <= i < best + best_size and best >= 0:
             if i == best:
-                out[o] = COLON
+                out[o] = writing.COLON
                 o += 1
             continue
         if i > 0:
-            out[o] = COLON
+            out[o] = writing.COLON
             o += 1
         if (
             i == 6
@@ -112,11 +81,11 @@ def _ipv6(b, p, out, o):
         while shift > 0 and (v >> shift) == 0:
             shift -= 4
         while shift >= 0:
-            out[o] = HEX[(v >> shift) & 15]
+            out[o] = writing.HEX[(v >> shift) & 15]
             o += 1
             shift -= 4
     if best >= 0 and best + best_size == 8:
-        out[o] = COLON
+        out[o] = writing.COLON
         o += 1
     return o
 
@@ -128,7 +97,7 @@ def inet(b, p, out, o):
     o = _ipv6(b, p + 4, out, o) if wide else _ipv4(b, p + 4, out, o)
     if b[p + 2] == 1 or b[p + 1] != (128 if wide else 32):
         out[o] = 47
-        o = integer(np.int64(b[p + 1]), out, o + 1)
+        o = writing.integer(np.int64(b[p + 1]), out, o + 1)
     return o
 
 
@@ -139,7 +108,7 @@ def year_month_day(days, out, o):
     The algorithm of Neri and Schneider (Euclidean affine functions and their application to calendar algorithms, 2022,
     figure 12), within an era of 400 years (http://howardhinnant.github.io/date_algorithms.html).
     """
-    z = days + EPOCH_DAYS + 719468
+    z = days + wire.EPOCH_DAYS + 719468
     era = np.int64(np.uint64(z) // np.uint64(146097)) if z >= 0 else z // 146097
     # the era's days to century, year and month: all unsigned, since signed division is expensive
     n1 = np.uint64(4) * np.uint64(z - era * 146097) + np.uint64(3)
@@ -154,17 +123,17 @@ def year_month_day(days, out, o):
         month -= np.uint64(12)
         year += 1
     if 0 <= year <= 9999:
-        pair(np.uint64(year) // np.uint64(100), out, o)
-        pair(np.uint64(year) % np.uint64(100), out, o + 2)
+        writing.pair(np.uint64(year) // np.uint64(100), out, o)
+        writing.pair(np.uint64(year) % np.uint64(100), out, o + 2)
         o += 4
     else:
-        out[o] = MINUS if year < 0 else PLUS
+        out[o] = writing.MINUS if year < 0 else writing.PLUS
         magnitude = -year if year < 0 else year
-        o = padded(magnitude, 7 if magnitude > 999999 else 6, out, o + 1)
-    out[o] = MINUS
-    pair(month, out, o + 1)
-    out[o + 3] = MINUS
-    pair(day, out, o + 4)
+        o = writing.padded(magnitude, 7 if magnitude > 999999 else 6, out, o + 1)
+    out[o] = writing.MINUS
+    writing.pair(month, out, o + 1)
+    out[o + 3] = writing.MINUS
+    writing.pair(day, out, o + 4)
     return o + 6
 
 
@@ -173,17 +142,17 @@ def clock(micros, out, o):
     """Write the time of day of microseconds since midnight, which must not be negative."""
     second, micro = np.uint64(micros) // np.uint64(1000000), np.uint64(micros) % np.uint64(1000000)
     minute = second // np.uint64(60)
-    pair(minute // np.uint64(60), out, o)
-    out[o + 2] = COLON
-    pair(minute % np.uint64(60), out, o + 3)
-    out[o + 5] = COLON
-    pair(second % np.uint64(60), out, o + 6)
+    writing.pair(minute // np.uint64(60), out, o)
+    out[o + 2] = writing.COLON
+    writing.pair(minute % np.uint64(60), out, o + 3)
+    out[o + 5] = writing.COLON
+    writing.pair(second % np.uint64(60), out, o + 6)
     o += 8
     if micro != np.uint64(0):
-        out[o] = DOT
-        pair(micro // np.uint64(10000), out, o + 1)
-        pair(micro // np.uint64(100) % np.uint64(100), out, o + 3)
-        pair(micro % np.uint64(100), out, o + 5)
+        out[o] = writing.DOT
+        writing.pair(micro // np.uint64(10000), out, o + 1)
+        writing.pair(micro // np.uint64(100) % np.uint64(100), out, o + 3)
+        writing.pair(micro % np.uint64(100), out, o + 5)
         o += 7
     return o
 
@@ -192,31 +161,31 @@ def clock(micros, out, o):
 def scaled(v, scale, out, o):
     """Write an integer as a decimal number of a scale: for a scale of 2, it is a number of hundredths."""
     if v < 0:
-        out[o] = MINUS
+        out[o] = writing.MINUS
         o += 1
     magnitude = np.uint64(0) - np.uint64(v) if v < 0 else np.uint64(v)
     unit = np.uint64(1)
     for _ in range(scale):
         unit *= np.uint64(10)
-    o = unsigned(magnitude // unit, out, o)
+    o = writing.unsigned(magnitude // unit, out, o)
     if scale > 0:
-        out[o] = DOT
-        o = padded(np.int64(magnitude % unit), scale, out, o + 1)
+        out[o] = writing.DOT
+        o = writing.padded(np.int64(magnitude % unit), scale, out, o + 1)
     return o
 
 
 @callee
 def zone(offset, out, o):
     """Write an offset in seconds east of Greenwich, as in ISO 8601, with seconds where PostgreSQL has them."""
-    out[o] = MINUS if offset < 0 else PLUS
+    out[o] = writing.MINUS if offset < 0 else writing.PLUS
     if offset < 0:
         offset = -offset
-    o = padded(offset // 3600, 2, out, o + 1)
-    out[o] = COLON
-    o = padded(offset // 60 % 60, 2, out, o + 1)
+    o = writing.padded(offset // 3600, 2, out, o + 1)
+    out[o] = writing.COLON
+    o = writing.padded(offset // 60 % 60, 2, out, o + 1)
     if offset % 60 != 0:
-        out[o] = COLON
-        o = padded(offset % 60, 2, out, o + 1)
+        out[o] = writing.COLON
+        o = writing.padded(offset % 60, 2, out, o + 1)
     return o
 
 
@@ -224,7 +193,7 @@ def zone(offset, out, o):
 def _part(v, unit, out, o):
     if v == 0:
         return o
-    o = integer(v, out, o)
+    o = writing.integer(v, out, o)
     out[o] = unit
     return o + 1
 
@@ -244,7 +213,7 @@ def duration(months, days, micros, out, o):
     out[o] = 80
     if months == 0 and days == 0 and micros == 0:
         out[o + 1] = 84
-        out[o + 2] = ZERO
+        out[o + 2] = writing.ZERO
         out[o + 3] = 83
         return o + 4
     years = _truncated(months, 12)
@@ -263,15 +232,15 @@ def duration(months, days, micros, out, o):
     if rest == 0:
         return o
     if rest < 0:
-        out[o] = MINUS
+        out[o] = writing.MINUS
         o += 1
         rest = -rest
-    o = integer(rest // 1000000, out, o)
+    o = writing.integer(rest // 1000000, out, o)
     fraction = rest % 1000000
     if fraction != 0:
-        out[o] = DOT
-        o = padded(fraction, 6, out, o + 1)
-        while out[o - 1] == ZERO:
+        out[o] = writing.DOT
+        o = writing.padded(fraction, 6, out, o + 1)
+        while out[o - 1] == writing.ZERO:
             o -= 1
     out[o] = 83
     return o + 1
@@ -280,30 +249,32 @@ def duration(months, days, micros, out, o):
 @callee
 def quoted_moment(op, b, p, n, out, o, cap):
     """Write a date, a time or a timestamp, as a JSON string."""
-    if n != (4 if op == OP_DATE else 8):
-        return np.int64(MALFORMED)
-    v = i32(b, p) if op == OP_DATE else i64(b, p)
-    if (op == OP_DATE and v == DATE_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_INFINITY):
-        return quoted(LOWER_INFINITY, out, o, cap)
-    if (op == OP_DATE and v == DATE_MINUS_INFINITY) or (op >= OP_TIMESTAMP and v == TIMESTAMP_MINUS_INFINITY):
-        return quoted(LOWER_MINUS_INFINITY, out, o, cap)
-    out[o] = QUOTE
+    if n != (4 if op == wire.OP_DATE else 8):
+        return np.int64(wire.MALFORMED)
+    v = i32(b, p) if op == wire.OP_DATE else i64(b, p)
+    if (op == wire.OP_DATE and v == wire.DATE_INFINITY) or (op >= wire.OP_TIMESTAMP and v == wire.TIMESTAMP_INFINITY):
+        return writing.quoted(writing.LOWER_INFINITY, out, o, cap)
+    if (op == wire.OP_DATE and v == wire.DATE_MINUS_INFINITY) or (
+        op >= wire.OP_TIMESTAMP and v == wire.TIMESTAMP_MINUS_INFINITY
+    ):
+        return writing.quoted(writing.LOWER_MINUS_INFINITY, out, o, cap)
+    out[o] = writing.QUOTE
     o += 1
-    if op == OP_DATE:
+    if op == wire.OP_DATE:
         o = year_month_day(v, out, o)
-    elif op == OP_TIME:
+    elif op == wire.OP_TIME:
         if v < 0 or v > _DAY:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         o = clock(v, out, o)
     else:
         days = np.int64(np.uint64(v) // np.uint64(_DAY)) if v >= 0 else v // _DAY
         o = year_month_day(days, out, o)
         out[o] = 84
         o = clock(v - days * _DAY, out, o + 1)
-        if op == OP_TIMESTAMPTZ:
+        if op == wire.OP_TIMESTAMPTZ:
             out[o] = 90
             o += 1
-    out[o] = QUOTE
+    out[o] = writing.QUOTE
     return np.int64(o + 1)
 
 
@@ -311,25 +282,29 @@ def quoted_moment(op, b, p, n, out, o, cap):
 def quoted_temporal(op, b, p, n, out, o, cap):
     """Write any date, time or interval as a JSON string, for which there must be room for 96 bytes; all are shorter
     than 64."""
-    if op == OP_TIMETZ:
+    if op == wire.OP_TIMETZ:
         v = i64(b, p) if n == 12 else np.int64(-1)
         if v < 0 or v > _DAY:
-            return np.int64(MALFORMED)
-        out[o] = QUOTE
+            return np.int64(wire.MALFORMED)
+        out[o] = writing.QUOTE
         o = zone(-i32(b, p + 8), out, clock(v, out, o + 1))
-        out[o] = QUOTE
+        out[o] = writing.QUOTE
         return np.int64(o + 1)
-    if op == OP_INTERVAL:
+    if op == wire.OP_INTERVAL:
         if n != 16:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         micros, days, months = i64(b, p), i32(b, p + 8), i32(b, p + 12)
-        if months == INTERVAL_INFINITY and days == INTERVAL_INFINITY and micros == TIMESTAMP_INFINITY:
-            return quoted(LOWER_INFINITY, out, o, cap)
-        if months == INTERVAL_MINUS_INFINITY and days == INTERVAL_MINUS_INFINITY and micros == TIMESTAMP_MINUS_INFINITY:
-            return quoted(LOWER_MINUS_INFINITY, out, o, cap)
-        out[o] = QUOTE
+        if months == wire.INTERVAL_INFINITY and days == wire.INTERVAL_INFINITY and micros == wire.TIMESTAMP_INFINITY:
+            return writing.quoted(writing.LOWER_INFINITY, out, o, cap)
+        if (
+            months == wire.INTERVAL_MINUS_INFINITY
+            and days == wire.INTERVAL_MINUS_INFINITY
+            and micros == wire.TIMESTAMP_MINUS_INFINITY
+        ):
+            return writing.quoted(writing.LOWER_MINUS_INFINITY, out, o, cap)
+        out[o] = writing.QUOTE
         o = duration(months, days, micros, out, o + 1)
-        out[o] = QUOTE
+        out[o] = writing.QUOTE
         return np.int64(o + 1)
     return quoted_moment(op, b, p, n, out, o, cap)
 
@@ -342,7 +317,7 @@ def unescape(data, start, end, out):
     at = start
     while at < end:
         character = data[at]
-        if character == BACKSLASH:
+        if character == writing.BACKSLASH:
             at += 1
             character = data[at]
             for letter, meant in ((98, 8), (102, 12), (110, 10), (114, 13), (116, 9), (118, 11)):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import callee, inlined
+from airflow_bottledwater.encoding import wire
+from airflow_bottledwater.encoding.kernels import writing
 from airflow_bottledwater.encoding.kernels.floats import bits_of, half
 from airflow_bottledwater.encoding.kernels.nested import array_fits, array_is_malformed
 from airflow_bottledwater.encoding.kernels.numeric import is_malformed, nearest_double, text_size, write_text
@@ -20,62 +22,6 @@ from airflow_bottledwater.encoding.kernels.text import (
     quoted_temporal,
     scaled,
     uuid,
-)
-from airflow_bottledwater.encoding.kernels.writing import (
-    INFINITY,
-    MINUS_INFINITY,
-    NAN,
-    copy_bytes,
-    copy_name,
-    literal,
-    unsigned,
-)
-from airflow_bottledwater.encoding.wire import (
-    CHANGED,
-    MALFORMED,
-    NO_REPRESENTATION,
-    NUMERIC_NAN,
-    NUMERIC_NINF,
-    NUMERIC_PINF,
-    OP_ARRAY,
-    OP_BOOL,
-    OP_BYTEA,
-    OP_DATE,
-    OP_DECIMAL,
-    OP_DOUBLE,
-    OP_ENUM,
-    OP_FLOAT4,
-    OP_FLOAT8,
-    OP_FLOATS,
-    OP_HEX,
-    OP_INET,
-    OP_INT2,
-    OP_INT4,
-    OP_INT8,
-    OP_INTERVAL,
-    OP_ISO,
-    OP_JSONB,
-    OP_MAP,
-    OP_MONEY,
-    OP_MULTIRANGE,
-    OP_NUMERIC_TEXT,
-    OP_RANGE,
-    OP_RECORD,
-    OP_TEXT,
-    OP_TIME,
-    OP_TIMESTAMP,
-    OP_TIMESTAMPTZ,
-    OP_TIMETZ,
-    OP_UINT32,
-    OP_UINT32_TEXT,
-    OP_UINT64,
-    OP_UUID,
-    RANGE_EMPTY,
-    RANGE_LOWER_INCLUSIVE,
-    RANGE_LOWER_INFINITE,
-    RANGE_UPPER_INCLUSIVE,
-    RANGE_UPPER_INFINITE,
-    SPACE,
 )
 
 #: tags: the numbers of fields 1 to 5, shifted by three bits, and how they are written: with a length, or as a number
@@ -121,10 +67,10 @@ def _pairs(b, p, n, out, o, cap):
     begin, end = o, p + n
     count = i32(b, p) if n >= 4 else np.int64(-1)
     if count < 0 or count > n:
-        return np.int64(MALFORMED)
+        return np.int64(wire.MALFORMED)
     p += 4
     if cap - o < 32:
-        return np.int64(SPACE)
+        return np.int64(wire.SPACE)
     o += 1
     pair = o
     for i in range(2 * count):
@@ -132,22 +78,22 @@ def _pairs(b, p, n, out, o, cap):
         p += 4
         is_value = i % 2 == 1
         if length < (-1 if is_value else 0) or length > end - p:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         if cap - o < length + 64:
-            return np.int64(SPACE)
+            return np.int64(wire.SPACE)
         if not is_value:
             out[o] = _FIRST
             pair = o + 1
             o += 2
         if length >= 0:
             out[o] = _SECOND if is_value else _FIRST
-            o = copy_bytes(b, p, length, out, size_varint(length, out, o + 1))
+            o = writing.copy_bytes(b, p, length, out, size_varint(length, out, o + 1))
             p += length
         if is_value:
             o = measured(pair, o, out)
     if p != end:
-        return np.int64(MALFORMED)
-    return measured(begin, o, out) if cap - o >= 16 else np.int64(SPACE)
+        return np.int64(wire.MALFORMED)
+    return measured(begin, o, out) if cap - o >= 16 else np.int64(wire.SPACE)
 
 
 @callee
@@ -155,9 +101,9 @@ def _packed(width, b, p, n, out, o, cap):
     """Write a vector or halfvec as a message with packed floats; for its layout, see :mod:`to_avro`."""
     count = i16(b, p) if n >= 4 else np.int64(-1)
     if count < 0 or n != 4 + width * count:
-        return np.int64(MALFORMED)
+        return np.int64(wire.MALFORMED)
     if cap - o < 4 * count + 32:
-        return np.int64(SPACE)
+        return np.int64(wire.SPACE)
     begin = o
     o += 1
     if count > 0:
@@ -175,16 +121,16 @@ def _packed(width, b, p, n, out, o, cap):
 @callee
 def _numeric(b, p, n, out, o, cap):
     if is_malformed(b, p, n):
-        return np.int64(MALFORMED)
+        return np.int64(wire.MALFORMED)
     sign = u16(b, p + 4)
-    if sign == NUMERIC_NAN:
-        return literal(NAN, out, size_varint(3, out, o), cap)
-    if sign == NUMERIC_PINF:
-        return literal(INFINITY, out, size_varint(8, out, o), cap)
-    if sign == NUMERIC_NINF:
-        return literal(MINUS_INFINITY, out, size_varint(9, out, o), cap)
+    if sign == wire.NUMERIC_NAN:
+        return writing.literal(writing.NAN, out, size_varint(3, out, o), cap)
+    if sign == wire.NUMERIC_PINF:
+        return writing.literal(writing.INFINITY, out, size_varint(8, out, o), cap)
+    if sign == wire.NUMERIC_NINF:
+        return writing.literal(writing.MINUS_INFINITY, out, size_varint(9, out, o), cap)
     if cap - o < text_size(b, p) + 16:
-        return np.int64(SPACE)
+        return np.int64(wire.SPACE)
     return measured(o, write_text(b, p, out, o + 1), out)
 
 
@@ -200,26 +146,26 @@ def _unquoted(o, end, out):
 @callee
 def _less_common(op, arg, b, p, n, out, o, cap):
     """Write a value of the types that :func:`protobuf_value` does not handle itself; there is room for 96 bytes."""
-    if op == OP_JSONB:
+    if op == wire.OP_JSONB:
         if n < 1 or b[p] != 1:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         if cap - o < n + 10:
-            return np.int64(SPACE)
-        return np.int64(copy_bytes(b, p + 1, n - 1, out, size_varint(n - 1, out, o)))
-    if op == OP_MAP:
+            return np.int64(wire.SPACE)
+        return np.int64(writing.copy_bytes(b, p + 1, n - 1, out, size_varint(n - 1, out, o)))
+    if op == wire.OP_MAP:
         return _pairs(b, p, n, out, o, cap)
-    if op == OP_FLOATS:
+    if op == wire.OP_FLOATS:
         return _packed(arg, b, p, n, out, o, cap)
-    if op == OP_FLOAT4 or op == OP_FLOAT8:
-        width = 4 if op == OP_FLOAT4 else 8
+    if op == wire.OP_FLOAT4 or op == wire.OP_FLOAT8:
+        width = 4 if op == wire.OP_FLOAT4 else 8
         if n != width:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         for i in range(width):
             out[o + i] = b[p + width - 1 - i]
         return np.int64(o + width)
-    if op == OP_DOUBLE:
+    if op == wire.OP_DOUBLE:
         if is_malformed(b, p, n):
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         code, number = nearest_double(b, p, out, o, cap)
         if code < 0:
             return np.int64(code)
@@ -227,53 +173,55 @@ def _less_common(op, arg, b, p, n, out, o, cap):
         for i in range(8):
             out[o + i] = np.uint8((bits >> (8 * i)) & 255)
         return np.int64(o + 8)
-    if op == OP_INT2:
-        return size_varint(i16(b, p), out, o) if n == 2 else np.int64(MALFORMED)
-    if op == OP_UINT32:
-        return size_varint(u32(b, p), out, o) if n == 4 else np.int64(MALFORMED)
-    if op == OP_UINT64:
-        return size_varint(i64(b, p), out, o) if n == 8 else np.int64(MALFORMED)
-    if op == OP_UUID:
+    if op == wire.OP_INT2:
+        return size_varint(i16(b, p), out, o) if n == 2 else np.int64(wire.MALFORMED)
+    if op == wire.OP_UINT32:
+        return size_varint(u32(b, p), out, o) if n == 4 else np.int64(wire.MALFORMED)
+    if op == wire.OP_UINT64:
+        return size_varint(i64(b, p), out, o) if n == 8 else np.int64(wire.MALFORMED)
+    if op == wire.OP_UUID:
         if n != 16:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         out[o] = np.uint8(36)
         return np.int64(uuid(b, p, out, o + 1))
-    if op == OP_INET:
+    if op == wire.OP_INET:
         if inet_is_malformed(b, p, n):
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         return measured(o, inet(b, p, out, o + 1), out)
-    if op == OP_UINT32_TEXT:
-        return measured(o, unsigned(np.uint64(u32(b, p)), out, o + 1), out) if n == 4 else np.int64(MALFORMED)
-    if op == OP_MONEY:
-        return measured(o, scaled(i64(b, p), arg, out, o + 1), out) if n == 8 else np.int64(MALFORMED)
-    if op == OP_TIMETZ or op == OP_INTERVAL:
+    if op == wire.OP_UINT32_TEXT:
+        return (
+            measured(o, writing.unsigned(np.uint64(u32(b, p)), out, o + 1), out) if n == 4 else np.int64(wire.MALFORMED)
+        )
+    if op == wire.OP_MONEY:
+        return measured(o, scaled(i64(b, p), arg, out, o + 1), out) if n == 8 else np.int64(wire.MALFORMED)
+    if op == wire.OP_TIMETZ or op == wire.OP_INTERVAL:
         return _unquoted(o, quoted_temporal(op, b, p, n, out, o, cap), out)
-    if op == OP_ISO:
+    if op == wire.OP_ISO:
         return _unquoted(o, quoted_temporal(arg, b, p, n, out, o, cap), out)
-    return np.int64(MALFORMED)
+    return np.int64(wire.MALFORMED)
 
 
 @inlined
 def protobuf_value(op, arg, b, p, n, out, o, cap):
     """Write one non-null value behind its tag. The most frequent types are handled here, the others in a function."""
-    if op == OP_TEXT or op == OP_BYTEA or op == OP_HEX:
+    if op == wire.OP_TEXT or op == wire.OP_BYTEA or op == wire.OP_HEX:
         if cap - o < n + 10:
-            return np.int64(SPACE)
-        return np.int64(copy_bytes(b, p, n, out, size_varint(n, out, o)))
+            return np.int64(wire.SPACE)
+        return np.int64(writing.copy_bytes(b, p, n, out, size_varint(n, out, o)))
     if cap - o < 96:
-        return np.int64(SPACE)
-    if op == OP_INT4:
-        return size_varint(i32(b, p), out, o) if n == 4 else np.int64(MALFORMED)
-    if op == OP_INT8:
-        return size_varint(i64(b, p), out, o) if n == 8 else np.int64(MALFORMED)
-    if op == OP_DATE or op == OP_TIME or op == OP_TIMESTAMP or op == OP_TIMESTAMPTZ:
+        return np.int64(wire.SPACE)
+    if op == wire.OP_INT4:
+        return size_varint(i32(b, p), out, o) if n == 4 else np.int64(wire.MALFORMED)
+    if op == wire.OP_INT8:
+        return size_varint(i64(b, p), out, o) if n == 8 else np.int64(wire.MALFORMED)
+    if op == wire.OP_DATE or op == wire.OP_TIME or op == wire.OP_TIMESTAMP or op == wire.OP_TIMESTAMPTZ:
         return _unquoted(o, quoted_moment(op, b, p, n, out, o, cap), out)
-    if op == OP_BOOL:
+    if op == wire.OP_BOOL:
         if n != 1 or b[p] > 1:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         out[o] = b[p]
         return np.int64(o + 1)
-    if op == OP_DECIMAL or op == OP_NUMERIC_TEXT:
+    if op == wire.OP_DECIMAL or op == wire.OP_NUMERIC_TEXT:
         return _numeric(b, p, n, out, o, cap)
     return _less_common(op, arg, b, p, n, out, o, cap)
 
@@ -295,88 +243,90 @@ def message_value(program, node, b, p, n, out, o):
     :param node: the value's row in the program's table of columns.
     """
     cap, op = out.size, program.columns[node].opcode
-    if op < OP_ENUM:
+    if op < wire.OP_ENUM:
         return protobuf_value(op, program.columns[node].argument, b, p, n, out, o, cap)
-    if op == OP_ENUM:
-        return protobuf_value(OP_TEXT, 0, b, p, n, out, o, cap)
+    if op == wire.OP_ENUM:
+        return protobuf_value(wire.OP_TEXT, 0, b, p, n, out, o, cap)
     if cap - o < 256:
-        return np.int64(SPACE)
+        return np.int64(wire.SPACE)
     begin, end, start = p, p + n, o
     first = program.columns[node].child
     flags = np.int64(0)
     there = np.int64(0)  # attributes that the value has
     o += 1
-    if op == OP_ARRAY:
+    if op == wire.OP_ARRAY:
         if array_is_malformed(b, p, n):
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         if not array_fits(b, p, program.columns[node].argument):
-            return np.int64(NO_REPRESENTATION)
+            return np.int64(wire.NO_REPRESENTATION)
         dimensions = i32(b, p)
         count = np.int64(1 if dimensions > 0 else 0)
         for d in range(dimensions):
             count *= i32(b, p + 12 + 8 * d)
         p += 12 + 8 * dimensions
-    elif op == OP_RANGE:
+    elif op == wire.OP_RANGE:
         if n < 1:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         flags = np.int64(b[p])
         p += 1
         count = np.int64(2)
     else:
         there = i32(b, p) if n >= 4 else np.int64(-1)
         if there < 0 or there > n:
-            return np.int64(MALFORMED)
+            return np.int64(wire.MALFORMED)
         p += 4
         count = there
-        if op == OP_RECORD:
+        if op == wire.OP_RECORD:
             count = program.columns[node].argument
             if there > count or (there < count and not program.shorter):
-                return np.int64(CHANGED)
+                return np.int64(wire.CHANGED)
     for i in range(count):
-        child = first if op == OP_ARRAY or op == OP_MULTIRANGE else first + i
+        child = first if op == wire.OP_ARRAY or op == wire.OP_MULTIRANGE else first + i
         if cap - o < 256:
-            return np.int64(SPACE)
+            return np.int64(wire.SPACE)
         length = np.int64(-1)
-        if op == OP_RANGE:
-            absent = RANGE_EMPTY | (RANGE_LOWER_INFINITE if i == 0 else RANGE_UPPER_INFINITE)
+        if op == wire.OP_RANGE:
+            absent = wire.RANGE_EMPTY | (wire.RANGE_LOWER_INFINITE if i == 0 else wire.RANGE_UPPER_INFINITE)
             is_there = flags & absent == 0
         else:
-            is_there = op != OP_RECORD or i < there
+            is_there = op != wire.OP_RECORD or i < there
         if is_there:
-            if op == OP_RECORD:
+            if op == wire.OP_RECORD:
                 if end - p < 4:
-                    return np.int64(MALFORMED)
+                    return np.int64(wire.MALFORMED)
                 if u32(b, p) != program.columns[child].oid:
-                    return np.int64(CHANGED)
+                    return np.int64(wire.CHANGED)
                 p += 4
             if end - p < 4:
-                return np.int64(MALFORMED)
+                return np.int64(wire.MALFORMED)
             length = i32(b, p)
             p += 4
             if length < -1 or length > end - p:
-                return np.int64(MALFORMED)
+                return np.int64(wire.MALFORMED)
         item = o + 1
-        if op == OP_ARRAY:
+        if op == wire.OP_ARRAY:
             # a message of its own: an element may be null
             out[o] = _FIRST
             o += 2
         if length >= 0:
-            o = copy_name(program.names, program.columns[child].name, program.columns[child].name_length, out, o)
+            o = writing.copy_name(
+                program.names, program.columns[child].name, program.columns[child].name_length, out, o
+            )
             o = message_value(program, child, b, p, length, out, o)
             if o < 0:
                 return np.int64(o)
             p += length
-        elif op == OP_MULTIRANGE:
-            return np.int64(MALFORMED)
+        elif op == wire.OP_MULTIRANGE:
+            return np.int64(wire.MALFORMED)
         if cap - o < 256:
-            return np.int64(SPACE)
-        if op == OP_ARRAY:
+            return np.int64(wire.SPACE)
+        if op == wire.OP_ARRAY:
             o = measured(item, o, out)
-    if op == OP_RANGE:
-        o = _flag(_LOWER_INCLUSIVE, flags & RANGE_LOWER_INCLUSIVE != 0, out, o)
-        o = _flag(_UPPER_INCLUSIVE, flags & RANGE_UPPER_INCLUSIVE != 0, out, o)
-        o = _flag(_EMPTY, flags & RANGE_EMPTY != 0, out, o)
-    elif op == OP_ARRAY and i32(b, begin) > 1:
+    if op == wire.OP_RANGE:
+        o = _flag(_LOWER_INCLUSIVE, flags & wire.RANGE_LOWER_INCLUSIVE != 0, out, o)
+        o = _flag(_UPPER_INCLUSIVE, flags & wire.RANGE_UPPER_INCLUSIVE != 0, out, o)
+        o = _flag(_EMPTY, flags & wire.RANGE_EMPTY != 0, out, o)
+    elif op == wire.OP_ARRAY and i32(b, begin) > 1:
         out[o] = _SECOND
         sizes = o + 1
         o += 2
@@ -384,5 +334,5 @@ def message_value(program, node, b, p, n, out, o):
             o = size_varint(i32(b, begin + 12 + 8 * d), out, o)
         o = measured(sizes, o, out)
     if cap - o < 64:
-        return np.int64(SPACE)
-    return measured(start, o, out) if p == end else np.int64(MALFORMED)
+        return np.int64(wire.SPACE)
+    return measured(start, o, out) if p == end else np.int64(wire.MALFORMED)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from airflow_bottledwater.compiled import callee, compiled, memcpy
+from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.kernels.fields import (
     MESSAGE_HEADER,
     NEW,
@@ -25,17 +26,6 @@ from airflow_bottledwater.encoding.kernels.fields import (
     read_tuple,
 )
 from airflow_bottledwater.encoding.kernels.rows import murmur2
-from airflow_bottledwater.encoding.wire import (
-    FIELD_BINARY,
-    FIELD_NULL,
-    FIELD_TEXT,
-    FIELD_UNCHANGED,
-    FULL_OLD_ROW,
-    MESSAGE_DELETE,
-    MESSAGE_INSERT,
-    MESSAGE_UPDATE,
-    NEW_ROW,
-)
 
 #: what becomes of a change that lacks values: its row is completed, only its tombstone is published, or it is left out
 FILLED, TOMBSTONE, LEFT_OUT = 0, 1, 2
@@ -46,9 +36,9 @@ def _may_lack(change, program):
     """Whether the new row of a change may lack values that are needed."""
     if program.relations[change.relation].outbox:
         return False
-    if change.kind == MESSAGE_INSERT:
+    if change.kind == wire.MESSAGE_INSERT:
         return program.relations[change.relation].filtered != 0
-    return change.kind == MESSAGE_UPDATE
+    return change.kind == wire.MESSAGE_UPDATE
 
 
 @callee
@@ -61,7 +51,7 @@ def _lacks(b, change, program, fields):
     rows, _, _ = read_change(b, change, old, new)
     lacking = 0
     for c in range(columns if rows & NEW else 0):
-        if new[c].kind == FIELD_UNCHANGED:
+        if new[c].kind == wire.FIELD_UNCHANGED:
             lacking += 1
     return lacking
 
@@ -102,10 +92,10 @@ def _take_key(program, relation, row, old, has_old, key):
     unchanged; the old key, which is sent then, has it (ExtractReplicaIdentity, src/backend/access/heap/heapam.c)."""
     for k in range(relation.keys):
         c = program.keys[relation.key + k]
-        field = old[c] if has_old and row[c].kind == FIELD_UNCHANGED else row[c]
+        field = old[c] if has_old and row[c].kind == wire.FIELD_UNCHANGED else row[c]
         key[k].kind = field.kind
         key[k].position = field.position
-        key[k].length = field.length if field.kind == FIELD_BINARY or field.kind == FIELD_TEXT else 0
+        key[k].length = field.length if field.kind == wire.FIELD_BINARY or field.kind == wire.FIELD_TEXT else 0
 
 
 @callee
@@ -141,14 +131,14 @@ def _slot(b, changes, relation, key, n, keys, slots):
 @callee
 def _of_earlier(column, earlier, row, lacking, missing, number_of):
     """A column's value in an earlier change: from its message, or as it was found in the batch for that change."""
-    if row[column].kind != FIELD_UNCHANGED:
+    if row[column].kind != wire.FIELD_UNCHANGED:
         return row[column].kind, row[column].position, row[column].length
     mine = lacking[number_of[earlier]]
     # a change that lacks nothing is not in the list
     for m in range(mine.first, mine.first + (mine.missing if mine.change == earlier else 0)):
         if missing[m].column == column:
             return missing[m].kind, missing[m].position, missing[m].length
-    return np.int64(FIELD_UNCHANGED), np.int64(0), np.int64(0)
+    return np.int64(wire.FIELD_UNCHANGED), np.int64(0), np.int64(0)
 
 
 @compiled
@@ -175,14 +165,14 @@ def find_in_batch(b, changes, program, affected, fields, keys, slots, index):
         earlier_old, earlier_new, old_key = fields[2, : relation.columns], fields[3, : relation.columns], fields[4]
         rows, _, _ = read_change(b, change, old, new)
         has_old = rows & OLD != 0
-        full = has_old and b[change.offset + MESSAGE_HEADER] == FULL_OLD_ROW
+        full = has_old and b[change.offset + MESSAGE_HEADER] == wire.FULL_OLD_ROW
         if has_old:
             _take_key(program, relation, old, old, False, old_key)
         if rows & NEW:
             _take_key(program, relation, new, old, has_old, keys[i])
         # without a key, it is not known which row an earlier change belongs to
         before = -1
-        if rows & NEW and relation.keys > 0 and change.kind != MESSAGE_INSERT:
+        if rows & NEW and relation.keys > 0 and change.kind != wire.MESSAGE_INSERT:
             at = _slot(b, changes, change.relation, old_key if has_old else keys[i], relation.keys, keys, slots)
             if slots[at].owner > 0:
                 before = slots[at].latest - 1
@@ -190,14 +180,14 @@ def find_in_batch(b, changes, program, affected, fields, keys, slots, index):
         was_read = False
         # as _lacks counts them
         for c in range(relation.columns if rows & NEW and _may_lack(change, program) else 0):
-            if new[c].kind != FIELD_UNCHANGED:
+            if new[c].kind != wire.FIELD_UNCHANGED:
                 continue
-            kind, position, length = np.int64(FIELD_UNCHANGED), np.int64(0), np.int64(0)
+            kind, position, length = np.int64(wire.FIELD_UNCHANGED), np.int64(0), np.int64(0)
             # a large value that is still there was not NULL: that is the old row of a partition whose replica identity
             # is only the key
-            if (full or (has_old and in_key(program, relation, c))) and old[c].kind != FIELD_NULL:
+            if (full or (has_old and in_key(program, relation, c))) and old[c].kind != wire.FIELD_NULL:
                 kind, position, length = old[c].kind, old[c].position, old[c].length
-            if kind == FIELD_UNCHANGED and before >= 0:
+            if kind == wire.FIELD_UNCHANGED and before >= 0:
                 if not was_read:
                     read_change(b, changes[before], earlier_old, earlier_new)
                     was_read = True
@@ -289,10 +279,10 @@ def fill_in(lacking, missing, wanted, lookups, place_of, cells, base):
         mine = lacking[wanted[w]]
         for m in range(mine.first, mine.first + mine.missing):
             place = place_of[missing[m].column]
-            if missing[m].kind != FIELD_UNCHANGED or place < 0:
+            if missing[m].kind != wire.FIELD_UNCHANGED or place < 0:
                 continue
             cell = cells[lookups[w], place]
-            if cell.kind != FIELD_UNCHANGED:
+            if cell.kind != wire.FIELD_UNCHANGED:
                 missing[m].kind = cell.kind
                 missing[m].position = cell.position + base
                 missing[m].length = cell.length
@@ -303,7 +293,7 @@ def fill_in(lacking, missing, wanted, lookups, place_of, cells, base):
 def _new_row_at(b, change, old):
     """The position of the new row's tag, after the old row."""
     p = change.offset + MESSAGE_HEADER
-    if b[p] != NEW_ROW:
+    if b[p] != wire.NEW_ROW:
         _, _, p = read_tuple(b, p + 1, change.offset + change.length, old)
     return p
 
@@ -341,8 +331,8 @@ def rebuild(b, values, changes, lacking, missing, program, fields, out):
         o += head
         if mine.fate == TOMBSTONE:
             if out.size > 0:
-                out[begin] = MESSAGE_DELETE
-                change.kind = MESSAGE_DELETE
+                out[begin] = wire.MESSAGE_DELETE
+                change.kind = wire.MESSAGE_DELETE
         else:
             read_tuple(b, at + 1, change.offset + change.length, new)
             if out.size > 0:
@@ -356,7 +346,7 @@ def rebuild(b, values, changes, lacking, missing, program, fields, out):
                     new[c].position = missing[m].position
                     new[c].length = missing[m].length
                     m += 1
-                has_bytes = field.kind == FIELD_BINARY or field.kind == FIELD_TEXT
+                has_bytes = field.kind == wire.FIELD_BINARY or field.kind == wire.FIELD_TEXT
                 if out.size > 0:
                     out[o] = field.kind
                     if has_bytes:

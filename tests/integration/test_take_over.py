@@ -7,21 +7,29 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from airflow_bottledwater.encoding.envelope import Envelope
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError, Refused, SlotError, SlotInUse, StateError
-from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.kafka.offsets import RangeReader
+from airflow_bottledwater.kafka.topics import Topics, partition_of
+from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.replication import ReplicationStream
+from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.take_over import take_over, unlike
 from airflow_bottledwater.verify import driver
-from tests.support.topics import Flow, MakeFlow
-from tests.support.wire import INT4, TEXT, plain, table
+from tests.support.topics import Flow, MakeFlow, read_all
+from tests.support.wire import INT4, NUMERIC, TEXT, TIMESTAMP, plain, table
 
 #: what a connector makes, and what is to be made while it runs
 _DEBEZIUM = "CREATE PUBLICATION dbz_publication FOR TABLE a"
 _SECOND = "CREATE PUBLICATION dbz_publication_unkeyed WITH (publish = 'insert, truncate')"
+
+
+_SCHEMAS = {"envelope": "debezium", "envelope_schema": True}
 
 
 @pytest.fixture
@@ -135,6 +143,11 @@ def test_changes_from_before_a_table_was_published_are_not_passed_over(make_flow
     assert [each.key["id"] for each in flow.read("c")] == [3]
 
 
+def _json(value: Any) -> bytes | None:
+    """As Kafka Connect and the pipeline write it."""
+    return None if value is None else json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
@@ -142,6 +155,8 @@ def test_changes_from_before_a_table_was_published_are_not_passed_over(make_flow
         ({"schema": {}, "payload": {"id": 1}}, {"id": 1}, "schemas.enable"),
         ({"id": 1, "b": "x"}, {"id": 1}, "their keys"),
         (None, {"id": 1}, "their keys"),
+        ({"id": "1"}, {"id": 1}, "column id has another form"),
+        ({"id": True}, {"id": 1}, "column id has another form"),
         ({"id": 1}, {"id": 1, "other": 2}, "other fields"),
         ({"id": 1}, 5, "other fields"),
         ({"id": 1}, {"id": 1, "b": "x"}, ""),
@@ -150,8 +165,7 @@ def test_changes_from_before_a_table_was_published_are_not_passed_over(make_flow
 )
 def test_records_that_the_pipeline_would_not_write_are_told_apart(key: Any, value: Any, said: str) -> None:
     of = table(("id", plain(INT4)), ("b", plain(TEXT)), key=("id",))
-    as_bytes = [None if each is None else json.dumps(each).encode() for each in (key, value)]
-    found = unlike(of, None, *as_bytes)
+    found = unlike(of, None, b"", _json(key), _json(value))
     assert said in found if said else not found
 
 
@@ -176,29 +190,127 @@ def test_records_that_the_pipeline_would_not_write_are_told_apart(key: Any, valu
 )
 def test_records_with_an_envelope_are_compared_with_it(with_schema: bool, key: Any, value: Any, said: str) -> None:
     of = table(("id", plain(INT4)), ("b", plain(TEXT)), key=("id",))
-    as_bytes = [None if each is None else json.dumps(each).encode() for each in (key, value)]
-    found = unlike(of, Envelope("shop", with_schema), *as_bytes)
+    head = b'{"schema":{},"payload":' if with_schema else b""
+    found = unlike(of, Envelope("shop", with_schema), head, _json(key), _json(value))
     assert said in found if said else not found
 
 
-@pytest.mark.parametrize("plain_rows", [False, True])
-def test_topics_with_other_records_are_refused(make_flow: MakeFlow, plain_rows: bool) -> None:
-    flow = make_flow()
+@pytest.mark.parametrize(
+    ("kind", "key", "said"),
+    [
+        (INT4, b'{"b":1,"a":2}', ""),
+        (INT4, b'{"a":2,"b":1}', "not the columns b, a, in this order"),
+        (INT4, b'{"b": 1, "a": 2}', "other bytes of the same JSON"),
+        (TEXT, '{"b":"\u00e4","a":2}'.encode(), ""),
+        (TEXT, b'{"b":"\\u00e4","a":2}', "other bytes of the same JSON"),
+        (TIMESTAMP, b'{"b":1,"a":2}', "not known in which form"),
+        (NUMERIC, b'{"b":"AQ==","a":2}', "not known in which form"),
+    ],
+)
+def test_keys_are_the_same_bytes_or_told_apart(kind: int, key: bytes, said: str) -> None:
+    """One key would be two otherwise, in partitions that differ, too."""
+    found = unlike(table(("a", plain(INT4)), ("b", plain(kind)), key=("b", "a")), None, b"", key, None)
+    assert said in found if said else not found
+
+
+@pytest.mark.parametrize("with_schema", [False, True])
+def test_the_keys_of_a_pipeline_are_those_that_are_compared_with(make_flow: MakeFlow, with_schema: bool) -> None:
+    flow = make_flow(
+        tables="k", publication="", create_publication=True, **{**_SCHEMAS, "envelope_schema": with_schema}
+    )
+    flow.execute(
+        "CREATE TYPE size AS ENUM ('small')",
+        "CREATE TABLE k (t text, b bool, u uuid DEFAULT gen_random_uuid(), n int8, v varchar(9), s size, "
+        "PRIMARY KEY (n, t, u, b, v, s))",
+        "INSERT INTO k (t, b, n, v, s) SELECT '\\\"' || chr(i) || chr(8364), i > 9, -i, '/', 'small' "
+        "FROM generate_series(1, 40) i",
+    )
+    flow.create()
+    flow.snapshot()
+    mapping, name = TableMapping.of(flow.pipeline), flow.topic("k")
+    (of,) = preflight.run(flow.pipeline).tables
+    around = mapping.around(name, of, "")
+    assert around is not None and bool(around.key_head) == with_schema
+    topics = Topics(flow.pipeline.kafka)
+    ends = topics.all_ends({name: topics.describe([name])[name].partitions})[name]
+    with RangeReader(flow.pipeline.kafka) as reader:
+        found = list(reader.last(name, ends, 100))
+    assert len(found) == 40
+    for each in found:
+        assert not unlike(of, mapping.envelope, around.key_head, each.key(), each.value())
+
+
+_ROW = {"id": 1, "b": "x"}
+_EVENT = {"before": None, "after": _ROW, "op": "c"}
+
+
+def _with_schema(value: Any, **of_key: Any) -> dict[str, Any]:
+    """As a connector with schemas writes it.
+
+    :param of_key: what is said of the key's column beside its type.
+    """
+    field = {"type": "int32", "optional": False, **of_key, "field": "id"}
+    schema = {"type": "struct", "fields": [field], "optional": False, "name": "TOPIC.Key"}
+    return {"schema": schema, "payload": value}
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "value", "said"),
+    [
+        ({}, {"id": 1}, _EVENT, "Debezium's envelope"),
+        ({}, {"id": 1}, _ROW, ""),
+        (_SCHEMAS, _with_schema({"id": 1}, default=0), None, "schema with each of their keys is another one"),
+        (_SCHEMAS, _with_schema({"id": 1}), None, ""),
+    ],
+)
+def test_topics_with_other_records_are_refused(
+    make_flow: MakeFlow, settings: dict[str, Any], key: Any, value: Any, said: str
+) -> None:
+    flow = make_flow(**settings)
     flow.execute(_DEBEZIUM, _SECOND)
     _slot(flow)
     topics = Topics(flow.pipeline.kafka)
     topics.create(flow.topic("a"), partitions=2, replication=1, config={"cleanup.policy": "compact"})
-    value = {"id": 1, "b": "x"} if plain_rows else {"before": None, "after": {"id": 1, "b": "x"}, "op": "c"}
     producer = Producer(flow.pipeline.kafka)
-    producer.produce(flow.topic("a"), json.dumps(value), json.dumps({"id": 1}), 1)
+    of_key = (_json(key) or b"").replace(b"TOPIC", flow.topic("a").encode())
+    producer.produce(flow.topic("a"), _json(value), of_key, partition_of(of_key, 2))
     assert not producer.flush(60)
-    if plain_rows:
+    if not said:
         take_over(flow.pipeline)
         return
-    with pytest.raises(Refused, match="Debezium's envelope"):
+    with pytest.raises(Refused, match=said):
         take_over(flow.pipeline)
     with connect(flow.dsn) as connection:
         assert connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_keys_whose_schema_is_another_one_in_the_registry_are_refused(
+    make_flow: MakeFlow, registry: SchemaRegistry, named: bool
+) -> None:
+    """A connector's has a name for Kafka Connect: the registry takes both, under two ids, which are part of the key."""
+    flow = make_flow(registry, envelope="debezium")
+    flow.execute(_DEBEZIUM, _SECOND)
+    _slot(flow)
+    (of,) = preflight.run(flow.pipeline.with_(adopt_slot=True), adopts_topics=True).tables
+    topic = flow.topic("a")
+    (subject, text), _ = TableMapping.of(flow.pipeline).subjects(topic, of)
+    schema = json.loads(text) | ({"connect.name": f"{topic}.Key"} if named else {})
+    number = SchemaRegistryClient({"url": registry.url}).register_schema(subject, Schema(json.dumps(schema), "AVRO"))
+    config = {"cleanup.policy": "compact"}
+    Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config=config)
+    producer = Producer(flow.pipeline.kafka)
+    producer.produce(topic, None, b"\0" + number.to_bytes(4, "big") + b"\2", 0)
+    assert not producer.flush(60)
+    if named:
+        with pytest.raises(Refused, match="the schema of their keys is another one"):
+            take_over(flow.pipeline)
+        return
+    take_over(flow.pipeline)
+    flow.execute("INSERT INTO a VALUES (1, 'x')")
+    flow.stream()
+    keys = [each.key for each in read_all(flow.kafka, [topic], decoders=(bytes, bytes))[topic]]
+    assert len(keys) == 2 and keys[0] == keys[1]
 
 
 def test_records_in_other_partitions_than_the_options_choose_are_refused(make_flow: MakeFlow) -> None:
@@ -208,7 +320,7 @@ def test_records_in_other_partitions_than_the_options_choose_are_refused(make_fl
     topics = Topics(flow.pipeline.kafka)
     topics.create(flow.topic("a"), partitions=2, replication=1, config={"cleanup.policy": "compact"})
     producer = Producer(flow.pipeline.kafka)
-    producer.produce(flow.topic("a"), json.dumps({"id": 1, "b": "x"}), json.dumps({"id": 1}), 1)
+    producer.produce(flow.topic("a"), _json({"id": 1, "b": "x"}), _json({"id": 1}), 1)
     assert not producer.flush(60)
     with pytest.raises(PreflightError, match=r"chosen by \(id\) \(partition_by .* their keys would be in two"):
         take_over(flow.pipeline)

@@ -573,6 +573,18 @@ MUTANTS = (
         f"{_TAKE_OVER}::test_topics_with_other_records_are_refused",
     ),
     Mutant(
+        "the keys of a topic that is taken over are the bytes that the pipeline writes",
+        "take_over.unlike",
+        never("why := _unlike_key(table, head, key, read[0])"),
+        f"{_TAKE_OVER}::test_keys_are_the_same_bytes_or_told_apart",
+    ),
+    Mutant(
+        "the keys of a topic that is taken over have the id that the pipeline writes",
+        "take_over._unlike_framed",
+        always("frame and all(...)"),
+        f"{_TAKE_OVER}::test_keys_whose_schema_is_another_one_in_the_registry_are_refused",
+    ),
+    Mutant(
         "a message does not pass the transaction whose commit follows it",
         "TransactionAssembler._take_message",
         swap("Position(message.lsn - 1, 1)", "Position(message.lsn, 1)"),

@@ -12,7 +12,7 @@ from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.postgres.receive import MessageBlock
 
-INT4, INT8, TEXT = 23, 20, 25
+INT4, INT8, TEXT, TIMESTAMP, NUMERIC = 23, 20, 25, 1114, 1700
 
 
 def plain(oid: int, typmod: int = -1, kind: str = "b") -> ColumnType:

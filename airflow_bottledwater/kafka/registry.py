@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_bottledwater.errors import Refused, SchemaRefused
+from airflow_bottledwater.errors import CredentialsRefused, Refused, SchemaRefused
 from airflow_bottledwater.kafka.registry_errors import SCHEMA_NOT_THERE, translate
 from airflow_bottledwater.pipeline.settings import Settings
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from airflow_bottledwater.encoding.meaning import Meaning
 
 _Answer = TypeVar("_Answer")
+_Setting = Callable[["SchemaRegistryClient"], str]
+
+log = logging.getLogger(__name__)
 
 #: requests for schemas at the same time
 _AT_ONCE = 8
@@ -268,11 +271,7 @@ class Registry:
 
     def _closed(self, subject: str) -> str:
         """Why the registry takes no schema for a subject; empty if it does, or does not say."""
-        try:
-            mode = self._mode(subject)
-        except Refused:
-            return ""  # not every registry has modes, and not everybody may see them
-        if mode in ("", "READWRITE"):
+        if (mode := self._mode(subject)) in ("", "READWRITE"):
             return ""
         return (
             f"The schema registry at {self.url} takes no schema for subject {subject!r}: its mode is {mode}. Set the "
@@ -280,9 +279,29 @@ class Registry:
         )
 
     def _mode(self, subject: str) -> str:
-        """The mode of a subject: its own, else the registry's."""
-        own = self._ask(subject, lambda client: client.get_mode(subject))
-        return own or self._ask("", lambda client: client.get_global_mode()) or ""
+        """The mode of a subject; empty if it is not told."""
+        return self._setting(subject, lambda client: client.get_mode(subject), lambda client: client.get_global_mode())
+
+    def _level(self, subject: str) -> str:
+        """The compatibility level of a subject; empty if it is not told."""
+        return self._setting(
+            subject, lambda client: client.get_compatibility(subject), lambda client: client.get_compatibility()
+        )
+
+    def _setting(self, subject: str, own: _Setting, of_all: _Setting) -> str:
+        """A setting of a subject: its own, else the registry's. Empty if that is not told: not every registry has each
+        setting, and not everybody may see it.
+
+        :raises Outage: the registry does not answer.
+        :raises CredentialsRefused: it rejects the password.
+        """
+        try:
+            return self._ask(subject, own) or self._ask("", of_all) or ""
+        except CredentialsRefused:
+            raise
+        except Refused as error:
+            log.info("%s", error)
+            return ""
 
     def check(self, subject: str, schema: str) -> bool:
         """Check that the schema could be registered, without registering it; returns whether it is registered already.
@@ -329,11 +348,6 @@ class Registry:
                     "reader reads each record with the schema that it was written with, set the subject's "
                     "compatibility level to NONE until this schema is registered. Or use another topic prefix.",
                 )
-
-    def _level(self, subject: str) -> str:
-        """The subject's compatibility level: its own, else the registry's."""
-        own = self._ask(subject, lambda client: client.get_compatibility(subject))
-        return own or self._ask("", lambda client: client.get_compatibility()) or ""
 
     def schema(self, number: int) -> str | None:
         """The text of a schema by its id; None if there is none.

@@ -217,3 +217,30 @@ def test_the_subjects_of_the_urls_own_context_are_known_by_their_names(
     here = at(url, Contexts('"int"', context=context), monkeypatch)
     assert here.subjects() == {":.staging:theirs", "ours"}
     assert here.lookup("ours", '"int"') == 1
+
+
+class Unseen(Contexts):
+    """A client whose user may not see modes and levels, or of a registry that has none."""
+
+    def __init__(self, status: int, code: int) -> None:
+        super().__init__()
+        self.error = SchemaRegistryError(status, code, "why")
+
+    def get_mode(self, subject: str) -> str:
+        raise self.error
+
+    get_compatibility = get_mode
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, 40301), (404, 404)])
+def test_a_mode_or_a_level_that_is_not_told_is_none_that_permits_anything(
+    status: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = at("http://sr", Unseen(status, code), monkeypatch)
+    assert here.restore("t-value", '"int"', 7) is None
+    assert here._level("t-value") == ""
+
+
+def test_a_password_that_is_refused_is_told_when_the_mode_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CredentialsRefused):
+        at("http://sr", Unseen(401, 40101), monkeypatch).restore("t-value", '"int"', 7)

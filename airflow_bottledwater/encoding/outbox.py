@@ -83,9 +83,12 @@ def pattern_of(route: str) -> str:
     return ".+".join(map(re.escape, _COLUMN.split(route)[::2]))
 
 
-def plan(mapping: TableMapping, table: SourceTable, columns: Sequence[Column] | None = None) -> list[RecordPart]:
+def plan(
+    mapping: TableMapping, table: SourceTable, route: str, columns: Sequence[Column] | None = None
+) -> list[RecordPart]:
     """The parts of a table's records: of the topic, the key and the value, then of the headers.
 
+    :param route: its topics, see :meth:`TableMapping.route`.
     :param columns: those that are published, if they are not the table's.
     :raises NoOutbox: a column does not exist, or its values cannot become bytes.
     """
@@ -95,8 +98,8 @@ def plan(mapping: TableMapping, table: SourceTable, columns: Sequence[Column] | 
     headers: Mapping[str, str] = options.outbox_headers
     if headers == Table().outbox_headers:  # of the default's, those that are there
         headers = {name: header for name, header in headers.items() if name in numbers}
-    route = column_of(mapping.route(table))
-    parts = [RecordPart(-1) if not route else _part(columns, numbers, route)]
+    chooses = column_of(route)
+    parts = [RecordPart(-1) if not chooses else _part(columns, numbers, chooses)]
     parts += [_part(columns, numbers, name) for name in (options.outbox_key, options.outbox_payload)]
     return parts + [_part(columns, numbers, name, header) for name, header in headers.items()]
 

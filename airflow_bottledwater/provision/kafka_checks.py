@@ -61,11 +61,14 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     state_topic = store.state_topic_name(found.cluster.database, pipeline.slot)
     memory = (state_topic, store.CONTROL_TOPIC)
     mapping = TableMapping.of(pipeline)
-    data = {topic_of(table, found.state, mapping): table for table in found.tables if not table.outbox}
+    data, outboxes = (
+        {topic_of(table, found.state, mapping): table for table in found.tables if table.outbox == outbox}
+        for outbox in (False, True)
+    )
     named = mapping.named_topics
     service = (*mapping.service_topics, *named)
     wanted = list(dict.fromkeys([*data, *service, *memory]))
-    problems += name_problems(mapping, data, (table for table in found.tables if table.outbox), memory)
+    problems += name_problems(mapping, data, outboxes, memory)
     problems += _collisions([*data, *service, *memory], topics.names())
     present = topics.describe([name for name in wanted if len(name) <= names.MAX_TOPIC_LENGTH])
     problems += [
@@ -125,8 +128,8 @@ def check_topics(
     state_topic = store.state_topic_name(cluster.database, pipeline.slot)
     problems = _names(by_topic, (*own, state_topic, store.CONTROL_TOPIC), state_topic)
     if mapping.message_routes or any(rule.outbox for rule in mapping.rules.values()):
-        followed = (pinned.table for pinned in known.tables.values())
-        problems += in_the_way(mapping, (table for table in followed if table.outbox), list(by_topic))
+        outboxes = {pinned.topic: pinned.table for pinned in known.tables.values() if pinned.table.outbox}
+        problems += in_the_way(mapping, outboxes, list(by_topic))
     if too_long := [name for name in by_topic if len(name) > names.MAX_TOPIC_LENGTH]:
         return [names.length_problem(too_long[0])]
     problems += _collisions(list(by_topic), topics.names())
@@ -142,11 +145,11 @@ def check_topics(
 
 
 def name_problems(
-    mapping: TableMapping, data: Mapping[str, SourceTable], outboxes: Iterable[SourceTable], memory: Sequence[str]
+    mapping: TableMapping, data: Mapping[str, SourceTable], outboxes: Mapping[str, SourceTable], memory: Sequence[str]
 ) -> list[str]:
     """Problems with the names of a pipeline's topics, of which each must be for one purpose.
 
-    :param data: the tables by their topics.
+    :param data: the tables by their topics, without ``outboxes``.
     :param memory: the state topic, and the shared one.
     """
     own = (*mapping.service_topics, *mapping.named_topics, *memory)

@@ -45,6 +45,8 @@ class Messages:
         tables = {version.topic: version.table for version in batch.versions if version.table.outbox}
         if not any(outbox_message.chooses(topic) for topic in tables):
             return
+        # names that cannot be are not kept: there may be ever others
+        self._routes = {place: route for place, route in self._routes.items() if route.topic}
         more: dict[tuple[str, bytes], _NamedTopic] = {}
         for _, rule, message in _messages(batch):
             if outbox_message.chooses(rule):

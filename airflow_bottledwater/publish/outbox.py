@@ -13,7 +13,6 @@ from airflow_bottledwater.encoding import layout, outbox, wire
 from airflow_bottledwater.encoding.kernels.outbox import NO_TOPIC, PART, PLAN, ROUTE, encode_outbox, find_route
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka.publisher import NO_RECORDS, Records
-from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.chosen import ChosenTopics
@@ -41,7 +40,7 @@ class _Plans(NamedTuple):
 class _Route(NamedTuple):
     """The rows of an outbox that have one value in the column that chooses the topic.
 
-    :param of: the topics of the outbox, see :meth:`TableMapping.route`.
+    :param of: the topics of the outbox, which it has kept since it was taken in, whatever its name is now.
     :param topic: empty if it cannot be, for a reason.
     """
 
@@ -72,31 +71,37 @@ class Outbox:
         """
         rows = self._inserts(batch)
         plans = self._planned(batch.versions)
-        fields, start, more = np.zeros(plans.width, dtype=layout.FIELD), 0, list[_Route]()
+        # values that cannot be are not kept: there may be ever others
+        self._routes = [route for route in self._routes if route.topic]
+        fields, start, more = np.zeros(plans.width, dtype=layout.FIELD), 0, dict[tuple[str, bytes], _Route]()
+        (routes, texts), told = self._tables(plans, self._routes), 0
         while True:
-            routes, texts = self._tables(plans, [*self._routes, *more])
             start, at, length = find_route(
                 batch.data, batch.changes, rows, start, fields, plans.plans, plans.parts, routes, texts
             )
             if start >= len(rows):
                 break
             relation = int(batch.changes[rows[start]]["relation"])
-            form = int(plans.parts[plans.plans[relation]["first"]]["form"])
-            more.append(self._route(batch.versions[relation].table, bytes(batch.data[at : at + length]), form))
-        for table in {v.table.oid: v.table for v in batch.versions if _is_outbox(v)}.values() if more else ():
-            of = self._mapping.route(table)
-            refused = self._chosen.take((route.topic for route in more if route.of == of and route.topic), table)
-            more = [
-                each._replace(topic="", why=refused[each.topic]) if each.topic in refused else each for each in more
+            of, value = batch.versions[relation].topic, bytes(batch.data[at : at + length])
+            if (of, value) not in more:
+                form = int(plans.parts[plans.plans[relation]["first"]]["form"])
+                more[of, value] = self._route(of, value, form)
+            start += 1
+            if len(more) >= 2 * told:  # not at each of them: it takes as long as there are routes
+                (routes, texts), told = self._tables(plans, [*self._routes, *more.values()]), len(more)
+        found = list(more.values())
+        for of, table in {v.topic: v.table for v in batch.versions if _is_outbox(v)}.items() if found else ():
+            refused = self._chosen.take((route.topic for route in found if route.of == of and route.topic), table)
+            found = [
+                each._replace(topic="", why=refused[each.topic]) if each.topic in refused else each for each in found
             ]
-        self._routes += more
+        self._routes += found
 
-    def _route(self, table: SourceTable, value: bytes, form: int) -> _Route:
+    def _route(self, route: str, value: bytes, form: int) -> _Route:
         """The route of rows with a value, before anybody is asked whether its topic can be.
 
         :param form: how the value becomes a text.
         """
-        route = self._mapping.route(table)
         column = f"column {outbox.column_of(route)!r}, which chooses the topic,"
         try:
             topic = outbox.topic_of(route, outbox.text_of(form, value))
@@ -165,12 +170,12 @@ class Outbox:
             if not _is_outbox(version):
                 continue
             try:
-                found = outbox.plan(self._mapping, version.table)
+                found = outbox.plan(self._mapping, version.table, version.topic)
             except outbox.NoOutbox as error:
                 unfit[number] = f"its table cannot be an outbox now: {error}"
                 continue
-            columns, of = len(version.table.columns), self._mapping.route(version.table)
-            plans[number] = (columns, len(parts), len(found) - 3, _number(of))
+            columns = len(version.table.columns)
+            plans[number] = (columns, len(parts), len(found) - 3, _number(version.topic))
             width = max(width, columns)
             for part in found:
                 header = part.header + b"\0"

@@ -5,7 +5,7 @@ headers."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from airflow_bottledwater.encoding import outbox
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -30,7 +30,7 @@ def problems(mapping: TableMapping, table: SourceTable) -> list[str]:
     hidden = {columns[place] for place in mapping.left_out(table.schema, table.name, columns)}
     published = [column for column in table.columns if column.name not in hidden]
     try:
-        outbox.plan(mapping, table, tuple(published))
+        outbox.plan(mapping, table, mapping.route(table), tuple(published))
     except outbox.NoOutbox as error:
         return [f"{table.qualified} cannot be an outbox: {error} (table_options)."]
     if table.partitioned:
@@ -39,19 +39,20 @@ def problems(mapping: TableMapping, table: SourceTable) -> list[str]:
 
 
 def turned(pipeline: Settings, known: PipelineState, today: Iterable[SourceTable]) -> list[str]:
-    """What is said of tables that would be outboxes from now on, or none any more, or whose records would go to other
-    topics.
+    """What is said of tables that would be outboxes from now on, or none any more, or to which the options give other
+    topics than at the last start; one that was renamed keeps those that it has.
 
     :param today: as they are by today's options.
     """
-    mapping = TableMapping.of(pipeline)
+    mapping, options = TableMapping.of(pipeline), (known.settings or {}).get("table_options", {})
+    earlier = TableMapping.of(pipeline.with_(table_options=options))
     found = []
     for table in today:
         if (pinned := known.tables.get(table.oid)) is None:
             continue
         before = pinned.topic if pinned.table.outbox else "none"
         now = mapping.route(table) if table.outbox else "none"
-        if before != now:
+        if now not in (before, earlier.route(table) if pinned.table.outbox else before):
             found.append(
                 f"The outbox of {table.qualified} is {before}, and by table_options it would be {now} now. Set outbox "
                 "back; or make another pipeline for the table, with a slot of its own."
@@ -59,14 +60,14 @@ def turned(pipeline: Settings, known: PipelineState, today: Iterable[SourceTable
     return found
 
 
-def in_the_way(mapping: TableMapping, outboxes: Iterable[SourceTable], topics: Sequence[str]) -> list[str]:
+def in_the_way(mapping: TableMapping, outboxes: Mapping[str, SourceTable], topics: Sequence[str]) -> list[str]:
     """Which topics the records of outboxes could go to although they are somebody else's.
 
-    :param outboxes: the tables; those of messages are the mapping's.
+    :param outboxes: the tables by their topics, see :meth:`TableMapping.route`; those of messages are the mapping's.
     :param topics: those of other tables, and the pipeline's own.
     """
     found = []
-    routes = {f"outbox {table.qualified}": (mapping.route(table), "outbox (table_options)") for table in outboxes}
+    routes = {f"outbox {table.qualified}": (of, "outbox (table_options)") for of, table in outboxes.items()}
     routes |= {f"messages (to {route!r})": (route, "messages") for route in mapping.message_routes}
     for whose, (route, setting) in routes.items():
         written = re.compile(outbox.pattern_of(route))

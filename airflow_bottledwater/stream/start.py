@@ -119,7 +119,7 @@ def _check_names(pipeline: Settings, known: PipelineState, state_topic: str) -> 
     """
     tables = known.tables.values()
     data = {pinned.topic: pinned.table for pinned in tables if not pinned.table.outbox}
-    outboxes = (pinned.table for pinned in tables if pinned.table.outbox)
+    outboxes = {pinned.topic: pinned.table for pinned in tables if pinned.table.outbox}
     memory = (state_topic, store.CONTROL_TOPIC)
     if problems := kafka_checks.name_problems(TableMapping.of(pipeline), data, outboxes, memory):
         raise PreflightError(problems)

@@ -348,3 +348,13 @@ def test_an_outbox_is_taken_in_while_the_stream_does_not_run(make_flow: MakeFlow
     flow.stream()
     assert [each.payload for each in events(flow, "order")] == [1, 2]
     assert [each.value for each in unsorted(flow, "order", "outside")] == [b"without a key"]
+    # under another name it keeps its topics, also of the next job
+    flow.execute("ALTER TABLE outbox RENAME TO out_old", event("order", "3", 3).replace("INTO outbox", "INTO out_old"))
+    for number in (4, 5):
+        flow.stream()
+        flow.execute(event("order", "4", number).replace("INTO outbox", "INTO out_old"))
+    assert [each.payload for each in events(flow, "order")] == [1, 2, 3, 4]
+    assert not [name for name in Topics(flow.pipeline.kafka).names() if "out_old" in name]
+    flow.change(table_options={"out*": {"outbox": "{table}.of.{aggregatetype}"}})
+    with pytest.raises(PreflightError, match=r"The outbox of public\.out_old is"):
+        flow.stream()

@@ -537,6 +537,24 @@ MUTANTS = (
         f"{_OUTBOX}::test_what_an_outbox_is_does_not_change",
     ),
     Mutant(
+        "a renamed outbox keeps its topics",
+        "outboxes.turned",
+        swap("earlier.route(table) if pinned.table.outbox else before", "before"),
+        f"{_OUTBOX}::test_an_outbox_is_taken_in_while_the_stream_does_not_run",
+    ),
+    Mutant(
+        "a renamed outbox publishes to the topics that it has",
+        "Outbox.prepare",
+        swap("batch.versions[relation].topic", "self._mapping.route(batch.versions[relation].table)"),
+        f"{_UNIT_OUTBOX}::test_a_renamed_outbox_keeps_its_topics",
+    ),
+    Mutant(
+        "values that choose no topic are not kept",
+        "Outbox.prepare",
+        swap("[route for route in self._routes if route.topic]", "self._routes"),
+        f"{_UNIT_OUTBOX}::test_values_that_cannot_be_are_not_kept",
+    ),
+    Mutant(
         "an outbox is taken in only while the stream does not run",
         "checks._in_source",
         never("table.outbox and table.oid not in known.tables"),

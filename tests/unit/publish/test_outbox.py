@@ -45,7 +45,7 @@ class _Session:
     """A session whose topics are only names."""
 
     def __init__(self, rule: dict[str, Any]) -> None:
-        settings: dict[str, Any] = {"topic_prefix": "p", "table_options": {"t": rule}}
+        settings: dict[str, Any] = {"topic_prefix": "p", "table_options": {"t*": rule}}
         self.pipeline = Settings.of(postgres="host=db", format="json", registry={}, **settings)
         self.topics = ["p.other", "p._bottledwater_events", "_bottledwater.db.slot"]
         self.chosen: set[str] = set()
@@ -75,13 +75,13 @@ def _outbox(rule: dict[str, Any] = _RULE) -> tuple[Outbox, _Session]:
     return Outbox(ChosenTopics(cast(PublishSession, session), session.make)), session
 
 
-def _batch(messages: Sequence[bytes], of: SourceTable = TABLE) -> Batch:
+def _batch(messages: Sequence[bytes], of: SourceTable = TABLE, route: str = "p.events.{kind}") -> Batch:
     changes, at = np.zeros(len(messages), dtype=CHANGE), 0
     for number, message in enumerate(messages):
         changes[number] = (message[0], at, len(message), 0, 100 + number, 1, 9, 5000 + number, 9 << wire.FLAG_XID_SHIFT)
         at += len(message)
     data = np.frombuffer(bytearray(b"".join(messages) or b"\0"), dtype=np.uint8)
-    return Batch(Position(1), Position(10_000), data, changes, (Version(of, "p.events.{kind}"),))
+    return Batch(Position(1), Position(10_000), data, changes, (Version(of, route),))
 
 
 def _row(*values: bytes | None, kind: str = "I") -> bytes:
@@ -166,10 +166,29 @@ def test_a_row_that_cannot_be_a_record_is_rejected_and_the_others_are_not(row: d
     assert records.table["row"].tolist() == [0, 601]
 
 
+def test_values_that_cannot_be_are_not_kept() -> None:
+    """There may be ever others: what is looked up for each row would grow with them."""
+    of, _ = _outbox()
+    for n in range(3):
+        bad = [_row(b"%d/%d" % (n, i), *_GOOD[1:]) for i in range(300)]
+        records, rejections = _published(of, _batch([*bad, _row(*_GOOD), *bad]))
+        assert (len(records), len(rejections)) == (1, 600)
+        assert len(of._routes) == 301
+    _published(of, _batch([_row(*_GOOD)]))
+    assert [route.topic for route in of._routes] == ["p.events.a"]
+
+
+def test_a_renamed_outbox_keeps_its_topics() -> None:
+    """Also if the options give its new name others, which another column chooses."""
+    of, session = _outbox({**_RULE, "outbox": "{table}.{key}"})
+    records, rejections = _published(of, _batch([_row(*_GOOD)], replace(TABLE, name="t_old")))
+    assert not rejections and len(records) == 1 and session.asked == ["p.events.a"]
+
+
 @pytest.mark.parametrize("value", [b"other", b"_bottledwater_events", b"_bottledwater.db.slot", b"_bottledwater"])
 def test_a_row_never_writes_to_a_topic_that_is_somebody_elses(value: bytes) -> None:
-    of, session = _outbox({**_RULE, "outbox": "{kind}"})
-    records, rejections = _published(of, _batch([_row(value, *_GOOD[1:])]))
+    of, session = _outbox()
+    records, rejections = _published(of, _batch([_row(value, *_GOOD[1:])], route="p.{kind}"))
     assert not len(records) and "not for records of an outbox" in rejections[0].reason and not session.asked
 
 

@@ -145,7 +145,8 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
     def _drop(self, pipeline: Settings) -> None:
         from airflow_bottledwater.provision.drop import drop
 
-        self.log.info("%s", drop(pipeline, when="always"))
+        # it was asked for while no job ran; one may have been started since
+        self.log.info("%s", drop(pipeline, when="always", alive=False))
 
     def _start(self, pipeline: Settings) -> None:
         from airflow_bottledwater.jobs import requests

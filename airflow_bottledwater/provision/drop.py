@@ -37,6 +37,10 @@ from airflow_bottledwater.state.records import CLAIM, IDS
 
 log = logging.getLogger(__name__)
 
+#: what to do about a job that is alive: that of another server's pipeline, and that of the pipeline which is dropped
+_LEAVE = "Leave it alone, and use another slot name for this database."
+_END = "It was not dropped. Retire the pipeline, whose DAG then drops the slot, or stop it first."
+
 
 def forget(pipeline: Settings, system_identifier: str) -> str:
     """Delete the state of a slot of this name that belongs to another cluster, one that does not exist any more;
@@ -60,7 +64,7 @@ def forget(pipeline: Settings, system_identifier: str) -> str:
             "deleted.",
             "For a slot of this cluster use 'bottledwater drop-slot --when always'.",
         )
-    _refuse_alive(pipeline, owner, known.claim)
+    _refuse_alive(pipeline, owner, known.claim, _LEAVE)
     claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
     try:
         _forget(pipeline, claim, owner)
@@ -73,10 +77,11 @@ def forget(pipeline: Settings, system_identifier: str) -> str:
     )
 
 
-def _refuse_alive(pipeline: Settings, owner: str, claim: Job | None) -> None:
+def _refuse_alive(pipeline: Settings, owner: str, claim: Job | None, remedy: str) -> None:
     """Wait until it is sure that no job of a pipeline reports any more.
 
     :param claim: the last claim in the pipeline's state. If its job reports, but has not yet, it may be starting.
+    :param remedy: what to do if one does.
     :raises StateError: a job reported.
     """
     before = read_status(pipeline, owner)
@@ -89,10 +94,7 @@ def _refuse_alive(pipeline: Settings, owner: str, claim: Job | None) -> None:
     with ControlTopic.of(pipeline.kafka) as topic:
         now = next_status(topic, owner, heartbeat)
     if now is not None:
-        raise StateError(
-            f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.",
-            "Leave it alone, and use another slot name for this database.",
-        )
+        raise StateError(f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.", remedy)
 
 
 def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
@@ -122,14 +124,15 @@ def keeps(when: str, status: StatusRecord | None) -> bool:
     return when == "never" or (when == "retired" and (status is None or not status.retired))
 
 
-def drop(pipeline: Settings, *, when: str = "retired") -> str:
+def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> str:
     """Drop slot and publications, and delete the slot's saved state; returns a sentence that says what was done. The
     publications are those that the saved state names; they are kept if ``create_publication`` is off, or another
     pipeline of the database has them.
 
     :param when: ``retired`` (only if the stream was stopped for good), ``always`` or ``never``.
-    :raises StateError: the saved state is another cluster's, or the slot is not there or was made on another timeline,
-        and the pipeline's job is alive; nothing was changed.
+    :param alive: whether the slot of a job that is alive is dropped, too, which ends the job.
+    :raises StateError: the saved state is another cluster's, or the pipeline's job is alive although it must not be, or
+        the slot is not there or was made on another timeline; nothing was changed.
     :raises SlotError: the slot belongs to another application or database, or was not created by this pipeline.
     """
     with session(pipeline.postgres, f"Dropping slot {pipeline.slot!r}") as connection:
@@ -154,7 +157,9 @@ def drop(pipeline: Settings, *, when: str = "retired") -> str:
             )
         if present is None or (known.slot is not None and known.slot.timeline != cluster.timeline):
             # a copy of the cluster's files has its system identifier; the job of the original is alive
-            _refuse_alive(pipeline, cluster.pipeline(pipeline.slot), known.claim)
+            _refuse_alive(pipeline, cluster.pipeline(pipeline.slot), known.claim, _LEAVE)
+        elif not alive:
+            _refuse_alive(pipeline, cluster.pipeline(pipeline.slot), known.claim, _END)
         if not known.raw:
             return _drop(pipeline, connection, cluster, known)
         claim = Claim(pipeline, cluster, "drop", Backoff(pipeline.outage_timeout))

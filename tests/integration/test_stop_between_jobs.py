@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from airflow_bottledwater.cli import cli, jobs, restart
-from airflow_bottledwater.errors import JobDied, Outage, TakenOver
+from airflow_bottledwater.errors import JobDied, Outage, StateError, TakenOver
 from airflow_bottledwater.jobs import requests, status
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.jobs.submitted import records
@@ -142,6 +142,8 @@ def test_the_status_of_a_pipeline_that_was_dropped_does_not_come_back(
 
     with pytest.raises(TakenOver), runs.reporting():
         until(lambda: (now := status.read_status(flow.pipeline, name)) and now.job.id == start.job.id, "it reports")
+        with pytest.raises(StateError, match=r"alive: its job .* It was not dropped. Retire the pipeline"):
+            drop(flow.pipeline, when="always", alive=False)
         monkeypatch.setattr(ControlTopic, "write", delayed)
         until(lambda: sent or not late, "a heartbeat is under way")
         drop(flow.pipeline, when="always")

@@ -82,8 +82,11 @@ def look(
     for name, status in found.items():
         wrong = state.wrong(name, status, records, limits, alive=name not in dead)
         cluster = name.rpartition("/")[0]
-        if status.wanted and cluster in slots:
-            wrong += state.wrong_slot(slots[cluster].get(status.slot), status, limits)
+        if cluster in slots:
+            found_slot = slots[cluster].get(status.slot)
+            wrong += state.wrong_slot(found_slot, status, limits)
+            if found_slot is not None and not wrong and not status.wanted and not status.retired:
+                health.told.append(f"{name}: {state.unread(found_slot, status)}")
         for job_id, job in state.submitted(records, name, status).items():
             _task(kafka, job_id, job, wrong, health.told)
         if wrong:

@@ -194,19 +194,37 @@ def _verified(last: VerifiedRecord | None, status: StatusRecord, now: float, lim
 
 
 def wrong_slot(found: SlotState | None, status: StatusRecord, limits: HealthLimits) -> list[str]:
-    """What is wrong with the slot of a pipeline that is meant to run.
+    """What is wrong with the slot of a pipeline. That of one which was stopped is kept, and so is its WAL.
 
     :param found: the slot; None if there is none.
     """
     if found is None:
-        return [f"There is no slot {status.slot!r}."]
+        return [f"There is no slot {status.slot!r}."] if status.wanted else []
+    if status.retired:
+        return [_retired(found, status)] if time.time() - status.at > limits.silence else []
     try:
         slot.check(found, found.database)
     except BottledWaterError as error:
         return [str(error)]
     if limits.lag is not None and found.lag > limits.lag:
-        return [f"The slot is {found.lag:,} bytes behind, more than {limits.lag:,}."]
+        stopped = "" if status.wanted else " The pipeline was stopped on request: start it again, or retire it."
+        return [f"The slot is {found.lag:,} bytes behind, more than {limits.lag:,}.{stopped}"]
     return []
+
+
+def _retired(found: SlotState, status: StatusRecord) -> str:
+    return (
+        f"The pipeline was retired {_ago(time.time() - status.at)}, and {slot.retained(found)}: drop it with "
+        "'bottledwater drop-slot'."
+    )
+
+
+def unread(found: SlotState, status: StatusRecord) -> str:
+    """What a pipeline that was stopped on request costs its source, in one sentence."""
+    return (
+        f"It was stopped on request {_ago(time.time() - status.at)}, and {slot.retained(found)}, until it is started "
+        "again or dropped."
+    )
 
 
 def submitted(records: Mapping[str, Any], name: str, status: StatusRecord) -> dict[str, JobRecord]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +119,14 @@ def test_a_slot_is_looked_at() -> None:
     )
     assert "100 bytes behind" in pipelines.wrong_slot(slot, reported(), HealthLimits(lag=99))[0]
     assert "no slot 'orders'" in pipelines.wrong_slot(None, reported(), HealthLimits())[0]
+    # one that was stopped on request keeps its WAL; one that was retired is to be dropped
+    stopped, retired = reported("stopped", stopped_by="request"), reported("stopped", retired=True)
+    assert "was stopped on request: start it again" in pipelines.wrong_slot(slot, stopped, HealthLimits(lag=99))[0]
+    assert [pipelines.wrong_slot(each, stopped, HealthLimits()) for each in (None, slot)] == [[], []]
+    assert "was stopped on request" in pipelines.unread(slot, stopped)
+    assert "drop it with 'bottledwater drop-slot'" in pipelines.wrong_slot(slot, retired, HealthLimits())[0]
+    just = replace(retired, at=time.time())
+    assert pipelines.wrong_slot(None, retired, HealthLimits()) == pipelines.wrong_slot(slot, just, HealthLimits()) == []
     lost = SlotState("orders", "pgoutput", "logical", "d", None, 1, "lost", 0, 0, None, invalidated="wal_removed")
     assert "orders" in pipelines.wrong_slot(lost, reported(), HealthLimits())[0]
 

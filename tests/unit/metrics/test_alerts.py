@@ -83,7 +83,11 @@ def slower(seconds: float) -> list[dict[str, str]]:
 STREAMS = state("streaming")
 #: what each rule is for, and what is near it and well
 CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
-    "BottledWaterNoMetrics": ([], STREAMS),
+    "BottledWaterNoMetrics": (
+        # one exporter of two
+        [*STREAMS, {"series": 'up{job="bottledwater", instance="b"}', "values": "0x60"}],
+        [*STREAMS, {"series": 'up{job="bottledwater", instance="a"}', "values": "1x60"}],
+    ),
     "BottledWaterNobodyStreams": (
         state("streaming", last_report_age_seconds="0+60x60"),
         # a bounded run each hour, and a pipeline that was stopped
@@ -98,6 +102,11 @@ CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     "BottledWaterBehind": (
         [series("bottledwater_lag_seconds", "0+60x60")],
         [series("bottledwater_lag_seconds", "500x60")],
+    ),
+    "BottledWaterNotMeasured": (STREAMS, [*STREAMS, series("bottledwater_lag_seconds", "0x60")]),
+    "BottledWaterStopped": (
+        state("stopped", wanted="0x60", last_report_age_seconds="85000+60x60"),
+        [*state("stopped", wanted="0x60"), *state("failed", last_report_age_seconds="90000x60")[:-2]],
     ),
     "BottledWaterSlow": (slower(120), slower(0.5)),
     "BottledWaterSlotInDanger": (

@@ -51,13 +51,15 @@ def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
         if seen.away and (shown or allowed.may_read(conn_id)):
             away[conn_id] = seen.away
         found += [each for each in shown if dag_id in ("", _dag_of(each))]
-    never = unbegun.found(list(looks.values()))
+    never = unbegun.found(looks)
     unable = [each for each in never if each["dag_id"] in allowed.readable and dag_id in ("", each["dag_id"])]
     return {
         "pipelines": overview.worst_first(found),
         "unbegun": unable,
         "wrong": sum(bool(each["wrong"]) for each in found) + len(unable),
         "away": away,
+        # also for whoever may not know which Kafka is away
+        "complete": all(look.read and not look.away for look in looks.values()),
         "kafkas": len(looks),
     }
 

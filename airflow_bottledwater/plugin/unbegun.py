@@ -3,27 +3,27 @@ only Airflow can tell."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from airflow_bottledwater.pipeline.description import Description
-from airflow_bottledwater.plugin import rights
+from airflow_bottledwater.plugin import kafkas, rights
 from airflow_bottledwater.plugin.overview import owner_of
 from airflow_bottledwater.plugin.watch import KafkaLook
 from airflow_bottledwater.state.control_records import StatusRecord
 
 
-def found(looks: Sequence[KafkaLook]) -> list[dict[str, Any]]:
+def found(looks: Mapping[str, KafkaLook]) -> list[dict[str, Any]]:
     """Each of them with the task that has failed; of several tasks of one DAG and slot, the first.
 
-    :param looks: what all Kafkas have; while one of them was never read, nothing can be said.
+    :param looks: what each Kafka has, by the id under which it is listed; while one was never read, nothing can be said
+        of its pipelines.
     """
-    if not all(look.read for look in looks):
-        return []
-    reported = [status for look in looks for status in look.statuses.values()]
+    reported = [status for look in looks.values() for status in look.statuses.values()]
     made: dict[tuple[str, str], dict[str, Any]] = {}
     for task, described in rights.failed():
-        if not any(_is_of(status, task["dag_id"], described) for status in reported):
+        own = looks.get(kafkas.listed_as(described.kafka.conn_id))
+        if (own is None or own.read) and not any(_is_of(status, task["dag_id"], described) for status in reported):
             made.setdefault((task["dag_id"], described.name), {**task, "slot": described.name})
     return list(made.values())
 

@@ -118,6 +118,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         samples = {name: [sample(name, 10, 10), sample(name, 0, 110)] for name in statuses}
         stub = Stub(KafkaLook(records or {}, statuses, samples, frozenset(), 1.0, away))
         monkeypatch.setattr(kafkas, "watches", lambda: {"kafka_default": stub})
+        # the same brokers by another connection
+        monkeypatch.setattr(kafkas, "_connections", lambda: {"shop_kafka": ("kafka_default", {})})
 
     monkeypatch.setattr(detail, "_state", lambda *_: (None, ""))
     return see
@@ -250,7 +252,7 @@ def ran(airflow: None) -> Iterator[Callable[..., None]]:
 
 
 def test_a_pipeline_that_could_not_begin_is_shown_with_the_task_that_failed(
-    client: Client, seen: Callable[..., None], ran: Callable[..., None]
+    client: Client, seen: Callable[..., None], ran: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen(status())
     ran("first", "failed", "stock")
@@ -266,10 +268,15 @@ def test_a_pipeline_that_could_not_begin_is_shown_with_the_task_that_failed(
     assert answer["wrong"] == 1 and len(answer["pipelines"]) == 1
     assert client("VIEWER").get("/api/pipelines?dag_id=orders").json()["unbegun"] == [found]
     assert client("VIEWER").get("/api/pipelines?dag_id=other").json()["unbegun"] == []
-    # while a Kafka was never read, nobody knows what has reported to it
+    # while its Kafka was never read, nobody knows what has reported to it; another one that is away hides nothing
     seen()
-    kafkas.watches()["kafka_default"].seen = KafkaLook(away="Kafka has not answered for 9 s.")
-    assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == []
+    away = Stub(KafkaLook(away="Kafka has not answered for 9 s."))
+    (read,) = kafkas.watches().values()
+    monkeypatch.setattr(kafkas, "watches", lambda: {"kafka_default": away, "other": read})
+    answer = client("VIEWER").get("/api/pipelines").json()
+    assert answer["unbegun"] == [] and not answer["complete"]
+    monkeypatch.setattr(kafkas, "watches", lambda: {"kafka_default": read, "other": away})
+    assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == [found]
     # once a job has reported, its status says what is wrong; so it is with a pipeline of the command
     seen(status("stock"))
     assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == []

@@ -163,7 +163,7 @@ export const Title = ({ found }: { readonly found?: Overview }) => (
       <Text color={found.wrong > 0 ? "fg.error" : "fg.muted"} fontSize="sm">
         {found.wrong > 0
           ? `${found.wrong} of ${total(found)} ${found.wrong === 1 ? "needs" : "need"} you.`
-          : `${found.pipelines.length === 1 ? "The pipeline is" : `All ${found.pipelines.length} pipelines are`} as meant.`}
+          : `${found.pipelines.length === 1 ? "The pipeline" : `${found.complete ? "All" : "The"} ${found.pipelines.length} pipelines`}${found.complete ? "" : " that could be looked at"} ${found.pipelines.length === 1 ? "is" : "are"} as meant.`}
       </Text>
     )}
   </Box>

@@ -31,7 +31,7 @@ export type Row = {
 /** A pipeline of which no job has ever reported, and the task that failed before it. */
 export type Unbegun = Task & { slot: string; at: number | null; again: boolean };
 
-export type Overview = { pipelines: Row[]; unbegun: Unbegun[]; wrong: number; away: Record<string, string>; kafkas: number };
+export type Overview = { pipelines: Row[]; unbegun: Unbegun[]; wrong: number; away: Record<string, string>; complete: boolean; kafkas: number };
 
 export type Problem = { kind: string; subject: string; reason: string; remedy: string; since: number };
 
@@ -145,16 +145,23 @@ const SAID: Record<number, string> = {
 /** An address below that of Airflow's front end, wherever that is mounted. */
 export const address = (path: string): string => new URL(path, document.baseURI).href;
 
+/** Milliseconds after which an answer is not waited for any more: the server gives up after fewer. */
+const PATIENCE = 30_000;
+
 const ask = async <T>(path: string, init?: RequestInit): Promise<T> => {
   let answer: Response;
   try {
-    answer = await fetch(address(path), { credentials: "same-origin", ...init });
+    answer = await fetch(address(path), { credentials: "same-origin", signal: AbortSignal.timeout(PATIENCE), ...init });
   } catch {
     throw new Failure(0, "Airflow's API server does not answer.");
   }
-  const content = await answer.json().catch(() => ({}));
+  const content = await answer.json().catch(() => undefined);
+  if (answer.ok && content === undefined) {
+    // a proxy in front of Airflow shows its own page, to log in, say
+    throw new Failure(0, "The answer is not Airflow's. Reload the page, and log in again if you are asked to.");
+  }
   if (!answer.ok) {
-    const detail = typeof content.detail === "string" ? content.detail : `The answer was ${answer.status}.`;
+    const detail = typeof content?.detail === "string" ? content.detail : `The answer was ${answer.status}.`;
     throw new Failure(answer.status, answer.status === 401 ? SAID[401] : detail || SAID[answer.status]);
   }
   return content as T;

@@ -38,7 +38,8 @@ const shown = (path: string, props: { dagId?: string } = {}) => {
 };
 
 const overview = (...pipelines: Row[]): Overview => ({
-  pipelines, unbegun: [], wrong: pipelines.filter((each) => each.wrong.length > 0).length, away: {}, kafkas: 1,
+  pipelines, unbegun: [], wrong: pipelines.filter((each) => each.wrong.length > 0).length, away: {}, complete: true,
+  kafkas: 1,
 });
 
 afterEach(() => {
@@ -69,6 +70,12 @@ it("says that Kafka is away, above what was known last", async () => {
   shown("/plugin/bottledwater");
   expect(await screen.findByText("Kafka has not answered for 9 s.")).toBeTruthy();
   expect(screen.getByText("good")).toBeTruthy();
+});
+
+it("does not say that all is well while a Kafka cannot be looked at", async () => {
+  answers["api/pipelines"] = { ...overview(row("one"), row("two")), complete: false };
+  shown("/plugin/bottledwater");
+  expect(await screen.findByText("The 2 pipelines that could be looked at are as meant.")).toBeTruthy();
 });
 
 it("is a card on the dashboard", async () => {

@@ -50,7 +50,7 @@ def screen(found: Pipelines, slot: str = "") -> RenderableType:
 
 def _row(name: str, status: StatusRecord, samples: Sequence[Sample], now: float) -> list[str]:
     state = "does not report" if suspect(status, now) else status.state
-    last = samples[-1] if samples and now - samples[-1].at < 3 * samples[-1].interval else None
+    last = samples[-1] if samples and samples[-1].present(now) else None
     if last is None:
         return [name, state, "", "", "", "", f"{status.open_dead_letters:,}", ""]
     behind, seconds = last.value(registry.LAG_BYTES.name), last.value(registry.LAG_SECONDS.name)

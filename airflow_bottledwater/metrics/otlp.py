@@ -29,8 +29,9 @@ from airflow_bottledwater.metrics.registry import PREFIX, SECONDS
 from airflow_bottledwater.metrics.registry import Metric as Described
 from airflow_bottledwater.metrics.sample import Distribution
 
-#: a unit at the end of a name, and its code in UCUM, which OpenTelemetry prescribes
-_UNITS = {"_seconds": "s", "_bytes": "By"}
+#: a unit at the end of a name, and its code in UCUM, which OpenTelemetry prescribes; of the others, whose unit is what
+#: they count, the code is a note: a collector adds "_ratio" to the name of a gauge with the unit 1
+_UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1"}
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 
@@ -49,7 +50,7 @@ def data(points: Iterable[Point], now: float) -> MetricsData:
 
 
 def _metric(metric: Described, of: list[Point], now: int) -> Metric:
-    unit = next((code for suffix, code in _UNITS.items() if metric.name.endswith(suffix)), "1")
+    unit = next((code for suffix, code in _UNITS.items() if metric.name.endswith(suffix)), f"{{{metric.name}}}")
     # with its unit: lag_bytes and lag_seconds are two metrics
     name = f"{PREFIX.rstrip('_')}.{metric.name}"
     if metric.kind == "gauge":

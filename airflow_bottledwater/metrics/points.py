@@ -13,6 +13,7 @@ from airflow_bottledwater.jobs import pipelines
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.registry import METRICS, Metric
 from airflow_bottledwater.metrics.sample import Distribution, Sample
+from airflow_bottledwater.state import problems
 from airflow_bottledwater.state.control_records import (
     SnapshotReport,
     StatusRecord,
@@ -24,8 +25,6 @@ from airflow_bottledwater.state.control_records import (
 
 #: the states of a job, all of which are always given: a series that is absent fires no alert
 STATES = ("starting", "snapshot", "streaming", "waiting", "stopped", "finished", "failed")
-#: intervals after which a sample is too old to be shown: values of a job that is gone must not look like present ones
-_OLD = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def points(samples: Mapping[str, Sample], records: Mapping[str, Any], now: float
     for name, status in statuses.items():
         yield from _of_records(name, status, records, now)
     for name, sample in samples.items():
-        if now - sample.at <= _OLD * sample.interval and name in statuses:
+        if sample.present(now) and name in statuses:
             yield from _of_sample(sample)
 
 
@@ -90,7 +89,7 @@ def _of_records(name: str, status: StatusRecord, records: Mapping[str, Any], now
     yield Point(registry.WANTED, where, float(status.wanted))
     yield Point(registry.REPORT_AGE, where, max(0.0, now - status.at))
     yield Point(registry.OPEN_LETTERS, where, status.open_dead_letters)
-    for kind, count in Counter(each.kind for each in status.standing).items():
+    for kind, count in problems.by_kind(status.standing).items():
         yield Point(registry.PROBLEMS, {**where, "kind": kind}, count)
     prefix = reading_key(name, "")
     live = [decode(SnapshotReport, raw) for key, raw in records.items() if key.startswith(prefix)]

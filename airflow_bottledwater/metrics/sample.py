@@ -6,6 +6,8 @@ import msgspec
 
 #: the topic of all pipelines' samples: never written in a transaction, and nothing is lost with it but history
 METRICS_TOPIC = "_bottledwater_metrics"
+#: intervals after which a sample is not shown any more, and the seconds that an interval counts at least
+_OLD, _SHORTEST = 3, 10.0
 
 
 class Labelled(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +58,14 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
         """The value of a metric; without labels, the sum over them; None if it was not measured."""
         found = [each.value for each in self.values.get(name, ()) if not labels or each.labels == labels]
         return sum(found) if found else None
+
+    def present(self, now: float) -> bool:
+        """Whether it is not too old, or too far ahead, to be shown: values of a job that is gone must not look like
+        present ones. The clock of the job's host may be some intervals off.
+
+        :param now: seconds since 1970.
+        """
+        return abs(now - self.at) < _OLD * max(_SHORTEST, self.interval)
 
     def encode(self) -> bytes:
         """The sample as JSON."""

@@ -8,11 +8,11 @@ import logging
 import resource
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.kafka.clients import made, producer_config
@@ -24,6 +24,7 @@ from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Labelled, Sample
 from airflow_bottledwater.metrics.source import Age, Look, SourceLook
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state import problems
 from airflow_bottledwater.state.control_records import StatusRecord
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,9 @@ class Sampler:
         self._ended, self._told, self._tried = threading.Event(), False, 0.0
         self._answered = time.monotonic()
         self._producer: Producer | None = None
+        #: whether the last sample did not reach Kafka
+        self._lost = False
+        self._shown: dict[str, set[tuple[str, ...]]] = {}
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def __enter__(self) -> Meter:
@@ -143,10 +147,10 @@ class Sampler:
         """
         status = self._status()
         counted, distributions = self._meter.counted()
-        values = {name: _largest(of, METRICS[name]) for name, of in counted.items()}
+        values = {name: self._bounded(of, METRICS[name]) for name, of in counted.items()}
         for metric, value, labels in (*of_status(status), *of_process(), *self._measure(look)):
             values.setdefault(metric.name, []).append(Labelled(value, labels))
-        for kind, count in Counter(problem.kind for problem in status.problems).items():
+        for kind, count in problems.by_kind(status.problems).items():
             values.setdefault(registry.PROBLEMS.name, []).append(Labelled(count, (kind,)))
         return Sample(
             pipeline=self._name,
@@ -161,6 +165,22 @@ class Sampler:
             distributions=distributions,
             holder=look.holder if look is not None else "",
         )
+
+    def _bounded(self, of: list[Labelled], metric: Metric) -> list[Labelled]:
+        """The values of the tables that have most, by the sums of theirs, and of a counter the sums of the others, one
+        for each of its other labels' values; all without labels. A table whose counter is shown stays so for the job's
+        life, so that no sum ever shrinks: that would be taken for a counter that has begun again."""
+        sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        for each in of:
+            sums[each.labels[:1]] += each.value
+        shown = self._shown.setdefault(metric.name, set()) if metric.kind != "gauge" else set()
+        shown.update(heapq.nlargest(TABLES - len(shown), sums.keys() - shown, key=sums.__getitem__))
+        rest: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        for each in of:
+            if each.labels[:1] not in shown and metric.kind != "gauge":
+                rest[each.labels[1:]] += each.value
+        found = sorted((each for each in of if each.labels[:1] in shown), key=lambda each: each.value, reverse=True)
+        return [*found, *(Labelled(value, (OTHERS, *labels)) for labels, value in rest.items())]
 
     def _of_source(self, look: Look | None, status: StatusRecord) -> Iterator[Value]:
         """What PostgreSQL has answered, and how far the stream is behind: that goes into its status, too."""
@@ -187,13 +207,18 @@ class Sampler:
         yield registry.LAG_SECONDS, seconds, ()
 
     def _write(self, sample: Sample) -> None:
-        """Hand a sample to librdkafka, which sends it or drops it."""
-        if self._producer is None and time.monotonic() - self._tried >= _AGAIN:
+        """Hand a sample to librdkafka, which sends it or drops it: if the topic was deleted, it is made again."""
+        if (self._producer is None or self._lost) and time.monotonic() - self._tried >= _AGAIN:
             self._open()
         if self._producer is not None:
-            self._producer.produce(METRICS_TOPIC, sample.encode(), sample.pipeline.encode(), partition=0)
+            self._producer.produce(
+                METRICS_TOPIC, sample.encode(), sample.pipeline.encode(), partition=0, on_delivery=self._delivered
+            )
             self._producer.poll(0)
             self._told = False
+
+    def _delivered(self, error: KafkaError | None, _: object) -> None:
+        self._lost = error is not None
 
     def _open(self) -> None:
         """Make the topic, unless there is one, and the producer."""
@@ -214,25 +239,6 @@ class Sampler:
                 "compression.type": "lz4",
             },
         )
-
-
-def _largest(of: list[Labelled], metric: Metric) -> list[Labelled]:
-    """The values of the tables that have most, by the sums of theirs, and of a counter the sums of the others, one for
-    each of its other labels' values; all without labels."""
-    sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for each in of:
-        sums[each.labels[:1]] += each.value
-    if len(sums) <= TABLES:
-        return of
-    largest = set(heapq.nlargest(TABLES, sums, key=sums.__getitem__))
-    shown = sorted((each for each in of if each.labels[:1] in largest), key=lambda each: each.value, reverse=True)
-    if metric.kind == "gauge":
-        return shown
-    rest: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for each in of:
-        if each.labels[:1] not in largest:
-            rest[each.labels[1:]] += each.value
-    return [*shown, *(Labelled(value, (OTHERS, *labels)) for labels, value in rest.items())]
 
 
 def new_topic(pipeline: Settings, replication: int) -> NewTopic:

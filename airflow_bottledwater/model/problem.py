@@ -16,6 +16,7 @@ class Problem:
     :param reason: why, as a full sentence.
     :param remedy: what the reader can do, as a full sentence; empty if it mends itself.
     :param since: seconds since 1970 when it was first seen, by the clock of the job's host.
+    :param count: how many there are: one stands for those that a status has no room for.
     """
 
     kind: str
@@ -23,6 +24,7 @@ class Problem:
     reason: str
     remedy: str = ""
     since: float = 0.0
+    count: int = 1
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.reason}{' ' if self.remedy else ''}{self.remedy}"

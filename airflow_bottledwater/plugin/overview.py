@@ -17,8 +17,6 @@ from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.plugin.watch import KafkaLook
 from airflow_bottledwater.state.control_records import StatusRecord, VerifiedRecord, decode, verified_key
 
-#: intervals after which a sample is too old to be shown
-_OLD = 3
 #: what a row has of the last sample
 _VALUES: dict[str, Metric] = {
     "lag_bytes": registry.LAG_BYTES,
@@ -30,11 +28,6 @@ _VALUES: dict[str, Metric] = {
 }
 
 
-def present(samples: Sequence[Sample], now: float) -> Sample | None:
-    """The last sample, if it is not too old; the clock of the job's host may be some intervals off."""
-    return samples[-1] if samples and abs(now - samples[-1].at) < _OLD * max(10.0, samples[-1].interval) else None
-
-
 def row(kafka: str, name: str, status: StatusRecord, seen: KafkaLook) -> dict[str, Any]:
     """One pipeline.
 
@@ -42,7 +35,7 @@ def row(kafka: str, name: str, status: StatusRecord, seen: KafkaLook) -> dict[st
     """
     now, quiet = time.time(), name in seen.silent
     samples = seen.samples.get(name, ())
-    last = present(samples, now)
+    last = samples[-1] if samples and samples[-1].present(now) else None
     verified = decode(VerifiedRecord, seen.records.get(verified_key(name)))
     owner = owner_of(status)
     return {

@@ -110,6 +110,8 @@ class Past:
             if error.args[0].code() not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
                 raise
             return -1  # nothing was ever measured
+        if self._offset > end:  # the topic was deleted and made again
+            self._offset = first
         self._offset = max(self._offset, first)  # old ones were deleted
         return int(end)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -79,8 +80,16 @@ def _named(found: list[Problem]) -> list[Problem]:
     reason = f"They have the same problem ({more[0].kind}) as those that are named."
     return [
         *found[:_NAMED],
-        Problem(more[0].kind, f"{len(more)} more", reason, "The job's log names each.", more[0].since),
+        Problem(more[0].kind, f"{len(more)} more", reason, "The job's log names each.", more[0].since, len(more)),
     ]
+
+
+def by_kind(problems: Iterable[Problem]) -> dict[str, int]:
+    """How many there are of each kind."""
+    found: Counter[str] = Counter()
+    for each in problems:
+        found[each.kind] += each.count
+    return found
 
 
 def lasting(problems: Iterable[Problem], now: float) -> list[Problem]:

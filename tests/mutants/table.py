@@ -2468,6 +2468,12 @@ MUTANTS = (
         "tests/integration/test_identity.py::test_nothing_that_a_copy_of_the_cluster_does_touches_the_original",
     ),
     Mutant(
+        "a button that was pressed before the pipeline was started again does not drop its slot",
+        "drop.drop",
+        never("not alive"),
+        "tests/integration/test_stop_between_jobs.py::test_the_status_of_a_pipeline_that_was_dropped_does_not_come_back",
+    ),
+    Mutant(
         "a job that has claimed the slot and not reported yet is alive",
         "_refuse_alive",
         drop("not starting"),
@@ -5049,14 +5055,20 @@ MUTANTS = (
     Mutant(
         "what a dead job measured does not look like the present",
         "points.points",
-        always("now - sample.at <= _OLD * sample.interval"),
+        always("sample.present(now)"),
         "tests/unit/metrics/test_meter.py::test_what_a_dead_job_measured_does_not_look_like_the_present",
     ),
     Mutant(
         "a sample has a bounded number of tables",
-        "sampler._largest",
-        always("len(sums) <= TABLES"),
-        "tests/unit/metrics/test_meter.py::test_a_sample_has_the_largest_tables_and_the_sum_of_the_others",
+        "Sampler._bounded",
+        swap("TABLES - len(shown)", "len(sums)"),
+        "tests/unit/metrics/test_sampler.py::test_the_200_tables_that_have_most_are_shown_and_the_others_added_up_by_operation",
+    ),
+    Mutant(
+        "the counters of the other tables never shrink",
+        "Sampler._bounded",
+        swap("self._shown.setdefault(metric.name, set())", "set()"),
+        "tests/unit/metrics/test_sampler.py::test_the_200_tables_that_have_most_are_shown_and_the_others_added_up_by_operation",
     ),
     Mutant(
         "a line of the stream comes when something has changed, and every ten minutes",

@@ -16,7 +16,6 @@ from airflow_bottledwater.metrics.points import points
 from airflow_bottledwater.metrics.prometheus import collector
 from airflow_bottledwater.metrics.registry import DELAY_SECONDS, SECONDS
 from airflow_bottledwater.metrics.sample import Distribution, Labelled, Sample, decode
-from airflow_bottledwater.metrics.sampler import OTHERS, _largest
 from airflow_bottledwater.metrics.source import Age
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.problem import Problem
@@ -74,14 +73,6 @@ def test_durations_are_counted_in_buckets() -> None:
     found = meter.counted()[1]["commit_duration_seconds"]
     assert (found.counts[0], found.counts[1], found.counts[-1]) == (2, 1, 1)
     assert math.isclose(found.sum, 5000.0101)
-
-
-def test_a_sample_has_the_largest_tables_and_the_sum_of_the_others() -> None:
-    of = [Labelled(i, (f"t{i}", "insert")) for i in range(203)]
-    assert len(_largest(of, registry.CHANGED)) == 200
-    found = _largest(of, registry.ROWS)
-    assert len(found) == 201 and found[0].labels == ("t202", "insert")
-    assert found[-1].labels[0] == OTHERS and sum(each.value for each in found) == sum(range(203))
 
 
 def test_a_sample_is_read_as_it_was_written() -> None:

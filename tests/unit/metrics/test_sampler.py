@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,7 @@ class World:
         self.sent: list[Sample] = []
         self.look: Look | None = LOOK
         self.fails: Exception | None = None
+        self.lost: Exception | None = None
 
 
 @pytest.fixture
@@ -56,7 +58,10 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     class Producer:
         def __init__(self, properties: dict[str, Any]) -> None: ...
 
-        def produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
+        def produce(
+            self, topic: str, value: bytes, key: bytes, partition: int, on_delivery: Callable[..., None]
+        ) -> None:
+            on_delivery(world.lost, None)
             found = decode(value)
             assert found is not None and (topic, partition) == (METRICS_TOPIC, 0) and key.decode() == found.pipeline
             world.sent.append(found)
@@ -140,8 +145,17 @@ def test_the_200_tables_that_have_most_are_shown_and_the_others_added_up_by_oper
         ("(others)", "insert"): 9,
         ("(others)", "delete"): 1,
     }
+    # another one that has more now does not take a place: the sums of the others would shrink
+    meter.add(registry.ROWS, 100, "small", "delete")
+    meter.set(registry.CHANGED, 2000, "t200")
+    sample = found.take(None)
+    rows = {each.labels: each.value for each in sample.values["rows"]}
+    assert rows["(others)", "delete"] == 101 and rows["t0", "insert"] == 5 and len(rows) == 402
     # of a time there is no sum
-    assert [each.labels for each in sample.values[registry.CHANGED.name]] == [(f"t{i}",) for i in range(200)]
+    assert [each.labels for each in sample.values[registry.CHANGED.name]] == [
+        ("t200",),
+        *((f"t{i}",) for i in range(199)),
+    ]
 
 
 def test_a_job_that_ends_soon_writes_a_sample_too(world: World) -> None:
@@ -163,6 +177,16 @@ def test_what_goes_wrong_is_logged_once_and_harms_nobody(
         time.sleep(0.5)
     assert time.monotonic() - began < 5 and world.sent == []
     assert len([m for m in caplog.messages if m.startswith("Metrics are not written for now")]) == 1
+
+
+def test_a_topic_that_was_deleted_is_made_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "_AGAIN", 0.3)
+    found, _ = made()
+    with found:
+        until(lambda: len(world.sent) > 5, "samples for longer than it takes to try again")
+        assert len(world.made) == 1
+        world.lost = KeyError("no such topic")
+        until(lambda: len(world.made) == 2, "the topic is made again")
 
 
 def test_a_topic_that_others_make_is_not_made(world: World) -> None:

@@ -110,7 +110,7 @@ class ChangeWatch:
         lsn = Position.parse(status.position).lsn
         if self.last is None:
             return self._told(self._cut(ChangeRange(self._name, lsn, lsn), lsn, begins=True))
-        if self.last.pipeline == self._name and lsn <= self.last.end:
+        if self.last.pipeline == self._name and lsn == self.last.end:
             return None
         waiting = self._behind(self._ends())
         if not waiting.records:
@@ -119,9 +119,18 @@ class ChangeWatch:
         self._since = self._since or time.monotonic()
         if self._too_few(waiting):
             return None
+        if lsn < waiting.start:
+            return self._set_back(waiting.start)
         found = self._cut(waiting, lsn)
         # what is behind the position is not in it
         return None if found is None or found.empty or self._too_few(found) else self._told(found)
+
+    def _set_back(self, end: int) -> ChangeRange | None:
+        """What was published since the last range if the source was restored to a moment before its end: the topics may
+        have changes of the time behind that moment, so that no position can be searched there. None if it was not, and
+        a job that was replaced has reported once more."""
+        found = self.present()
+        return self._told(found) if found.end < end else None
 
     def _too_few(self, found: ChangeRange) -> bool:
         """Whether more are waited for."""
@@ -203,7 +212,8 @@ class ChangeWatch:
 
     def present(self) -> ChangeRange:
         """Everything that was published since the last range; the first time, an empty range. While no job publishes,
-        it ends at the position, without a search.
+        it ends at the position, without a search. If the last range ends behind that, the source was restored to an
+        earlier moment, and the range begins at 0.
 
         :raises StateError: there is no such pipeline, or it has no such table.
         :raises Outage: Kafka does not answer, or a transaction stays open.
@@ -215,7 +225,8 @@ class ChangeWatch:
         tables = found.tables
         if self.last is None:
             tables = {table: each.begun_at(each.end) for table, each in tables.items()}
-        return ChangeRange(self._name, found.start if self.last else lsn, lsn, tables)
+        start = lsn if self.last is None else found.start
+        return ChangeRange(self._name, start if start <= lsn else 0, lsn, tables)
 
     def between(self, start: int, end: int) -> ChangeRange:
         """The range between two LSNs, see :func:`between`."""

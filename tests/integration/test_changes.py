@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import json
 import random
@@ -21,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.hooks.changes import Change, ChangesHook
+from airflow_bottledwater.jobs import changes
 from airflow_bottledwater.jobs.changes import ChangeWatch, between, present
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.changes import ChangeRange
@@ -167,6 +169,26 @@ def test_what_a_bounded_run_has_published_is_known_without_a_search(flow: Flow) 
     # the same as by a search, whose end is no mark of a transaction
     searched = between(flow.pipeline, flow.name, ["orders"], found.start, found.end)
     assert places(records([searched])) == places(records([found]))
+
+
+def test_a_source_that_was_set_back_is_told_from_where_it_is(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = present(flow.pipeline, flow.name)
+    flow.execute("INSERT INTO orders SELECT i, 1 FROM generate_series(1, 9) i")
+    flow.stream()
+    # the last range has ended at a moment that the source does not know any more; a change of then was not told
+    ahead = dataclasses.replace(begun, end=begun.end + (1 << 40))
+    with closing(ChangeWatch(flow.pipeline, flow.name, TABLES, last=ahead)) as watch:
+        with monkeypatch.context() as patch:
+            # so says a job that was replaced, but not the saved state
+            asked: list[Any] = []
+            patch.setattr(changes, "published", lambda *of: asked.append(of) or ahead.end)
+            assert until(lambda: [each for each in [watch.fetch()] if asked], "it asks") == [None]
+        found = until(watch.fetch, "a range")
+    assert (found.start, len(records([found]))) == (0, 9) and found.end < ahead.end
+    flow.execute("INSERT INTO orders VALUES (100, 1)")
+    flow.stream()
+    following = next_range(flow, found)
+    assert following.start == found.end and len(records([following])) == 1
 
 
 def test_few_changes_wait_for_more_or_for_their_time(flow: Flow) -> None:

@@ -5167,6 +5167,18 @@ MUTANTS = (
         f"{_CHANGES}::test_each_record_is_in_one_range_and_each_transaction_whole",
     ),
     Mutant(
+        "changes of a source that was restored to an earlier moment are told",
+        "ChangeWatch.fetch",
+        swap("lsn == self.last.end", "lsn <= self.last.end"),
+        f"{_CHANGES}::test_a_source_that_was_set_back_is_told_from_where_it_is",
+    ),
+    Mutant(
+        "what a job reports that was replaced tells nothing",
+        "ChangeWatch._set_back",
+        always("found.end < end"),
+        f"{_CHANGES}::test_a_source_that_was_set_back_is_told_from_where_it_is",
+    ),
+    Mutant(
         "what a watcher has told is kept only once Airflow has stored it",
         "WatcherTrigger.filter_shared_stream",
         swap("look.confirmed = self._keeping(kept)", "await self._keep(kept)"),

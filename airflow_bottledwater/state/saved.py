@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import fields
 from typing import Any
 
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.errors import Refused, StateError
+from airflow_bottledwater.pipeline.groups import TypeSettings
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
@@ -17,6 +19,9 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import SAVED_SETTINGS, SavedSettings, StateRecord
 
 log = logging.getLogger(__name__)
+
+#: the settings that say which rows of a table its topic has, and how their values are written there
+_OF_ROWS = ("table_options", "hash_key_version", *(each.name for each in fields(TypeSettings)))
 
 
 def changed(pipeline: Settings, known: PipelineState) -> dict[str, StateRecord | None]:
@@ -33,6 +38,28 @@ def changed(pipeline: Settings, known: PipelineState) -> dict[str, StateRecord |
         if name in SETTINGS and was != now_is:
             log.info("Setting %s is %r now; at the last start it was %r.", name, now_is, was)
     return {SAVED_SETTINGS: SavedSettings(now, key)}
+
+
+def check_started(pipeline: Settings, known: PipelineState) -> None:
+    """Check that the settings for rows are those with which the stream has started: under others, its topics would not
+    have what they say.
+
+    :raises Refused: one is another.
+    """
+    now = pipeline.chosen()
+    for name in _OF_ROWS if known.settings is not None else ():
+        was, asked = (values.get(name, SETTINGS[name].default) for values in (known.settings or {}, now))
+        if was == asked:
+            continue
+        if isinstance(was, dict):
+            patterns = [each for each in {**was, **asked} if was.get(each) != asked.get(each)]
+            was, asked = ({each: values[each] for each in patterns if each in values} for values in (was, asked))
+        raise Refused(
+            f"The stream has not started with {name} = {asked}: at its last start it was {was}, and its topics have "
+            "what that says.",
+            "Start the stream with the new settings first (in Airflow, clear its task); or give the settings of its "
+            "last start, which are in its saved state: leave them out, with the pipeline's name and connections only.",
+        )
 
 
 def settings_of(pipeline: Settings) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session, stoppable
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import control_topic, coverage, held, options
+from airflow_bottledwater.state import control_topic, coverage, held, options, saved
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import VerifiedRecord, decode, encode, verified_key
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_topics, refuse_shared, resolve
@@ -75,7 +75,7 @@ def run(
     :raises StateError: there is no such pipeline, its snapshot is not complete, or a topic is not the one that was
         pinned.
     :raises Outage: the stream does not come up to the snapshot in time, or a server does not answer.
-    :raises Refused: a table is gone, or its key changed.
+    :raises Refused: a table is gone, or its key changed; or see :func:`airflow_bottledwater.state.saved.check_started`.
     :raises StopRequested: it was asked to stop.
     """
     stopped = stopped or threading.Event()
@@ -88,6 +88,7 @@ def run(
         if known.slot is None:
             raise StateError(f"The state topic does not know slot {pipeline.slot!r}.", "Create the pipeline first.")
         check_settings(pipeline, known)
+        saved.check_started(pipeline, known)
         chosen = _chosen(pipeline, connection, known)
         aside = _not_comparable(connection, pipeline, known)
         wanted = {oid: pinned for oid, pinned in chosen.items() if oid not in aside}
@@ -206,7 +207,11 @@ def _other_key(pinned: PinnedTable, today: SourceTable | None) -> str:
 def _to_be_read(connection: Connection, pipeline: Settings, known: PipelineState) -> set[int]:
     """The tables whose topics lack rows that the stream is going to read, when it has noticed it: see
     :func:`check_complete`."""
-    mapping, named = TableMapping.of(pipeline), catalog.names(connection, list(known.tables))
+    mapping = TableMapping.of(pipeline)
+    wanted = set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False))
+    # one that the settings do not name any more is streamed as it was
+    meant = known.tables.keys() & (wanted | coverage.renamed(connection, pipeline, known, wanted))
+    named = catalog.names(connection, list(meant))
     filtered = [oid for oid in named if mapping.options(*named[oid]).where != known.tables[oid].table.where]
     moved = coverage.moved(coverage.below(connection, known), known)
     return {*coverage.attached(connection, pipeline, known), *moved, *filtered}

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from airflow_bottledwater.backoff import Backoff
@@ -110,14 +110,14 @@ class Moments:
         return list(self._checked(found).values())
 
     def _checked(self, tables: Sequence[SourceTable]) -> dict[int, SourceTable]:
-        """The tables by oid, with the keys that their topics have."""
+        """The tables by oid, with the keys and the row filters that their topics have."""
         found = {table.oid: table for table in tables}
         for oid, pinned in self._wanted.items():
             if oid not in found:
                 raise Refused(
                     f"Table {pinned.table.qualified} does not exist any more.", "Name the tables to verify without it."
                 )
-            found[oid] = pinned.check_key(found[oid])
+            found[oid] = replace(pinned.check_key(found[oid]), where=pinned.table.where, filtered=pinned.table.filtered)
         return found
 
     def _wait_reached(self, lsn: int, holder: SnapshotExporter) -> None:

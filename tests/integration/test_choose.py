@@ -268,6 +268,8 @@ def test_another_key_of_hashes_is_refused_unless_it_is_meant(make_flow: MakeFlow
             run()
     assert len(flow.read("people")) == 1
     flow.change(hash_key_version=1)
+    with pytest.raises(Refused, match="not started with hash_key_version = 1: at its last start it was 0"):
+        driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
     asked = flow.ask("people")
     flow.stream()
     assert flow.reported(asked).state == "finished"

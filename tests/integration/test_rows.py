@@ -13,11 +13,12 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater import Table
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import Outage, PreflightError, SettingError
+from airflow_bottledwater.errors import Outage, PreflightError, Refused, SettingError
 from airflow_bottledwater.postgres import catalog, large_rows, row_filter
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision import pausing, preflight, redrive
 from airflow_bottledwater.state.verification import Verification
+from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.verify import driver
 from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow, limit_topic
@@ -674,8 +675,16 @@ def test_a_table_with_another_filter_is_not_verified_before_it_is_read(make_flow
     flow.snapshot()
     flow.stream()
     flow.change(table_options={})
+    with pytest.raises(Refused, match=r"not started with table_options = {}: at its last start .*region = 'EU'"):
+        driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
+    begin(flow.pipeline)
     with pytest.raises(Outage, match="or row filter"):
         driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
+    # one that the settings do not name any more is streamed with its filter for as long as the slot exists
+    flow.change(tables="items")
+    flow.create()
+    flow.snapshot()
+    assert {each.table: each.rows for each in verified(flow).tables} == {"public.orders": 4, "public.items": 0}
 
 
 @pytest.mark.long

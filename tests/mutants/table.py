@@ -201,6 +201,21 @@ MUTANTS = (
         f"{_ROWS}::test_a_table_with_another_filter_is_not_verified_before_it_is_read",
     ),
     Mutant(
+        "topics are not compared with options that the stream has not started with",
+        "verify.driver.run",
+        drop("saved.check_started(...)"),
+        f"{_ROWS}::test_a_table_with_another_filter_is_not_verified_before_it_is_read",
+    ),
+    Mutant(
+        "a table that the settings do not name any more is verified by its filter of before",
+        "Moments._checked",
+        swap(
+            "replace(pinned.check_key(...), where=pinned.table.where, filtered=pinned.table.filtered)",
+            "pinned.check_key(...)",
+        ),
+        f"{_ROWS}::test_a_table_with_another_filter_is_not_verified_before_it_is_read",
+    ),
+    Mutant(
         "the filter of a table without a key does not change",
         "options.check",
         swap("row_filters.refused(pipeline, known, today)", "[]"),

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_bottledwater.errors import Outage
-from airflow_bottledwater.postgres import sessions
+from airflow_bottledwater.postgres import partitions, sessions
 from airflow_bottledwater.postgres.connect import Connection, pause
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 #: (https://www.postgresql.org/docs/current/explicit-locking.html, Conflicting Lock Modes)
 SHARE = ("AccessExclusiveLock",)
 PUBLISH = ("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
+#: the mode in which whoever inserts, updates or deletes rows holds a table, until after the transaction is visible to
+#: others
+WRITE = ("RowExclusiveLock",)
 
 #: a lock was not granted in time (lock_timeout or statement_timeout), or there was a deadlock
 BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
@@ -88,3 +91,36 @@ def holders(connection: Connection, oids: Sequence[int], conflicting: Sequence[s
         + f" ({'has' if granted else 'waits for'} {mode} on {table})"
         for granted, mode, table, pid, *session in rows
     ]
+
+
+def wait_for_writers(connection: Connection, oids: Sequence[int], *, timeout: float) -> bool:
+    """Wait until every transaction that writes to the tables, or below them, now has ended, and others see it; returns
+    whether all have ended within ``timeout`` seconds."""
+    deadline, oids = time.monotonic() + timeout, _with_partitions(connection, oids)
+    left = _writing(connection, oids)
+    while left := left & _writing(connection, oids):
+        if time.monotonic() > deadline:
+            return False
+        pause(0.05)
+    return True
+
+
+def _writing(connection: Connection, oids: Sequence[int]) -> set[str]:
+    """The transactions that write to the tables, by their virtual ids."""
+    rows = connection.execute(
+        "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = ANY (%s::oid[]) "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND mode = ANY (%s) AND "
+        "granted",
+        (list(oids), list(WRITE)),
+    )
+    return {row[0] for row in rows}
+
+
+def writers(connection: Connection, oids: Sequence[int]) -> str:
+    """The sessions that write to the tables, or below them, for a message."""
+    return "; ".join(holders(connection, _with_partitions(connection, oids), WRITE)) or "nobody any more"
+
+
+def _with_partitions(connection: Connection, oids: Sequence[int]) -> list[int]:
+    """The tables and everything below them: a partition may be written to under its own name."""
+    return [*oids, *partitions.names(connection, oids)]

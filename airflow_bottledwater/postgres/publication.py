@@ -27,6 +27,19 @@ def names(publication: str) -> tuple[str, str]:
     return publication, f"{publication}_unkeyed"
 
 
+#: by major version, the first release that tells transactions in progress, too, of a publication that was altered
+#: (https://www.postgresql.org/docs/release/16.9/: "Avoid data loss when DDL operations that don't take a strong lock
+#: affect tables that are being logically replicated")
+_TOLD = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
+
+
+def forgets_writers(version: int) -> bool:
+    """Whether a server forgets those who write to a table while it is added to a publication, or gets another row
+    filter there: a walsender that sends such a transaction goes by the publication of before from then on, so that it
+    sends no change of the table, until its session ends."""
+    return version < _TOLD.get(version // 10000, 0)
+
+
 def as_option(publications: Sequence[str], connection: Connection) -> str:
     """Publications as pgoutput's option ``publication_names`` has them
     (https://www.postgresql.org/docs/current/protocol-logical-replication.html)."""
@@ -210,21 +223,32 @@ def create(
     locks.in_rounds(connection, [t.oid for t in tables], locks.PUBLISH, make, what=what, timeout=timeout)
 
 
-def extend(connection: Connection, publication: str, added: Sequence[SourceTable], *, timeout: float) -> None:
+def extend(
+    connection: Connection, publication: str, added: Sequence[SourceTable], *, timeout: float, alone: bool = False
+) -> None:
     """Add each table to the publication that it belongs to, unless it is in there already; one that is there gets its
     row filter of now.
 
+    :param alone: whether nobody may write to a table meanwhile, on a server that would forget them
+        (:func:`forgets_writers`).
     :raises Outage: see :func:`create`.
     """
+    alone = alone and forgets_writers(connection.info.server_version)
+
+    def lock(table: SourceTable) -> None:
+        locks.limit(connection, 1)
+        if alone:
+            name = sql.Identifier(table.schema, table.name) if table.partitioned else _only(table)
+            connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(name))
 
     def add(name: str, table: SourceTable) -> None:
         with connection.transaction():
-            locks.limit(connection, 1)
+            lock(table)
             connection.execute(addition(name, [table]))
 
     def renew(name: str, table: SourceTable) -> None:
         with connection.transaction() as renewed:
-            locks.limit(connection, 1)
+            lock(table)
             before = row_filter.read(connection, name, table.oid)
             connection.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(name), _only(table)))
             connection.execute(addition(name, [table]))
@@ -243,7 +267,7 @@ def extend(connection: Connection, publication: str, added: Sequence[SourceTable
             locks.in_rounds(
                 connection,
                 [table.oid],
-                locks.PUBLISH,
+                (*locks.PUBLISH, *(locks.WRITE if alone else ())),
                 functools.partial(add if known is None else renew, name, table),
                 what=f"{'Adding' if known is None else 'Filtering'} {table.qualified} in publication {name!r}",
                 timeout=timeout,

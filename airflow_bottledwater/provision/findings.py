@@ -17,6 +17,7 @@ class Findings:
     :param via_root: whether a partitioned table is published as one, instead of its leaf partitions.
     :param adding: the oids of the tables that are to be added to a running pipeline; empty for those that the settings
         name.
+    :param left: the oids of those that the stream is to take in.
     :param parts: the leaf partitions of those that are published as one.
     :param warnings: things that do not prevent the pipeline from working, but that its user should know.
     :param notes: what can happen later, depending on what is written into the tables.
@@ -28,6 +29,7 @@ class Findings:
     tables: list[SourceTable] = field(default_factory=list)
     via_root: bool = False
     adding: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
     parts: list[SourceTable] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

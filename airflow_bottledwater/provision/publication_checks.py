@@ -58,7 +58,7 @@ def _existing(connection: Connection, pipeline: Settings, present: publication.P
     """The problems of a publication that exists: whether this pipeline created it, and whether it makes the
     application's writes fail."""
     intent = found.state.intent
-    mine = {*(t.oid for t in found.tables), *found.state.tables, *found.state.stopped}
+    mine = {*(t.oid for t in found.tables), *found.left, *found.state.tables, *found.state.stopped}
     problems = publication.problems(present, found.tables)
     if not pipeline.create_publication:
         problems += row_filters.foreign(connection, present, found.tables)

@@ -12,7 +12,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import DOCS, PreflightError, Refused, SlotError, SlotInUse
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres import catalog, partitions, slot
+from airflow_bottledwater.postgres import catalog, partitions, publication, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.server import is_standby
 from airflow_bottledwater.provision.findings import Findings
@@ -149,6 +149,14 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
         problems.append(
             f"Role {row[1]} may not replicate. As an administrator, run: ALTER ROLE {row[1]} REPLICATION; (on RDS and "
             f"Aurora: GRANT rds_replication TO {row[1]};)."
+        )
+    if publication.forgets_writers(found.cluster.version):
+        found.warnings.append(
+            f"PostgreSQL {found.cluster.version // 10000}.{found.cluster.version % 10000} may send no changes of a "
+            "table that is added to a publication, or gets another row filter there, while transactions write to it. "
+            "The pipeline waits for their ends. Upgrade to the last minor release; until then, whoever else alters its "
+            "publications has to lock the table first, in the same transaction: LOCK TABLE … IN SHARE ROW EXCLUSIVE "
+            "MODE."
         )
     if _setting(connection, "max_slot_wal_keep_size") == "-1":
         found.warnings.append(
@@ -333,20 +341,22 @@ def _warn_of_generated(connection: Connection, found: Findings) -> None:
 
 def _leave_to_stream(pipeline: Settings, found: Findings) -> None:
     """Leave those tables to the stream that bear the names of others: it gives them their topics, behind the last
-    changes of these."""
+    changes of these. And those that others have published, on a server that forgets who was writing to them then: it
+    begins behind these."""
     if found.adding or pipeline.new_tables != "add" or not found.state.complete:
         return
     owners = {pinned.topic for pinned in found.state.tables.values()}
-    left = {
-        table.oid
-        for table in found.tables
-        if table.oid not in found.state.tables and TableMapping.of(pipeline).topic(table) in owners
-    }
-    found.warnings += [
-        f"{table.qualified} bears the name of another table: the stream gives it that one's topic."
-        for table in found.tables
-        if table.oid in left
-    ]
+    late = not pipeline.create_publication and publication.forgets_writers(found.cluster.version)
+    left = dict[int, str]()
+    for table in (each for each in found.tables if each.oid not in found.state.tables):
+        if TableMapping.of(pipeline).topic(table) in owners:
+            left[table.oid] = "bears the name of another table: the stream gives it that one's topic."
+        elif late and table.keyed and not table.outbox:
+            left[table.oid] = (
+                "is taken in by the stream, behind the transactions that wrote to it when it was published."
+            )
+    found.warnings += [f"{table.qualified} {left[table.oid]}" for table in found.tables if table.oid in left]
+    found.left = frozenset(left)
     found.tables = [table for table in found.tables if table.oid not in left]
 
 

@@ -297,7 +297,7 @@ class TableWatch:
                 return steps, None
             prepared = writer.prepare(connection, self._pipeline, self._cluster, known, seen, due)
             if not prepared.unfit:
-                return steps, replace(prepared, lsn=lsn, retry=retry)
+                return steps, replace(prepared, lsn=max(lsn, prepared.lsn), retry=retry)
             prepared.close()
             unfit |= prepared.unfit
 

@@ -29,10 +29,11 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.postgres import catalog, coverage, publication, slot
+from airflow_bottledwater.postgres import catalog, coverage, locks, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, own, quoted
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
+from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.provision.create import partition_records, pin
 from airflow_bottledwater.state import row_filters
 from airflow_bottledwater.state.identity import shared, via_root
@@ -203,6 +204,9 @@ def prepare(
     """
     names = publication.names(pipeline.publication_name)
     tables, unfit = _publish(connection, pipeline, known, seen, steps)
+    late, lsn = _behind_writers(connection, tables)
+    unfit |= late
+    tables = {oid: table for oid, table in tables.items() if oid not in late}
     # taken after the tables were added: what wrote to them before is not sent
     oldest_xid = slot.fresh_xid(connection) if tables else 0
     topics = {step.topic: tables[step.oid] for step in steps if step.oid in tables}
@@ -230,6 +234,7 @@ def prepare(
         partition_records(connection, [each.table for each in found]),
         covered,
         frozenset(oid for oid, each in pinned.items() if each.topic in alone),
+        lsn,
         types=seen.types,
         made=seen.made,
         gaps=seen.gaps,
@@ -267,6 +272,22 @@ def _publish(
                 continue
         tables[step.oid] = table
     return tables, unfit
+
+
+def _behind_writers(connection: Connection, tables: Mapping[int, SourceTable]) -> tuple[dict[int, Unfit], int]:
+    """On a server that forgets those who write to a table while it is published, wait for them; returns why tables have
+    to wait on, and where the stream has to be before it begins anew, so that it sends none of those transactions."""
+    if not (tables and publication.forgets_writers(connection.info.server_version)):
+        return {}, 0
+    deadline, unfit = time.monotonic() + _PUBLISH_SECONDS, dict[int, Unfit]()
+    for oid in tables:
+        if not locks.wait_for_writers(connection, [oid], timeout=deadline - time.monotonic()):
+            unfit[oid] = Unfit(
+                f"has to wait: it is published, and transactions from before still write to it. In the way: "
+                f"{locks.writers(connection, [oid])}",
+                "Let them end, or end them (pg_terminate_backend); newer releases of PostgreSQL need not wait.",
+            )
+    return unfit, end_of_wal(connection)
 
 
 def _extend(connection: Connection, pipeline: Settings, table: SourceTable) -> None:

@@ -19,8 +19,8 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres import catalog, locks, partitions, slot
-from airflow_bottledwater.postgres.connect import Connection, check_stopped, pause
+from airflow_bottledwater.postgres import catalog, locks, slot
+from airflow_bottledwater.postgres.connect import Connection, check_stopped
 from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot, SnapshotExporter
 from airflow_bottledwater.postgres.watch import HolderWatch
@@ -31,9 +31,6 @@ from airflow_bottledwater.verify.streaming import Streaming
 
 T = TypeVar("T")
 
-#: the mode in which whoever inserts, updates or deletes rows holds a table, until after the transaction is visible to
-#: others
-_WRITE = ("RowExclusiveLock",)
 #: seconds to wait for the transactions that write to a table
 _SETTLE = 30.0
 
@@ -176,28 +173,11 @@ class Moments:
         """Wait until every transaction that writes to the tables now has ended, so that the next snapshot shows all
         that the topics have now: a commit is in the WAL, and perhaps published, a moment before other sessions see it
         (with a synchronous standby that is away, a long moment). Returns whether all have ended in time."""
-        oids = [*oids, *partitions.names(self._connection, oids)]  # a partition may be written to under its own name
-        writers = self._writers(oids)
-        deadline = time.monotonic() + _SETTLE
-        while writers := writers & self._writers(oids):
-            if time.monotonic() > deadline:
-                return False
-            pause(0.05)
-        return True
-
-    def _writers(self, oids: Sequence[int]) -> set[str]:
-        rows = self._connection.execute(
-            "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = ANY "
-            "(%s::oid[]) AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND mode = "
-            "ANY (%s) AND granted",
-            (list(oids), list(_WRITE)),
-        )
-        return {row[0] for row in rows}
+        return locks.wait_for_writers(self._connection, oids, timeout=_SETTLE)
 
     def writers(self, oids: Sequence[int]) -> str:
         """The sessions that write to the tables, for a message."""
-        oids = [*oids, *partitions.names(self._connection, oids)]
-        return "; ".join(locks.holders(self._connection, oids, _WRITE)) or "nobody any more"
+        return locks.writers(self._connection, oids)
 
     def work(self, holder: SnapshotExporter, do: Callable[[], T]) -> T:
         """Do something under the snapshot, while its holder and the sessions that wait for its locks are watched.

@@ -15,6 +15,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Outage, Refused, TakenOver
 from airflow_bottledwater.live.reading import LiveReader
+from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision import preflight
@@ -27,7 +28,7 @@ from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.tables import new_rows, writer
 from airflow_bottledwater.verify import driver as verification
-from tests.support.tables import dies_before_it_reads, look_often
+from tests.support.tables import dies_before_it_reads, look_often, problems
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, limit_topic, read
 from tests.support.waiting import until
 from tests.support.writers import state_topic
@@ -293,7 +294,6 @@ def _tables(flow: Flow) -> set[str]:
     return {pinned.table.name for pinned in read_state(flow.pipeline, state_topic(flow)).tables.values()}
 
 
-# ---------------------------------------------------------------------- a table that was dropped and created again
 def _succeeded(flow: Flow, before: int) -> bool:
     known = read_state(flow.pipeline, state_topic(flow))
     return before not in known.tables and known.complete
@@ -303,6 +303,74 @@ def _oid(flow: Flow, name: str = "first") -> int:
     return int(flow.execute(f"SELECT '{name}'::regclass::oid")[0][0])
 
 
+# ---------------------------------------------------------------------- servers that forget who was writing to a table
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server counts as one of before May 2025; nobody waits for long."""
+    monkeypatch.setattr(publication, "forgets_writers", lambda _: True)
+    monkeypatch.setattr(writer, "_PUBLISH_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_table_is_taken_in_behind_those_who_wrote_to_it_when_it_was_published(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried by hand on 16.2: without this, nothing of the table was published any more behind the writer's commit."""
+    prepare, made = writer.prepare, list[writer.PreparedSteps]()
+    monkeypatch.setattr(writer, "prepare", lambda *given: made.append(prepare(*given)) or made[-1])
+    with psycopg.connect(flow.dsn) as writing, flow.streaming() as errors:
+        flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
+        writing.execute("INSERT INTO later VALUES (1)")
+        told = until(lambda: problems(flow).get("public.later"), "it waits", failed=errors)
+        assert f"session {writing.info.backend_pid} " in told.reason and "idle in transaction" in told.reason
+        until(lambda: _tables(flow) == {"first", "other"}, "the others do not wait", failed=errors)
+        (end,) = flow.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")[0]
+        writing.commit()
+        until(lambda: "later" in _tables(flow), "it is taken in", failed=errors)
+        assert [each.lsn > end for each in made if any(pin.table.name == "later" for pin in each.pinned.values())][-1]
+    flow.stream()
+    assert flow.compare("later").equal
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_nobody_writes_to_a_table_while_create_slot_adds_it(make_flow: MakeFlow) -> None:
+    """The stream goes on before the writer's commit."""
+    flow = make_flow(tables="first", create_slot_timeout=1.0)
+    flow.execute("CREATE TABLE first (id int PRIMARY KEY)", "CREATE TABLE later (id int PRIMARY KEY)")
+    flow.create()
+    flow.change(tables="first,later")
+    with psycopg.connect(flow.dsn) as writing:
+        writing.execute("INSERT INTO later VALUES (1)")
+        with pytest.raises(Outage, match=f"In the way: session {writing.info.backend_pid} .* RowExclusiveLock"):
+            flow.create()
+    flow.create()
+    assert _tables(flow) == {"first", "later"}
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_what_others_have_published_is_left_to_the_stream(
+    make_flow: MakeFlow, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = make_flow(tables="first", create_publication=False)
+    name = flow.pipeline.publication_name
+    flow.execute(
+        "CREATE TABLE first (id int PRIMARY KEY)",
+        "CREATE TABLE later (id int PRIMARY KEY)",
+        f"CREATE PUBLICATION {name} FOR TABLE first",
+        f"CREATE PUBLICATION {name}_unkeyed",
+    )
+    flow.create()
+    assert "LOCK TABLE … IN SHARE ROW EXCLUSIVE MODE" in caplog.text
+    flow.snapshot()
+    flow.execute(f"ALTER PUBLICATION {name} ADD TABLE later")
+    flow.change(tables="first,later")
+    flow.create()
+    assert _tables(flow) == {"first"} and "public.later is taken in by the stream" in caplog.text
+    flow.stream()
+    assert _tables(flow) == {"first", "later"}
+
+
+# ---------------------------------------------------------------------- a table that was dropped and created again
 LAST = "INSERT INTO first SELECT g, 'last' FROM generate_series(100, 3000) g"
 AGAIN = (
     "DROP TABLE first",

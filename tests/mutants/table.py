@@ -31,6 +31,7 @@ _TOPIC = "tests/unit/state/test_control_topic.py"
 _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/test_job_control.py"
 _LARGE = "tests/integration/test_large_rows.py"
 _REGISTRY = "tests/integration/test_registry.py"
+_NEW_TABLES = "tests/integration/test_new_tables.py"
 _PREFLIGHT = "tests/integration/test_preflight.py"
 _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
 _COMPOSITES = "tests/unit/encoding/test_composites.py"
@@ -2229,16 +2230,40 @@ MUTANTS = (
         f"{_HANDOVER}::test_a_large_value_is_read_from_nothing_that_a_crash_of_the_server_can_undo",
     ),
     Mutant(
+        "on a server that forgets writers, a table is taken in behind those of it",
+        "writer._behind_writers",
+        never("not locks.wait_for_writers(...)"),
+        f"{_NEW_TABLES}::test_a_table_is_taken_in_behind_those_who_wrote_to_it_when_it_was_published",
+    ),
+    Mutant(
+        "on a server that forgets writers, the stream begins anew behind their commits",
+        "TableWatch._prepare",
+        swap("max(lsn, prepared.lsn)", "lsn"),
+        f"{_NEW_TABLES}::test_a_table_is_taken_in_behind_those_who_wrote_to_it_when_it_was_published",
+    ),
+    Mutant(
+        "on a server that forgets writers, there are none while create_slot adds a table",
+        "publication.extend",
+        never("alone and forgets_writers(...)"),
+        f"{_NEW_TABLES}::test_nobody_writes_to_a_table_while_create_slot_adds_it",
+    ),
+    Mutant(
+        "on a server that forgets writers, what others have published is left to the stream",
+        "source_checks._leave_to_stream",
+        never("late and table.keyed and not table.outbox"),
+        f"{_NEW_TABLES}::test_what_others_have_published_is_left_to_the_stream",
+    ),
+    Mutant(
         "keys that an earlier pipeline left are removed for a table that is taken in",
         "writer.prepare",
         swap("set(filled) - shared(...).keys()", "set()"),
-        "tests/integration/test_new_tables.py::test_keys_that_an_earlier_pipeline_left_in_its_topic_are_removed",
+        f"{_NEW_TABLES}::test_keys_that_an_earlier_pipeline_left_in_its_topic_are_removed",
     ),
     Mutant(
         "tables are not added where the job before has stopped inside a transaction",
         "create._create",
         drop("_check_between_transactions(...)"),
-        "tests/integration/test_new_tables.py::test_none_is_taken_in_inside_a_transaction_in_which_the_job_before_has_stopped_meanwhile",
+        f"{_NEW_TABLES}::test_none_is_taken_in_inside_a_transaction_in_which_the_job_before_has_stopped_meanwhile",
     ),
     Mutant(
         "a job does not claim its slot again that another one has claimed",
@@ -2247,7 +2272,7 @@ MUTANTS = (
             "(ours := _job.last_claim if _job is not None else '') and (before.claim is None or before.claim.id != "
             "ours)"
         ),
-        "tests/integration/test_new_tables.py::test_a_job_does_not_take_its_slot_back",
+        f"{_NEW_TABLES}::test_a_job_does_not_take_its_slot_back",
     ),
     Mutant(
         "types without a binary form are read again as text",
@@ -3928,7 +3953,7 @@ MUTANTS = (
         "a table that was taken in is read, whatever dies in between",
         "start._check",
         drop("snapshots.ask_for_recorded(...)"),
-        "tests/integration/test_new_tables.py::test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for",
+        f"{_NEW_TABLES}::test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for",
     ),
     Mutant(
         "a topic passes to another table behind the last change of the one before",
@@ -3940,13 +3965,13 @@ MUTANTS = (
         "a bounded run takes tables up that were created again",
         "_Follower._look",
         swap("max(end, self._watch.waits())", "end"),
-        "tests/integration/test_new_tables.py::test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up",
+        f"{_NEW_TABLES}::test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up",
     ),
     Mutant(
         "a large new table without a key is not taken in",
         "checks._in_source",
         never("table.partitioned or new_rows.too_large(connection, [table])"),
-        "tests/integration/test_new_tables.py::test_one_without_a_key_that_cannot_be_read_is_named_and_the_stream_goes_on",
+        f"{_NEW_TABLES}::test_one_without_a_key_that_cannot_be_read_is_named_and_the_stream_goes_on",
     ),
     Mutant(
         "changes of a table that is not followed are left out",
@@ -4238,13 +4263,13 @@ MUTANTS = (
         "required rows do not wait for those of a table that was dropped",
         "LiveReader._step",
         never("self._at.required"),
-        "tests/integration/test_new_tables.py::test_one_that_is_dropped_before_it_was_read_does_not_keep_the_others_waiting",
+        f"{_NEW_TABLES}::test_one_that_is_dropped_before_it_was_read_does_not_keep_the_others_waiting",
     ),
     Mutant(
         "what is still being read is not said to differ",
         "check_complete",
         never("progress.unfinished"),
-        "tests/integration/test_new_tables.py::test_what_is_still_being_read_is_not_said_to_differ",
+        f"{_NEW_TABLES}::test_what_is_still_being_read_is_not_said_to_differ",
     ),
     Mutant(
         "who writes to a partition is waited for",
@@ -4305,7 +4330,7 @@ MUTANTS = (
             "self._set(uuid.uuid4().hex[:12], LiveProgress((oid,), sweep=sweep, required=True))",
             "self._set('all', LiveProgress(tuple(self._taken.values()), sweep=sweep, required=True))",
         ),
-        "tests/integration/test_new_tables.py::test_one_whose_rows_cannot_be_published_does_not_keep_the_others_waiting",
+        f"{_NEW_TABLES}::test_one_whose_rows_cannot_be_published_does_not_keep_the_others_waiting",
     ),
     Mutant(
         "a table that somebody has locked does not hold up the stream",

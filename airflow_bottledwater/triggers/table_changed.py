@@ -64,6 +64,15 @@ class TableChangedTrigger(WatcherTrigger):
             last=ChangeRange.of_event(kept) if kept else None,
         )
 
+    def _keys(self) -> list[str]:
+        # the second one is that of all choices of tables, so that what was told is known when `tables` changes
+        return [self._key(sorted(self.tables)), self._key(None)]
+
+    def _together(self, kept: list[Any]) -> Any:
+        # of each table where it was told last, by whichever trigger; the position is this trigger's own
+        tables = {table: each for of in kept for table, each in of["tables"].items()}
+        return {**kept[0], "tables": tables} if kept else None
+
     def _told(self, found: ChangeRange) -> tuple[dict[str, Any] | None, Any]:
         event = found.as_event()
         if found.empty:

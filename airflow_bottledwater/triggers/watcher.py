@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 from abc import abstractmethod
@@ -74,7 +75,7 @@ class WatcherTrigger(StoredTrigger, BaseEventTrigger):
         its connections are used.
     :param poll_interval: seconds between two looks, at most ten.
     :cvar WHAT: is watched, for the log.
-    :cvar KEY: the key in the asset's store.
+    :cvar KEY: how the keys in the asset's store begin.
     """
 
     WHAT: ClassVar[str]
@@ -160,15 +161,32 @@ class WatcherTrigger(StoredTrigger, BaseEventTrigger):
         if self.asset_state_store is None:
             return None
         try:
-            return await self.asset_state_store.aget(self.KEY)
+            found = [await self.asset_state_store.aget(key) for key in self._keys()]
         except ValueError:
             raise SettingError(
                 "watchers", self.serialize()[0], "one asset for triggers that are the same: let all DAGs use that asset"
             ) from None
+        return self._together([each for each in found if each is not None])
+
+    def _together(self, kept: list[Any]) -> Any:
+        """What was kept last, of what is kept under each of the keys; None if nothing is."""
+        return kept[0] if kept else None
 
     async def _keep(self, kept: Any) -> None:
         if self.asset_state_store is not None:
-            await self.asset_state_store.aset(self.KEY, kept)
+            for key in self._keys():
+                await self.asset_state_store.aset(key, kept)
+
+    def _keys(self) -> list[str]:
+        """The keys in the asset's store: an asset may have several watchers, each of which goes on where it was."""
+        watched = self.serialize()[1]
+        return [self._key({name: watched[name] for name in watched.keys() - {"pipeline", "poll_interval"}})]
+
+    def _key(self, watched: Any) -> str:
+        """The key of what is watched of the pipeline."""
+        of = described(self.pipeline)
+        what = json.dumps([of.source.conn_id, of.kafka.conn_id, of.name, watched], sort_keys=True)
+        return f"{self.KEY}_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
 
     def _keeping(self, kept: Any) -> Callable[[], Awaitable[None]]:
         return lambda: self._keep(kept)

@@ -5219,6 +5219,24 @@ MUTANTS = (
         f"{_CHANGES}::test_a_source_that_was_set_back_is_told_from_where_it_is",
     ),
     Mutant(
+        "an asset keeps for each pipeline what was told of it",
+        "WatcherTrigger._key",
+        drop("of.name"),
+        "tests/unit/triggers/test_watcher.py::test_an_asset_has_alarms_for_several_pipelines",
+    ),
+    Mutant(
+        "an asset keeps for each choice of tables what was told of it",
+        "TableChangedTrigger._keys",
+        swap("sorted(self.tables)", "None"),
+        "tests/unit/triggers/test_watcher.py::test_each_watcher_of_an_asset_goes_on_where_it_was",
+    ),
+    Mutant(
+        "what was told of a table is known when others are watched, too",
+        "TableChangedTrigger._keys",
+        drop("self._key(None)"),
+        "tests/unit/triggers/test_watcher.py::test_each_watcher_of_an_asset_goes_on_where_it_was",
+    ),
+    Mutant(
         "what a watcher has told is kept only once Airflow has stored it",
         "WatcherTrigger.filter_shared_stream",
         swap("look.confirmed = self._keeping(kept)", "await self._keep(kept)"),

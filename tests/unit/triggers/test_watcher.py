@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator
@@ -82,10 +83,17 @@ class Store(dict[str, Any]):
     async def aset(self, key: str, value: Any) -> None:
         self[key] = value
 
+    @property
+    def kept(self) -> Any:
+        """What the one trigger of the asset has kept; None if it has nothing."""
+        first, *others = self.values() or [None]
+        assert all(each == first for each in others)
+        return first
 
-def watched(store: Any, looks: int) -> list[tuple[Any, Any]]:
+
+def watched(store: Any, looks: int, *tables: str) -> list[tuple[Any, Any]]:
     """The events of a trigger with what is kept then, of so many looks; each is confirmed."""
-    trigger = TableChangedTrigger(pipeline=SHOP, tables=["a"])
+    trigger = TableChangedTrigger(pipeline=SHOP, tables=tables or ["a"])
     trigger.asset_state_store = store
 
     async def run() -> list[tuple[Any, Any]]:
@@ -100,7 +108,7 @@ def watched(store: Any, looks: int) -> list[tuple[Any, Any]]:
                 assert made[-1].over.is_set()
 
         async for event in trigger.filter_shared_stream(stream()):
-            events.append((event.payload, dict(store)))
+            events.append((event.payload, None if tables else store.kept))
             outcome = SimpleNamespace(is_clean=True)
             await producer.advance([SimpleNamespace(broker_payload=made[-1], outcome=outcome)])  # type: ignore[list-item]
         return events
@@ -116,9 +124,9 @@ def test_what_was_told_is_kept_once_it_is_confirmed(monkeypatch: pytest.MonkeyPa
     store = Store()
     first, second = watched(store, 6)
     # where it begins is no event
-    assert first == (at(5, 9).as_event(), {"bottledwater_changes": at(5, 5).as_event()})
-    assert second == (at(9, 12).as_event(), {"bottledwater_changes": at(5, 9).as_event()})
-    assert store == {"bottledwater_changes": at(9, 12).as_event()}
+    assert first == (at(5, 9).as_event(), at(5, 5).as_event())
+    assert second == (at(9, 12).as_event(), at(5, 9).as_event())
+    assert store.kept == at(9, 12).as_event()
     # a new watch, of this triggerer or of another one, goes on from what was told
     assert found.last == [None, at(5, 9)]
     found.found = [None]
@@ -135,7 +143,47 @@ def test_a_search_that_takes_long_goes_on_through_several_looks(monkeypatch: pyt
     store = Store()
     ((payload, _),) = watched(store, 9)
     assert payload == at(5, 9).as_event() and len(found.last) == 1
-    assert store == {"bottledwater_changes": at(5, 9).as_event()}
+    assert store.kept == at(5, 9).as_event()
+
+
+@pytest.mark.usefixtures("connections")
+def test_each_watcher_of_an_asset_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
+    connect("pg", conn_type="postgres", host="db", schema="shop")
+    connect("k", conn_type="kafka", extra={"bootstrap.servers": "k:9092"})
+
+    def told(table: str, end: int) -> ChangeRange:
+        return ChangeRange("1/d/shop", end - 1, end, {table: TopicRange(table, table, (end - 1,), (end,))})
+
+    def kept(*tables: str) -> tuple[int, dict[str, int]]:
+        """Where a trigger of these tables goes on: the position, and the offset of each table."""
+        found.found.append(None)
+        assert not watched(store, 1, *tables)
+        return found.last[-1].end, {table: each.end[0] for table, each in found.last[-1].tables.items()}
+
+    found, store = Found(monkeypatch, told("a", 5)), Store()
+    watched(store, 1, "a")
+    found.found = [told("b", 9)]
+    watched(store, 1, "b")
+    assert kept("a") == (5, {"a": 5, "b": 9}) and kept("b") == (9, {"b": 9})
+    # other tables are chosen, and then those of before again: nothing is told twice, or left out
+    found.found = [dataclasses.replace(at(9, 12), tables={**told("a", 12).tables, **told("b", 12).tables})]
+    watched(store, 1, "a", "b")
+    assert kept("b", "a") == (12, {"a": 12, "b": 12}) and kept("a") == (5, {"a": 12, "b": 12})
+
+
+@pytest.mark.usefixtures("connections")
+def test_an_asset_has_alarms_for_several_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = ("reserved", 101, 500, True, 50, None)
+
+    async def row(*_: Any) -> Any:
+        return late
+
+    monkeypatch.setattr(SlotReader, "row", row)
+    store = Store()
+    for watched_ in ({"pipeline": "a"}, {"pipeline": "b"}, {"pipeline": "b", "min_safe_wal": 5}):
+        for told in (1, 0):
+            alarm = SlotLagAlarmTrigger(max_lag=100, max_lag_seconds=None, **watched_)
+            assert len(looked(alarm, store, 1)) == told
 
 
 def looked(trigger: WatcherTrigger, store: Store, looks: int, confirmed: bool = True) -> list[Any]:
@@ -177,10 +225,10 @@ def test_a_slot_that_needs_somebody_is_told_once_until_it_is_right(monkeypatch: 
     first, second, third = looked(trigger, store := Store(), 10)
     assert first == {"slot": "shop", "lag": 101, "retained": 500, "wal_status": "reserved", "safe_wal_size": None}
     assert second["wal_status"] == "unreserved" and "was invalidated" in third["message"]
-    assert store == {"bottledwater_lag": {"wrong": True}}
+    assert store.kept == {"wrong": True}
     # told already, by the triggerer before this one
     rows.extend([None, fine])
-    assert not looked(trigger, store, 2) and store == {"bottledwater_lag": {"wrong": False}}
+    assert not looked(trigger, store, 2) and store.kept == {"wrong": False}
     # killed before the event was stored: it comes again
     rows.extend([late, late])
     assert len(looked(trigger, store, 1, confirmed=False)) == len(looked(trigger, store, 1)) == 1
@@ -208,11 +256,11 @@ def test_a_restart_makes_no_lag_right_and_tells_none_twice(monkeypatch: pytest.M
 
     assert looks(6) == [] and not store
     # nothing is known after each restart, then that it is late
-    assert len(looks(9)) == 1 and store == {"bottledwater_lag": {"wrong": True}}
-    assert looks(3) == looks(20) == [] and store == {"bottledwater_lag": {"wrong": True}}
+    assert len(looks(9)) == 1 and store.kept == {"wrong": True}
+    assert looks(3) == looks(20) == [] and store.kept == {"wrong": True}
     # what is seen from now on is published
     confirmed[0] = 9000
-    assert looks(1) == [] and store == {"bottledwater_lag": {"wrong": False}}
+    assert looks(1) == [] and store.kept == {"wrong": False}
     confirmed[0] = 50
     assert looks(6) == [] and len(looks(9)) == 1
 
@@ -232,7 +280,7 @@ def test_dead_letters_are_told_once_until_they_are_settled(monkeypatch: pytest.M
     store = Store()
     first, second = looked(DeadLettersAlarmTrigger(pipeline="shop"), store, 7)
     assert first == {"slot": "shop", "open": 2, "tables": {"public.a": 2}} and second["open"] == 1
-    assert store == {"bottledwater_dead_letters": {"wrong": True}}
+    assert store.kept == {"wrong": True}
     found.append(SettingError("tables", "b", "a table"))
     (told,) = looked(DeadLettersAlarmTrigger(pipeline="shop", tables="b"), Store(), 1)
     assert told == {"slot": "shop", "message": "Setting 'tables' cannot be 'b'. Allowed: a table."}

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_bottledwater.errors import CredentialsRefused, Refused, SchemaRefused
-from airflow_bottledwater.kafka.registry_errors import SCHEMA_NOT_THERE, translate
+from airflow_bottledwater.kafka.registry_errors import ID_NOT_GIVEN, SCHEMA_NOT_THERE, translate
 from airflow_bottledwater.pipeline.settings import Settings
 
 # the client takes a fifth of a second to import, and few jobs have a schema to register
@@ -137,10 +137,13 @@ class Registry:
         except (ValueError, KeyError, TypeError) as error:
             raise Refused(f"Schema registry setting: {error}") from None
 
-    def _ask(self, about: str, question: Callable[[SchemaRegistryClient], _Answer]) -> _Answer | None:
+    def _ask(
+        self, about: str, question: Callable[[SchemaRegistryClient], _Answer], none: frozenset[int] = SCHEMA_NOT_THERE
+    ) -> _Answer | None:
         """The registry's answer; None if there is no such subject, version or schema.
 
         :param about: the subject, for messages.
+        :param none: the codes for which it is None.
         """
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
@@ -150,7 +153,7 @@ class Registry:
         try:
             return question(client)
         except Exception as error:
-            if isinstance(error, SchemaRegistryError) and error.error_code in SCHEMA_NOT_THERE:
+            if isinstance(error, SchemaRegistryError) and error.error_code in none:
                 return None
             raise translate(error, self.url, about) from error
 
@@ -166,7 +169,12 @@ class Registry:
         if (known := self.lookup(subject, schema)) is not None:
             return known
         self._check_meaning(subject, schema)
-        return self._register(subject, schema)
+        if (number := self._register(subject, schema)) is None:
+            raise Refused(
+                f"The schema registry at {self.url} has no place for subjects.",
+                "Check the address's path (--schema-registry).",
+            )
+        return number
 
     @property
     def _meaning(self) -> Meaning:
@@ -184,9 +192,9 @@ class Registry:
             return schema
         return amended(schema, latest.schema.schema_str or "")
 
-    def _register(self, subject: str, schema: str, number: int | None = None) -> int:
+    def _register(self, subject: str, schema: str, number: int | None = None) -> int | None:
         """
-        :param number: the id that it is to get.
+        :param number: the id that it is to get; None is returned if the registry does not give it.
         """
         from confluent_kafka.schema_registry import Schema
 
@@ -197,17 +205,15 @@ class Registry:
             def to_dict(self) -> dict[str, Any]:
                 return {**super().to_dict(), **({} if number is None else {"id": number})}
 
-        found = self._ask(subject, lambda client: client.register_schema(subject, Wanted(schema, self.schema_type)))
-        if found is None:
-            raise Refused(
-                f"The schema registry at {self.url} has no place for subjects.",
-                "Check the address's path (--schema-registry).",
-            )
-        return int(found)
+        none = SCHEMA_NOT_THERE if number is None else SCHEMA_NOT_THERE | ID_NOT_GIVEN
+        return self._ask(
+            subject, lambda client: int(client.register_schema(subject, Wanted(schema, self.schema_type))), none
+        )
 
     def restore(self, subject: str, schema: str, number: int) -> int | None:
         """Register a schema that the registry has lost, with the id that it had; returns the id that it has now. None
-        if the registry gives ids by itself only: it takes them in its mode IMPORT, or in that of the subject.
+        if the registry gives ids by itself only (it takes them in its mode IMPORT, or in that of the subject), or has
+        given this one to another schema, or another one to this schema.
 
         :raises BottledWaterError: as :meth:`register`.
         """

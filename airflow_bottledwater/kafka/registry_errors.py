@@ -15,6 +15,9 @@ _INCOMPATIBLE = 409
 _OF_THE_SCHEMA = frozenset({42201, 42209})
 #: OPERATION_NOT_PERMITTED: the registry, or the subject, is in a mode in which it takes no schemas (READONLY, IMPORT)
 NOT_PERMITTED = 42205
+#: answers to a schema that asks for an id: another one has it, or the subject is not in the mode IMPORT any more
+#: (NOT_PERMITTED), or the schema has another id already (ID_DOES_NOT_MATCH)
+ID_NOT_GIVEN = frozenset({NOT_PERMITTED, 42207})
 
 
 def translate(error: Exception, url: str, subject: str) -> BottledWaterError:

@@ -3263,7 +3263,7 @@ MUTANTS = (
     Mutant(
         "preflight knows the registry's mode",
         "registry.Registry._closed",
-        always("mode in ('', 'READWRITE')"),
+        always("... in ('', 'READWRITE')"),
         f"{_TAKEN}[registry's mode-first]",
     ),
     Mutant(
@@ -5073,6 +5073,12 @@ MUTANTS = (
         "Registry.lookup",
         drop("not self._is(subject, found.subject)"),
         f"{_UNIT_REGISTRY}::test_the_id_of_another_context_is_none_of_this_one",
+    ),
+    Mutant(
+        "an id that is taken is not waited for",
+        "Registry._register",
+        swap("SCHEMA_NOT_THERE | ID_NOT_GIVEN", "SCHEMA_NOT_THERE"),
+        f"{_UNIT_REGISTRY}::test_an_id_that_is_taken_cannot_be_given_back_and_is_not_waited_for",
     ),
     Mutant(
         "a schema that was registered again is there by its id",

@@ -244,3 +244,27 @@ def test_a_mode_or_a_level_that_is_not_told_is_none_that_permits_anything(
 def test_a_password_that_is_refused_is_told_when_the_mode_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CredentialsRefused):
         at("http://sr", Unseen(401, 40101), monkeypatch).restore("t-value", '"int"', 7)
+
+
+class Importing(Contexts):
+    """A client of a registry in the mode IMPORT whose ids are taken."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+    def get_mode(self, subject: str) -> str:
+        return "IMPORT"
+
+    def register_schema(self, subject: str, schema: Schema) -> int:
+        raise SchemaRegistryError(422, self.code, "Overwrite new schema with id 7 is not permitted.")
+
+
+@pytest.mark.parametrize("code", [42205, 42207])
+def test_an_id_that_is_taken_cannot_be_given_back_and_is_not_waited_for(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = at("http://sr", Importing(code), monkeypatch)
+    assert here.restore("t-value", '"int"', 7) is None
+    with pytest.raises(Refused if code == 42207 else Outage):
+        here.register("t-value", '"int"')

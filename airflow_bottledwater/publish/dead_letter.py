@@ -61,6 +61,24 @@ class DeadLetter:
         """The dead letter as JSON: values as text where they are printable, else as hex of their binary form, cut if
         they are too large; and what ``redrive`` needs to encode the row later, unless the dead letter would exceed
         ``limit`` bytes with it."""
+        found = self.with_row(limit)
+        return _json({**self._shown(), "truncated": True}) if found is None else found
+
+    def with_row(self, limit: int) -> bytes | None:
+        """The dead letter with what ``redrive`` needs; None if there is not all of it, or it would exceed ``limit``
+        bytes."""
+        if not self.whole or len(self.message) >= limit:
+            return None
+        again = {
+            **msgspec.to_builtins(replace(self.version, table=replace(self.version.table, sent=()))),
+            **self.context,
+            "message": base64.b64encode(self.message).decode(),
+        }
+        found = _json({**self._shown(), "again": again})
+        return found if len(found) <= limit else None
+
+    def _shown(self) -> dict[str, Any]:
+        """What people read of it."""
         table = self.version.table
         kept: dict[str, Any] = {}
         size = 0
@@ -68,7 +86,7 @@ class DeadLetter:
             room = max(0, MAX_TEXT - size)
             kept[name] = text if text is None or len(text) <= room else text[:room]
             size += len(text or "")
-        record = {
+        return {
             "pipeline": self.pipeline,
             "topic": self.version.topic,
             "op": self.op,
@@ -81,16 +99,10 @@ class DeadLetter:
             "truncated": size > MAX_TEXT,
             "error": self.error,
         }
-        if self.whole and len(self.message) < limit:
-            again = {
-                **msgspec.to_builtins(replace(self.version, table=replace(table, sent=()))),
-                **self.context,
-                "message": base64.b64encode(self.message).decode(),
-            }
-            encoded = json.dumps({**record, "again": again}, ensure_ascii=False).encode()
-            if len(encoded) <= limit:
-                return encoded
-        return json.dumps({**record, "truncated": True}, ensure_ascii=False).encode()
+
+
+def _json(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode()
 
 
 def counted(state: PipelineState, by: str, tables: Iterable[SourceTable]) -> dict[str, StateRecord]:

@@ -280,7 +280,8 @@ class StreamPublisher:
         if stop is not None:
             part = part.before(Position.parse(stop.position).lsn)
         encoded = self._encode_known(part, programs)
-        if (rejected := rejection_stop(self._pipeline, encoded, programs)) is not None:
+        rejected = rejection_stop(self._pipeline, encoded, programs, loses=lambda each: self._loses(encoded, each))
+        if rejected is not None:
             stop = rejected
             part = part.before(Position.parse(stop.position).lsn)
             encoded = self._encode(part, programs)
@@ -453,25 +454,34 @@ class StreamPublisher:
             return [], part
         return [keyed(self._ends, [(each.name.encode(), each.end(), each.published.time) for each in whole])], part
 
+    def _loses(self, encoded: EncodedBatch, rejection: Rejection) -> bool:
+        """Whether what cannot be published may be nowhere, also not in its dead letter: rows of outboxes are deleted,
+        and messages are in no table."""
+        version = encoded.batch.versions[int(encoded.change(rejection)["relation"])]
+        limit = self._session.dead_letter_limit
+        return version.table.outbox and self._letter(encoded, rejection).with_row(limit) is None
+
     def _dead_letter(self, encoded: EncodedBatch, rejection: Rejection) -> Records:
+        letter = self._letter(encoded, rejection)
+        log.error("Dead letter for %s at %s: %s", letter.version.table.qualified, letter.position, rejection.reason)
+        key, value = f"{self._session.name}/{letter.position}", letter.encode(self._session.dead_letter_limit)
+        return single(self._session.dead_letters, 0, key.encode(), value)
+
+    def _letter(self, encoded: EncodedBatch, rejection: Rejection) -> DeadLetter:
         change, batch = encoded.change(rejection), encoded.completed.batch
         version = batch.versions[int(change["relation"])]
         at, size = int(change["offset"]), int(change["length"])
-        position = str(position_of(change))
-        dead_letter = DeadLetter(
+        return DeadLetter(
             self._session.name,
             version,
             _OPS[int(change["kind"])],
-            position,
+            str(position_of(change)),
             bytes(batch.data[at : at + size]),
             rejection.reason,
             BY_STREAM,
             whole=int(change["kind"]) != pgoutput.LOGICAL or version.table.outbox,
             context={"xid": int(change["xid"]), "time": int(change["time"])},
         )
-        log.error("Dead letter for %s at %s: %s", version.table.qualified, position, rejection.reason)
-        value = dead_letter.encode(self._session.dead_letter_limit)
-        return single(self._session.dead_letters, 0, f"{self._session.name}/{position}".encode(), value)
 
 
 def _rest(batch: Batch, reached: Position | None) -> Batch:

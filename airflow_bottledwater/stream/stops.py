@@ -3,7 +3,7 @@ pass."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.encode import EncodedBatch
+from airflow_bottledwater.publish.reject import Rejection
 
 
 def truncate_stop(pipeline: Settings, batch: Batch, held: Collection[int] = ()) -> RecordError | None:
@@ -45,18 +46,28 @@ def truncated(batch: Batch, change: np.void) -> set[int]:
 
 
 def rejection_stop(
-    pipeline: Settings, encoded: EncodedBatch, programs: Programs, policies: Collection[str] = ("exit",)
+    pipeline: Settings,
+    encoded: EncodedBatch,
+    programs: Programs,
+    policies: Collection[str] = ("exit",),
+    loses: Callable[[Rejection], bool] = lambda _: False,
 ) -> RecordError | None:
-    """The error for the first rejection of a table with one of these policies (``on_error``); the one at
-    ``skip_position`` passes."""
+    """The error for the first rejection of a table with one of these policies (``on_error``), or which ``log`` would
+    lose; the one at ``skip_position`` passes.
+
+    :param loses: whether the dead letter of a rejection lacks what may be nowhere else.
+    """
     if not encoded.rejections:
         return None
     mapping = TableMapping.of(pipeline)
+
+    def policy(rejection: Rejection) -> str:
+        return mapping.policy(programs.tables[int(encoded.change(rejection)["relation"])])
+
     stopping = [
         r
         for r in encoded.rejections
-        if mapping.policy(programs.tables[int(encoded.change(r)["relation"])]) in policies
-        and not skips(pipeline, encoded.change(r))
+        if (policy(r) in policies or (policy(r) == "log" and loses(r))) and not skips(pipeline, encoded.change(r))
     ]
     if not stopping:
         return None
@@ -64,12 +75,17 @@ def rejection_stop(
     change = encoded.change(first)
     relation, position = int(change["relation"]), position_of(change)
     topic = encoded.batch.versions[relation].topic
+    others = (
+        "on_error = log, which writes it to the dead-letter topic, or isolate, which sets the table aside; or with"
+        if policy(first) in policies
+        else "a larger max.message.bytes of the dead-letter topic, which under on_error = log has to hold the whole "
+        "record, since it may be deleted elsewhere; or with"
+    )
     return RecordError(
         f"The change of {programs.tables[relation].qualified} at {position} cannot be published to topic {topic!r}: "
         f"{first.reason}.",
-        "Everything before its transaction is published. Mend the cause and start again; or go on with on_error = "
-        f"log, which writes it to the dead-letter topic, or isolate, which sets the table aside; or with skip_position "
-        f"= {position}, which writes this change alone to the dead-letter topic.",
+        f"Everything before its transaction is published. Mend the cause and start again; or go on with {others} "
+        f"skip_position = {position}, which writes this change alone to the dead-letter topic.",
         position=str(position),
         topic=topic,
     )

@@ -164,6 +164,9 @@ def test_a_message_that_is_no_record_is_a_dead_letter_and_can_be_published_later
     ((again, op),) = [(each.key, each.headers["op"]) for each in unsorted(flow, "order") if each.value == b"x" * 30_000]
     assert (again, op) == (b"2", b"n")
     assert dismiss(flow.pipeline, ["logical.message"]).dismissed == 3
+    flow.execute(tell("order", "7", "x" * 1_100_000))
+    with pytest.raises(RecordError, match=r"a larger max\.message\.bytes of the dead-letter topic"):
+        flow.stream()  # the message is nowhere else
 
 
 def test_a_message_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow) -> None:

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.errors import PreflightError, RecordError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
@@ -222,6 +222,22 @@ def test_a_row_that_cannot_be_a_record_is_a_dead_letter_and_can_be_published_lat
     assert redrive(flow.pipeline).published == 0
     assert sorted(str(each.payload)[:5] for each in unsorted(flow, "order")) == ["6", "first", "xxxxx"]
     assert dismiss(flow.pipeline, ["outbox"]).dismissed == 3
+
+
+def test_a_row_that_no_dead_letter_can_hold_is_not_lost(make_flow: MakeFlow) -> None:
+    """By Kafka's defaults, what is too large for its topic is too large for the topic of dead letters, too."""
+    flow = make_flow(on_error="log", skip_snapshot=True)
+    flow.create()
+    flow.transaction(event("order", "1", "x" * 1_100_000), "DELETE FROM outbox")
+    with pytest.raises(RecordError, match=r"a larger max\.message\.bytes of the dead-letter topic"):
+        flow.stream()
+    assert not events(flow, "order") and not flow.dead_letters()
+    limit_topic(flow, flow.topic("_bottledwater_dead_letters"), 3_000_000)
+    flow.stream()
+    assert "again" in flow.dead_letters()[0].value and not events(flow, "order")
+    limit_topic(flow, flow.topic("outbox.order"), 3_000_000)
+    assert redrive(flow.pipeline).published == 1
+    assert len(events(flow, "order")[0].value) == 1_100_002
 
 
 def _problems(flow: Flow) -> str:

@@ -468,7 +468,7 @@ MUTANTS = (
     ),
     Mutant(
         "a message that describes a record can be published later",
-        "StreamPublisher._dead_letter",
+        "StreamPublisher._letter",
         drop("version.table.outbox"),
         f"{_MESSAGE_OUTBOX}::test_a_message_that_is_no_record_is_a_dead_letter_and_can_be_published_later",
     ),
@@ -569,6 +569,12 @@ MUTANTS = (
         "Outbox.prepare",
         swap("[route for route in self._routes if route.topic]", "self._routes"),
         f"{_UNIT_OUTBOX}::test_values_that_cannot_be_are_not_kept",
+    ),
+    Mutant(
+        "a row of an outbox that its dead letter cannot hold is not lost",
+        "StreamPublisher._loses",
+        never("version.table.outbox and ..."),
+        f"{_OUTBOX}::test_a_row_that_no_dead_letter_can_hold_is_not_lost",
     ),
     Mutant(
         "an outbox is taken in only while the stream does not run",

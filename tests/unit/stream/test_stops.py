@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from airflow_bottledwater.encoding import layout
+from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
@@ -72,6 +73,20 @@ def test_the_first_rejection_ends_the_stream_whatever_their_order() -> None:
     assert after is not None and after.position == "0000000000000030/00000002"
     assert rejection_stop(pipeline(on_error="log"), rejected(2, 0), programs) is None
     assert rejection_stop(pipeline(on_error="exit"), rejected(), programs) is None
+
+
+def test_what_a_dead_letter_would_lose_ends_the_stream_under_log() -> None:
+    programs: Any = SimpleNamespace(tables=TABLES)
+
+    def stop(**settings: str) -> RecordError | None:
+        lost = {2}
+        return rejection_stop(pipeline(**settings), rejected(0, 2), programs, loses=lambda each: each.row in lost)
+
+    found = stop(on_error="log")
+    assert found is not None and found.position == "0000000000000030/00000002"
+    assert "a larger max.message.bytes of the dead-letter topic" in found.remedy
+    assert stop(on_error="log", skip_position=found.position) is None
+    assert stop(on_error="isolate") is None  # nothing of it is left out for good
 
 
 def test_every_truncate_is_an_event_with_the_tables_that_it_emptied() -> None:

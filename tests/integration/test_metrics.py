@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from airflow_bottledwater.cli.commands import cli
 from airflow_bottledwater.jobs import status
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.metrics import sampler
 from airflow_bottledwater.metrics.history import History
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC, Sample
@@ -92,6 +93,21 @@ def test_old_samples_are_deleted(measured: Flow) -> None:
     config = admin.describe_configs([resource])[resource].result(60)
     assert config["cleanup.policy"].value == "delete"
     assert config["retention.ms"].value == str(7 * 86_400_000)
+
+
+def test_a_topic_that_is_deleted_is_made_again(measured: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = "samples_that_are_deleted"
+    monkeypatch.setattr(sampler, "METRICS_TOPIC", topic)
+    monkeypatch.setattr(sampler, "_AGAIN", 1.0)
+    topics, admin = Topics(measured.pipeline.kafka), AdminClient(measured.pipeline.kafka)
+
+    def written() -> bool:
+        return topic in topics.describe([topic]) and topics.ends(topic, 1) != [0]
+
+    with measured.streaming():
+        until(written, "a sample")
+        admin.delete_topics([topic])[topic].result(60)
+        until(written, "a sample in the new topic")
 
 
 def test_no_job_waits_for_its_metrics(measured: Flow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from airflow_bottledwater.postgres.connect import command, connect, outage, prob
 from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.publication import as_option
 from airflow_bottledwater.postgres.receive import CopyReader, MessageBlock
+from airflow_bottledwater.postgres.slot import application
 
 #: XLogData: 'w', start LSN, end LSN, send time (8 bytes each), then the payload
 XLOG_HEADER = 25
@@ -93,7 +94,7 @@ class ReplicationStream:
         self._dsn = dsn
         self._where = describe(dsn)
         self._buffer_bytes = buffer_bytes
-        self._connection = connect(dsn, replication=True, application=f"bottledwater {slot}")
+        self._connection = connect(dsn, replication=True, application=application(slot))
         self._pgconn = self._connection.pgconn
         #: blocks that the thread has received, and their bytes
         self._blocks: collections.deque[MessageBlock] = collections.deque()

@@ -23,6 +23,11 @@ from airflow_bottledwater.postgres.server import OWN_PREFIX
 PLUGIN = "pgoutput"
 
 
+def application(name: str) -> str:
+    """The application name of the session that replicates from a slot, unless the connection string has one."""
+    return f"bottledwater {name}"
+
+
 @dataclass(frozen=True, slots=True)
 class SlotState:
     """A row of pg_replication_slots, with how far the slot is behind.

@@ -30,6 +30,7 @@ from airflow_bottledwater.provision.source_checks import (
     check_session,
     check_sessions,
     check_slot,
+    check_standbys,
     check_tables,
     check_wal_level,
 )
@@ -90,6 +91,7 @@ def _check(pipeline: Settings, problems: list[str], adopts_topics: bool) -> Find
                 ]
             )
         problems += check_server(connection, found)
+        problems += check_standbys(connection, pipeline.slot)
         if is_standby(connection):
             # much of what follows cannot be checked on a standby
             raise PreflightError(["The source is a standby. Connect to the primary.", *problems])

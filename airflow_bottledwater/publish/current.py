@@ -200,7 +200,9 @@ class CurrentRows:
             except _NotVisible:
                 # a synchronous standby may hold the commit back: an outage, not a record error
                 self._waiting(
-                    f"A transaction that changed {table.qualified} is streamed but not yet visible to other sessions."
+                    f"A transaction that changed {table.qualified} is streamed but not yet visible to other sessions: "
+                    "its commit waits for a synchronous standby. synchronous_standby_names must name no other than "
+                    "physical ones."
                 )
                 time.sleep(0.01)
 

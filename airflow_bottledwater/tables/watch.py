@@ -20,6 +20,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import ddl
 from airflow_bottledwater.postgres.connect import Connection, own, session
 from airflow_bottledwater.postgres.dsn import describe
+from airflow_bottledwater.provision.source_checks import check_standbys
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.tables import checks, writer
@@ -240,6 +241,11 @@ class TableWatch:
         if self._pipeline.ddl_topic:
             untold = [] if ddl.installed(connection) else [Problem("ddl-untold", self._cluster.database, *ddl.MISSING)]
             self._problems.tell("ddl", untold)
+        held_up = [
+            Problem("synchronous-standby", describe(self._pipeline.postgres), f"{what}.", remedy)
+            for what, _, remedy in (said.partition(". ") for said in check_standbys(connection, self._pipeline.slot))
+        ]
+        self._problems.tell("standbys", held_up)
         with self._lock:
             # the look adds what it finds
             known = self._known.copy()

@@ -8,11 +8,13 @@ import time
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.problems import Problems
@@ -110,6 +112,29 @@ def test_the_publications_of_a_pipeline_that_was_dropped_are_not_made_again(make
     looks.look_now()
     assert flow.execute("SELECT pubname FROM pg_publication") == []
     flow.create()
+
+
+def test_a_stream_that_is_taken_for_a_synchronous_standby_is_told(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    named = f"SELECT sync_state FROM pg_stat_replication WHERE application_name = 'bottledwater {flow.pipeline.slot}'"
+    try:
+        with flow.streaming() as errors:
+            flow.streams()
+            flow.execute("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+            until(lambda: flow.execute(named) == [("sync",)], "it is one", failed=errors)
+            (problem,) = until(lambda: list(problems(flow).values()), "it is told", failed=errors)
+            assert problem.kind == "synchronous-standby" and "Name the physical standbys" in problem.remedy
+            # another one that is not there
+            others = f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (a, \"BottledWater {flow.pipeline.slot}\")'"
+            flow.execute(others, "SELECT pg_reload_conf()")
+            with pytest.raises(PreflightError, match="takes the stream for a synchronous standby"):
+                preflight.run(flow.pipeline)
+            flow.execute("ALTER SYSTEM SET synchronous_standby_names = ''", "SELECT pg_reload_conf()")
+            until(lambda: not problems(flow), "it is none", failed=errors)
+    finally:
+        flow.execute("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
 
 
 def test_a_publication_that_sends_less_is_told_until_it_sends_all(make_flow: MakeFlow) -> None:

@@ -2236,6 +2236,12 @@ MUTANTS = (
         f"{_HANDOVER}::test_a_large_value_is_read_from_nothing_that_a_crash_of_the_server_can_undo",
     ),
     Mutant(
+        "a stream is no synchronous standby",
+        "source_checks.check_standbys",
+        always("taken.isdisjoint(...)"),
+        f"{_COVERAGE}::test_a_stream_that_is_taken_for_a_synchronous_standby_is_told",
+    ),
+    Mutant(
         "on a server that forgets writers, a table is taken in behind those of it",
         "writer._behind_writers",
         never("not locks.wait_for_writers(...)"),

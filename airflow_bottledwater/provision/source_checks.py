@@ -165,6 +165,12 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
             "can fill the server's disk. Watch the slot's lag (ReplicationSlotLagSensor), or set a limit; beyond it "
             "PostgreSQL invalidates the slot, and the pipeline has to start again with a snapshot."
         )
+    if _setting(connection, "idle_replication_slot_timeout") not in ("", "0"):  # since PostgreSQL 18
+        found.warnings.append(
+            "idle_replication_slot_timeout is set: a checkpoint invalidates the slot if no stream has read from it for "
+            "so long, and the pipeline has to start again with a snapshot. Set it to 0, or to more than a stream is "
+            "ever stopped, also between two bounded runs."
+        )
     return problems
 
 

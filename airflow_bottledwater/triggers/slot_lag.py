@@ -106,8 +106,7 @@ def evaluate(
         return {
             "status": "failed",
             "slot": slot,
-            "message": f"Slot {slot!r} was invalidated: the WAL that it needs is gone. Drop it and start again "
-            "with a snapshot.",
+            "message": f"Slot {slot!r} was invalidated: changes are missing. Drop it and start again with a snapshot.",
         }
     if lag is None:
         if in_the_making:

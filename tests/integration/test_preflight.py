@@ -12,7 +12,7 @@ from psycopg import sql
 import airflow_bottledwater
 from airflow_bottledwater.errors import Outage, PreflightError
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision import preflight, source_checks
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.source_checks import FUNCTIONS, RELATIONS
@@ -69,6 +69,16 @@ def test_transactions_that_are_read_only_by_default_are_refused_and_the_advice_h
     source.execute(f"ALTER ROLE {role} SET default_transaction_read_only = off")
     create(source.pipeline.with_(postgres=dsn))
     drop(source.pipeline.with_(postgres=dsn), when="always")
+
+
+def test_a_slot_that_is_invalidated_when_it_is_idle_is_a_warning(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL 18 has the setting."""
+    assert "idle_replication_slot_timeout" not in "\n".join(preflight.run(source.pipeline).warnings)
+    usual = source_checks._setting
+    monkeypatch.setattr(source_checks, "_setting", lambda of, name: "720" if "idle" in name else usual(of, name))
+    assert "idle_replication_slot_timeout is set" in "\n".join(preflight.run(source.pipeline).warnings)
 
 
 def test_what_was_found_before_a_server_is_away_is_said_too(source: Source) -> None:

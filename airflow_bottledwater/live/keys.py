@@ -40,7 +40,8 @@ def files(found: OwnSnapshot) -> int:
 
 def place(connection: Connection, table: SourceTable, partitions: Sequence[Partition]) -> int:
     """A number that is another one when rows may lie behind a key that were not there before: a partition was attached
-    that was not made empty, or the keys are sorted by another collation, or another version of it. It is not 0."""
+    that was not made empty, or the keys are sorted by their columns in another order, by another collation, or another
+    version of it. It is not 0."""
     order = connection.execute(
         """
         SELECT a.attname, a.attcollation::int8,
@@ -50,7 +51,7 @@ def place(connection: Connection, table: SourceTable, partitions: Sequence[Parti
         (table.oid, list(table.key)),
     ).fetchall()
     attached = sorted(each.oid for each in partitions if not each.created)
-    return zlib.crc32(repr((order, attached)).encode()) | 1
+    return zlib.crc32(repr((table.key, order, attached)).encode()) | 1
 
 
 def between(table: SourceTable, after: tuple[str, ...], upto: tuple[str, ...]) -> sql.Composed:

@@ -5414,4 +5414,10 @@ MUTANTS = (
         drop("any(...)"),
         "tests/unit/stream/test_assembler.py::test_a_table_with_arrays_is_looked_at_when_its_message_is_repeated",
     ),
+    Mutant(
+        "a table that is read by key is read from its start when its key has another order",
+        "keys.place",
+        swap("(table.key, order, attached)", "(order, attached)"),
+        "tests/integration/test_live_by_key.py::test_with_another_order_of_the_keys_it_begins_again[columns]",
+    ),
 )

@@ -270,7 +270,7 @@ class _Source:
         masks = enumerate(Mask.of(column) for column in table.columns)
         self._hashes = {c: mask for c, mask in masks if mask.kind == HASH}
         self._key_oids = [column.type.base_oid for column in self._key]
-        self._query = RowQuery(table, name, self._key, equality(connection, table.oid, table.key), self._text)
+        self._query = RowQuery(table, name, self._key, equality(connection, table.oid, self._key), self._text)
 
     def rows(
         self, keys: Sequence[Key], columns: Sequence[int], as_text: Collection[str], most: int = _ALL

@@ -41,9 +41,10 @@ class RowQuery:
         of the next key that has a row. It ends behind the row whose values, together with those before, have ``most``
         bytes; rows that it leaves out cost little, since their values out of line are not read.
 
-        Equality is that of the key's index, whatever schema its operator is in, so that the index is used. Values that
-        it takes for equal can differ (``citext``, a numeric's scale) and are then different keys in Kafka, so they are
-        compared byte by byte, too. Keys have the types below all domains, whose constraints may have changed since.
+        Equality is that of the key's index, whatever schema its operator is in, so that the index is used; if there is
+        none any more, that of the type. Values that it takes for equal can differ (``citext``, a numeric's scale) and
+        are then different keys in Kafka, so they are compared byte by byte, too. Keys have the types below all domains,
+        whose constraints may have changed since.
         """
         same = []
         for k, column in enumerate(self.key):
@@ -149,22 +150,33 @@ def wire_types(connection: Connection, table: SourceTable) -> tuple[set[str], di
     return text_columns, {oid: array for oid, _, array in rows if array}
 
 
-#: the operators of equality of the indexes of a key; {} is what makes an index that of the key
+#: the operators of equality of some operator classes of btree indexes
 _EQUALITY = """
-SELECT a.attname, n.nspname, o.oprname
-FROM pg_index x, unnest(x.indkey::int2[], x.indclass::oid[]) k(attnum, opclass)
-JOIN pg_opclass c ON c.oid = k.opclass
-JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3 AND m.amoplefttype = c.opcintype
+SELECT {of}, n.nspname, o.oprname
+FROM pg_opclass c JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3 AND m.amoplefttype = c.opcintype
     AND m.amoprighttype = c.opcintype
 JOIN pg_am i ON i.oid = m.amopmethod AND i.amname = 'btree'
 JOIN pg_operator o ON o.oid = m.amopopr
 JOIN pg_namespace n ON n.oid = o.oprnamespace
-JOIN pg_attribute a ON a.attnum = k.attnum
-WHERE x.indrelid = %s AND a.attrelid = x.indrelid AND {} ORDER BY x.indisprimary, x.indisreplident
+{where}
 """
+#: those of types; one that has no class of its own is compared as another one of pg_catalog
+_OF_TYPES = _EQUALITY.format(of="c.opcintype", where="WHERE c.opcdefault AND c.opcintype = ANY (%s::oid[])")
+#: those of the indexes of a key
+_OF_INDEXES = _EQUALITY.format(
+    of="a.attname",
+    where="JOIN (pg_index x CROSS JOIN LATERAL unnest(x.indkey::int2[], x.indclass::oid[]) k(attnum, opclass))"
+    " ON k.opclass = c.oid JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attnum"
+    f" WHERE x.indrelid = %s AND {OF_KEY} ORDER BY x.indisprimary, x.indisreplident",
+)
 
 
-def equality(connection: Connection, oid: int, key: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Key column → the schema and the name of the equality operator of the key's index."""
-    rows = connection.execute(_EQUALITY.format(OF_KEY), (oid, sorted(key))).fetchall()  # type: ignore[arg-type]
-    return {column: (schema, operator) for column, schema, operator in rows}
+def equality(connection: Connection, oid: int, key: Sequence[Column]) -> dict[str, tuple[str, str]]:
+    """Key column → the schema and the name of the equality operator of the key's index; of the column's type, if there
+    is none today."""
+    types = {column.name: column.type.base_oid for column in key}
+    rows = connection.execute(_OF_TYPES, (list(types.values()),)).fetchall()  # type: ignore[arg-type]
+    of_types = {kind: (schema, operator) for kind, schema, operator in rows}
+    rows = connection.execute(_OF_INDEXES, (oid, sorted(types))).fetchall()  # type: ignore[arg-type]
+    of_indexes = {name: (schema, operator) for name, schema, operator in rows}
+    return {name: of_types[kind] for name, kind in types.items() if kind in of_types} | of_indexes

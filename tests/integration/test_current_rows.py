@@ -81,12 +81,19 @@ def keys_of(dsn: str, names: str, where: str, of: str = "t") -> KeyBatch:
         return KeyBatch(np.frombuffer(data, dtype=np.uint8), fields)
 
 
-def fetched(dsn: str, keys: KeyBatch, mapping: TableMapping | None = None) -> list[tuple[int | None, bytes | None]]:
-    """v and w of each key; v is None where there is no row."""
+def fetched(
+    dsn: str, keys: KeyBatch, mapping: TableMapping | None = None, since: str = ""
+) -> list[tuple[int | None, bytes | None]]:
+    """v and w of each key; v is None where there is no row.
+
+    :param since: a statement that has changed the table since the keys were those of its rows.
+    """
     with connect(dsn) as connection:
         (row,) = connection.execute("SELECT 'public.t'::regclass::oid::int").fetchall()
         (table,) = catalog.load(connection, list(row), mapping)
         columns = [i for i, c in enumerate(table.columns) if c.name in ("v", "w")]
+        if since:
+            connection.execute(since)  # type: ignore[arg-type]
         found = CurrentRows(dsn, lambda: connection, lambda what: pytest.fail(str(what))).fetch(
             table, keys, columns, xids=()
         )
@@ -130,6 +137,14 @@ def test_a_row_is_found_by_its_key_through_the_index(each_postgres: PostgresServ
         connection.execute("SELECT pg_stat_force_next_flush()")
         (scans,) = connection.execute("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 't'").fetchall()
     assert scans == (0,)
+
+
+@pytest.mark.parametrize("kind", ["enum", "array", "ltree", "in another schema"])
+def test_a_row_is_found_by_a_key_whose_index_is_gone(each_postgres: PostgresServer, kind: str) -> None:
+    column, expression, first = KEYS[kind]
+    dsn = prepare(each_postgres, column, "id", expression, first)
+    keys = keys_of(dsn, "id", "v IN (7, 8)")
+    assert fetched(dsn, keys, since="ALTER TABLE public.t DROP CONSTRAINT t_pkey") == [(7, None), (8, b"w8")]
 
 
 def test_a_key_of_several_columns_in_an_order_of_its_own(each_postgres: PostgresServer) -> None:

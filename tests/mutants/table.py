@@ -5420,4 +5420,10 @@ MUTANTS = (
         swap("(table.key, order, attached)", "(order, attached)"),
         "tests/integration/test_live_by_key.py::test_with_another_order_of_the_keys_it_begins_again[columns]",
     ),
+    Mutant(
+        "a row is found by a key of an extension's type whose index is gone",
+        "row_query.equality",
+        swap("... | of_indexes", "of_indexes"),
+        f"{_CURRENT}::test_a_row_is_found_by_a_key_whose_index_is_gone",
+    ),
 )

@@ -212,8 +212,11 @@ class _Planner:
             return
         why = self._lacks(oid)
         if pinned.table.keyed and not table.keyed:
+            # with the replica identity NOTHING, inserts are sent as before
+            still = table.identity == "n" and oid in self._seen.coverage.tables
             lost = Unfit(
-                f"has no key any more ({table.key_problem}), so that its topic gets none of its changes",
+                f"has no key any more ({table.key_problem}), so that its topic gets none of its "
+                f"{'updates and deletes' if still else 'changes'}",
                 "Give it its key again: then its rows are read, and the topic is brought to what it holds.",
             )
             yield self._nothing(step, lost)

@@ -157,6 +157,12 @@ def test_a_table_without_a_key_any_more_gets_nothing_until_it_has_one() -> None:
     assert steps(known(A), seen(A, rows={1: set()})) == {1: (Do.READ, "a")}
 
 
+@pytest.mark.parametrize(("identity", "what"), [("d", "changes"), ("n", "updates and deletes")])
+def test_a_table_without_a_key_says_what_its_topic_lacks(identity: str, what: str) -> None:
+    (step,) = plan(PIPELINE, known(A), seen(replace(keyless(1, "a"), identity=identity)))
+    assert f"gets none of its {what}" in step.why
+
+
 def test_a_gap_of_a_table_without_a_key_cannot_be_closed() -> None:
     (step,) = plan(PIPELINE, known(keyless(1, "a")), seen(keyless(1, "a"), rows={1: {950}}))
     assert step.do is Do.NOTHING and "cannot be brought there without a key" in step.why

@@ -111,6 +111,19 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class CatalogKey:
+    """What a key is in PostgreSQL's catalog: another one can have the same columns by name and type.
+
+    :param columns: the numbers of its columns, in the order of their names.
+    :param unique: the oids of what makes its columns unique: of constraints, which ``REINDEX CONCURRENTLY`` keeps, and
+        of indexes that belong to none.
+    """
+
+    columns: tuple[int, ...]
+    unique: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SourceTable:
     """A table as its catalog rows describe it.
 
@@ -132,6 +145,7 @@ class SourceTable:
     :param partition_by: the columns of the key that choose a record's partition; empty if the whole key does.
     :param outbox: whether its rows are published as the records that they describe. It has no key then, since its rows
         are no rows to a consumer, and no topic of its own.
+    :param catalog_key: its key in the catalog; None if it has none, or nobody has asked for it.
     """
 
     oid: int
@@ -154,6 +168,7 @@ class SourceTable:
     outbox: bool = False
     partition_by: tuple[str, ...] = ()
     sent: tuple[tuple[int, str], ...] = field(default=(), compare=False)
+    catalog_key: CatalogKey | None = field(default=None, compare=False)
 
     @property
     def qualified(self) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.model.forms import TypeOptions
-from airflow_bottledwater.model.relation import Column, SourceTable
+from airflow_bottledwater.model.relation import CatalogKey, Column, SourceTable
 from airflow_bottledwater.pipeline.patterns import describes, fits, is_meant, is_named
 from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.column_types import Declared, describe
@@ -79,7 +79,9 @@ _INDEXES = """
 SELECT i.indrelid, i.indisreplident, i.indisprimary, i.indimmediate, i.indisvalid,
        ARRAY(SELECT a.attname FROM unnest(i.indkey) WITH ORDINALITY k(attnum, place)
              JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-             WHERE place <= i.indnkeyatts ORDER BY place)
+             WHERE place <= i.indnkeyatts ORDER BY place),
+       coalesce((SELECT u.oid FROM pg_constraint u WHERE u.conrelid = i.indrelid AND u.conindid = i.indexrelid
+                 AND u.contype IN ('p', 'u')), i.indexrelid)
 FROM pg_index i WHERE i.indrelid = ANY (%(oids)s::oid[]) AND (i.indisprimary OR i.indisreplident
     OR i.indisunique AND NOT i.indisexclusion AND i.indpred IS NULL AND i.indexprs IS NULL)
 """
@@ -276,6 +278,7 @@ def load(
         unpublishable = identity == "f" and generated and connection.info.server_version >= 180000
         if unpublishable:
             key, problem = (), _UNPUBLISHABLE
+        numbered = tuple(zip(numbers.get(oid, []), (column.name for column in sent), strict=True))
         loaded.append(
             SourceTable(
                 oid,
@@ -297,7 +300,8 @@ def load(
                 bool(options.where),
                 bool(options.outbox),
                 options.partition_by if key else (),
-                tuple(zip(numbers.get(oid, []), (column.name for column in sent), strict=True)),
+                numbered,
+                _catalog_key(key, numbered, indexes.get(oid, [])) if key else None,
             )
         )
     return loaded
@@ -331,6 +335,7 @@ class _Index(NamedTuple):
 
     :param replica: whether it is that of the replica identity; ``primary`` and ``valid`` likewise.
     :param immediate: whether it is not deferrable.
+    :param oid: that of its constraint, or its own if it has none.
     """
 
     replica: bool
@@ -338,6 +343,11 @@ class _Index(NamedTuple):
     immediate: bool
     valid: bool
     columns: list[str]
+    oid: int
+
+    def keeps_unique(self, key: Sequence[str]) -> bool:
+        """Whether no two rows have the same values in just these columns, at any moment."""
+        return self.valid and self.immediate and sorted(self.columns) == sorted(key)
 
 
 def _mapped_key(
@@ -373,6 +383,13 @@ def _mapped_key(
     return ((), problem) if problem else (key, "")
 
 
+def _catalog_key(key: Sequence[str], numbered: Iterable[tuple[int, str]], indexes: Sequence[_Index]) -> CatalogKey:
+    """See :class:`CatalogKey`."""
+    numbers = {name: number for number, name in numbered}
+    unique = sorted(index.oid for index in indexes if index.keeps_unique(key))
+    return CatalogKey(tuple(numbers[name] for name in sorted(key)), tuple(unique))
+
+
 def _key(identity: str, indexes: Sequence[_Index], columns: Sequence[Column]) -> tuple[tuple[str, ...], str]:
     """The key columns, and if there are none, the reason."""
     if identity == "n":
@@ -399,7 +416,7 @@ def _unfit_key(
         return f"the key ({named}) of its options has a column {missing[0]!r} that it does not have, or is generated"
     if null := [name for name in key if name in nullable]:
         return f"column {null[0]!r} of the key of its options may be NULL (use ALTER COLUMN … SET NOT NULL)"
-    found = [index for index in indexes if index.valid and index.immediate and sorted(index.columns) == sorted(key)]
+    found = [index for index in indexes if index.keeps_unique(key)]
     if not found:
         return (
             f"it has no unique index over just the columns of the key ({named}) of its options, neither DEFERRABLE nor "

@@ -90,7 +90,7 @@ def _find_rows(session: PublishSession, connection: Connection, pinned: PinnedTa
         connection,
         latest,
         lambda: begin_reading(connection, oid, TableMapping.of(pipeline), lock_timeout=LOCK),
-        lambda found: replace(pinned.version, table=pinned.check_key(found.table)),
+        lambda found: replace(pinned.version, table=pinned.check_key(found.table, complete=False)),
         backoff=session.backoff,
         idle=check_stopped,
     )

@@ -56,23 +56,29 @@ class PinnedTable:
         without one, since the topic's records have none.
 
         :param table: the table as it is now.
-        :param complete: whether the first snapshot is complete, so that the stream can read the table again.
+        :param complete: whether the first snapshot is complete, so that the stream can read the table again. Before
+            that, another key whose columns have the same names and types is left to the stream.
         :raises Refused: the key has other columns, or other types, or is gone.
         """
         before = self.table.key
         gone = [name for name in before if name not in {c.name for c in table.columns}]
-        if not gone and (not before or set(table.key) == set(before)):
-            as_before = replace(table, key=before, partition_by=self.table.partition_by)
-            if _key_types(as_before) == _key_types(self.table):
-                return as_before
-        what = f"from ({', '.join(before)}) to ({', '.join(table.key) or 'none'})"
         if gone:
             what = f"({', '.join(before)}: column {gone[0]!r} was dropped or renamed)"
-        elif set(table.key) == set(before):
-            what = (
-                f"({', '.join(before)}: the type of a column, or the form, the name or the hash that the settings "
-                "choose for it)"
+        elif before and set(table.key) != set(before):
+            what = f"from ({', '.join(before)}) to ({', '.join(table.key) or 'none'})"
+        else:
+            as_before = replace(
+                table, key=before, partition_by=self.table.partition_by, catalog_key=self.table.catalog_key
             )
+            if _key_types(as_before) != _key_types(self.table):
+                what = (
+                    f"({', '.join(before)}: the type of a column, or the form, the name or the hash that the settings "
+                    "choose for it)"
+                )
+            elif complete and self._replaced(table):
+                what = f"({', '.join(before)}: another column has the name of one, or the key was made again)"
+            else:
+                return as_before
         remedy = "Undo the change, or drop the slot and start again with a snapshot under another topic prefix."
         if complete:
             remedy = (
@@ -83,6 +89,16 @@ class PinnedTable:
         raise Refused(
             f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.", remedy
         )
+
+    def _replaced(self, table: SourceTable) -> bool:
+        """Whether the table has another key although its columns have the same names: one of these is another column's
+        now; or the key was made again, and two rows may have had the same one meanwhile. PostgreSQL sends updates and
+        deletes of a table without a key only under ``REPLICA IDENTITY FULL``."""
+        before, now = self.table.catalog_key, table.catalog_key
+        if before is None or now is None:
+            return False
+        made_again = set(before.unique).isdisjoint(now.unique)
+        return before.columns != now.columns or (made_again and "f" in (self.table.identity, table.identity))
 
     def check_forms(self, table: SourceTable) -> None:
         """Check that the settings give the key the form that the keys in its topic have.

@@ -312,7 +312,7 @@ class Resolver:
             )
             for c, kind in zip(message.columns, kinds, strict=True)
         )
-        return self._made(message, pinned, columns, tables[0].key if tables else None)
+        return self._made(message, pinned, columns, tables[0] if tables else None)
 
     def _described(self, connection: Connection, declared: Declared, known: Column | None, table: str) -> ColumnType:
         """A column's type, as it is today; one that was dropped since, as it was known.
@@ -356,16 +356,16 @@ class Resolver:
         message: pgoutput.RelationMessage,
         pinned: PinnedTable,
         columns: tuple[Column, ...],
-        key_of_today: tuple[str, ...] | None = None,
+        today: SourceTable | None = None,
     ) -> SourceTable:
         flagged = {c.name for c in message.columns if c.key}
         # the message flags the key's columns without their order; under FULL it flags all columns, and the catalog has
-        # the key
-        key = pinned.table.key
+        # the key, which was that of the change if it was not made again since
+        key, catalog_key = pinned.table.key, None
         if message.identity in "di" and flagged != set(key):
             key = tuple(c.name for c in message.columns if c.key)
-        elif message.identity == "f" and key_of_today is not None:
-            key = key_of_today
+        elif message.identity == "f" and today is not None:
+            key, catalog_key = today.key, today.catalog_key
         known = pinned.table
         key = () if known.outbox else key
         return SourceTable(
@@ -383,6 +383,7 @@ class Resolver:
             filtered=known.filtered or bool(self._mapping.options(message.schema, message.name).where),
             outbox=known.outbox,
             partition_by=known.partition_by,
+            catalog_key=catalog_key,
         )
 
 

@@ -323,7 +323,8 @@ def _as_known(known: PipelineState, table: SourceTable) -> SourceTable:
     try:
         found = pinned.check_key(table) if pinned is not None and pinned.table.keyed else table
         # what was sent under the filter of before may still be to come
-        return replace(found, filtered=table.filtered or (pinned is not None and pinned.table.filtered))
+        filtered = table.filtered or (pinned is not None and pinned.table.filtered)
+        return replace(found, filtered=filtered, catalog_key=table.catalog_key)
     except Refused:
         # by another name, a table may have no options
         before = pinned.table.partition_by if pinned is not None else ()

@@ -18,6 +18,7 @@ from airflow_bottledwater.errors import PreflightError, RecordError, Refused, St
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.live import reading
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.provision import live, redrive
 from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.state.claim import read_state
@@ -68,6 +69,65 @@ def test_a_table_with_another_key_is_read_again(make_flow: MakeFlow, registry: S
     flow.execute("UPDATE t SET text = 'later'", "DELETE FROM u WHERE id = 2")
     flow.stream()
     assert flow.compare("t").equal and flow.compare("u").equal
+
+
+#: exchanges the names of two columns
+_EXCHANGE = "ALTER TABLE {t} RENAME a TO x; ALTER TABLE {t} RENAME b TO a; ALTER TABLE {t} RENAME x TO b"
+#: how a key becomes another one whose columns have the same names and types: the key, and transactions
+OTHER_KEYS = {
+    "dropped": ("a", ["ALTER TABLE {t} DROP a, ADD a int GENERATED ALWAYS AS IDENTITY (START 2) PRIMARY KEY"]),
+    "renamed": (
+        "a",
+        ["ALTER TABLE {t} DROP CONSTRAINT {t}_pkey", _EXCHANGE, "ALTER TABLE {t} ADD PRIMARY KEY (a)"],
+    ),
+    "exchanged": ("a, b", [_EXCHANGE, "UPDATE {t} SET text = 'x' WHERE a = 20"]),
+    "doubled": (
+        "a",
+        [
+            "ALTER TABLE {t} REPLICA IDENTITY FULL; ALTER TABLE {t} DROP CONSTRAINT {t}_pkey",
+            "INSERT INTO {t} SELECT * FROM {t}",
+            "DELETE FROM {t} one USING {t} other WHERE one.a = other.a AND one.ctid > other.ctid",
+            "ALTER TABLE {t} ADD PRIMARY KEY (a)",
+        ],
+    ),
+    "deferred": (
+        "a",
+        [
+            "ALTER TABLE {t} REPLICA IDENTITY FULL",
+            "ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD CONSTRAINT {t}_pkey PRIMARY KEY (a) DEFERRABLE",
+            "UPDATE {t} SET a = 3 - a",
+            "ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD CONSTRAINT {t}_pkey PRIMARY KEY (a)",
+            "ALTER TABLE {t} REPLICA IDENTITY DEFAULT",
+        ],
+    ),
+    "chosen": ("a", ["DROP INDEX {t}_b; UPDATE {t} SET b = 30 - b; CREATE UNIQUE INDEX {t}_b ON {t} (b)"]),
+    # neither is another key
+    "same": ("a", ["ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (a)", "UPDATE {t} SET text = 'x'"]),
+    "reindexed": ("a", ["REINDEX TABLE CONCURRENTLY {t}", "UPDATE {t} SET text = 'x'"]),
+}  # fmt: skip
+
+
+def test_another_key_of_columns_with_the_same_names_is_taken_up(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=tuple(OTHER_KEYS), table_options={"chosen": Table(key=("b",))})
+    for name, (key, _) in OTHER_KEYS.items():
+        flow.execute(
+            f"CREATE TABLE {name} (a int, b int NOT NULL, text text, PRIMARY KEY ({key}))",
+            f"INSERT INTO {name} VALUES (1, 10, 'one'), (2, 20, 'two')",
+        )
+    flow.execute("CREATE UNIQUE INDEX chosen_b ON chosen (b)")
+    flow.execute(*(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("chosen", "reindexed")))
+    flow.create()
+    flow.snapshot()
+    for name, (_, transactions) in OTHER_KEYS.items():
+        flow.execute(*(each.format(t=name) for each in transactions))
+    flow.stream()
+    differences = {name: flow.compare(name).differences for name in OTHER_KEYS if name != "chosen"}
+    assert not any(differences.values()), differences
+    assert {m.key["b"]: m.value and m.value["a"] for m in flow.read("chosen")} == {10: 2, 20: 1}
+    assert not [m for name in ("same", "reindexed") for m in flow.read(name) if m.snapshot]
+    # and that was all
+    flow.stream()
+    assert {len(flow.read(name)) for name in ("same", "reindexed")} == {4}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +210,9 @@ def test_a_key_that_changes_inside_a_transaction_that_is_published_in_part(make_
     assert len(flow.read("u")) == 1 + 400
 
 
-@pytest.mark.parametrize("how", [pytest.param("another key", marks=pytest.mark.long), "a successor"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(each, marks=pytest.mark.long) for each in ("another key", "another column")), "a successor"]
+)
 def test_dead_letters_of_before_are_not_published(make_flow: MakeFlow, how: str) -> None:
     """Nothing would ever remove a record of the earlier key; and a tombstone of the table before would remove its
     successor's row."""
@@ -160,6 +222,8 @@ def test_dead_letters_of_before_are_not_published(make_flow: MakeFlow, how: str)
     assert len(flow.dead_letters()) == 1
     if how == "another key":
         flow.execute(TO_OTHER)
+    elif how == "another column":
+        flow.execute("ALTER TABLE t DROP id, ADD id serial PRIMARY KEY")
     else:
         flow.execute(
             "DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY, text text)", "INSERT INTO t VALUES (5, 'new')"

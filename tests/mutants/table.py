@@ -39,6 +39,8 @@ _CURRENT = "tests/integration/test_current_rows.py"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _NEW_OPTIONS = "tests/integration/test_new_options.py"
 _KEYS = "tests/integration/test_keys.py"
+_UNIT_PLAN = "tests/unit/tables/test_plan.py"
+_SAME_NAMES = "tests/integration/test_new_key.py::test_another_key_of_columns_with_the_same_names_is_taken_up"
 _RELATIONS = "tests/unit/stream/test_relations.py"
 _PARTITION_BY, _UNIT_PARTITION_BY = (
     "tests/integration/test_partition_by.py", "tests/unit/encoding/test_partition_by.py"
@@ -801,7 +803,10 @@ MUTANTS = (
     Mutant(
         "a table that is renamed keeps the columns that choose its partitions",
         "PinnedTable.check_key",
-        swap("replace(table, key=before, partition_by=self.table.partition_by)", "replace(table, key=before)"),
+        swap(
+            "replace(table, key=before, partition_by=self.table.partition_by, catalog_key=self.table.catalog_key)",
+            "replace(table, key=before, catalog_key=self.table.catalog_key)",
+        ),
         f"{_PARTITION_BY}::test_a_renamed_table_keeps_its_columns_and_a_renamed_column_needs_new_keys",
     ),
     Mutant(
@@ -2037,15 +2042,15 @@ MUTANTS = (
     Mutant(
         "a table that was recorded without a key stays without one",
         "PinnedTable.check_key",
-        drop("not before"),
+        swap("before and set(table.key) != set(before)", "set(table.key) != set(before)"),
         "tests/integration/test_unkeyed.py::test_a_table_that_is_given_a_key_goes_on_without_one",
     ),
     Mutant(
         "a key that is declared in another order stays as it is in the topic",
         "PinnedTable.check_key",
         swap(
-            "replace(table, key=before, partition_by=self.table.partition_by)",
-            "replace(table, partition_by=self.table.partition_by)",
+            "replace(table, key=before, partition_by=self.table.partition_by, catalog_key=self.table.catalog_key)",
+            "replace(table, partition_by=self.table.partition_by, catalog_key=self.table.catalog_key)",
         ),
         "tests/integration/test_evolution.py::test_a_key_of_texts_that_become_longer_or_in_another_order_stays_the_same",
     ),
@@ -5413,6 +5418,30 @@ MUTANTS = (
         "TransactionAssembler._may_hide",
         drop("any(...)"),
         "tests/unit/stream/test_assembler.py::test_a_table_with_arrays_is_looked_at_when_its_message_is_repeated",
+    ),
+    Mutant(
+        "another key whose columns have the same names is noticed",
+        "PinnedTable.check_key",
+        never("complete and self._replaced(table)"),
+        f"{_UNIT_PLAN}::test_another_key_whose_columns_have_the_same_names_is_noticed",
+    ),
+    Mutant(
+        "an index that is built again beside the earlier one makes no other key",
+        "catalog._INDEXES",
+        text("u.contype IN ('p', 'u')", "false"),
+        _SAME_NAMES,
+    ),
+    Mutant(
+        "a change under FULL is not published by a key that was made again since",
+        "Resolver._made",
+        swap("today.catalog_key", "None"),
+        _SAME_NAMES,
+    ),
+    Mutant(
+        "the key with which a table is read again is the one that is compared from then on",
+        "writer._as_known",
+        swap("replace(found, filtered=filtered, catalog_key=table.catalog_key)", "replace(found, filtered=filtered)"),
+        _SAME_NAMES,
     ),
     Mutant(
         "a table that is read by key is read from its start when its key has another order",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.model.attached import AttachedTable
-from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
+from airflow_bottledwater.model.relation import CatalogKey, Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -161,6 +161,28 @@ def test_a_table_without_a_key_any_more_gets_nothing_until_it_has_one() -> None:
 def test_a_table_without_a_key_says_what_its_topic_lacks(identity: str, what: str) -> None:
     (step,) = plan(PIPELINE, known(A), seen(replace(keyless(1, "a"), identity=identity)))
     assert f"gets none of its {what}" in step.why
+
+
+CATALOG_KEY = CatalogKey((1,), (500, 501))
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "after", "other"),
+    [
+        pytest.param(CatalogKey((3,), (500,)), "d", "d", True, id="another column"),
+        pytest.param(CatalogKey((1,), (502,)), "d", "d", False, id="made again"),
+        pytest.param(CatalogKey((1,), (502,)), "f", "d", True, id="made again under FULL"),
+        pytest.param(CatalogKey((1,), (502,)), "d", "f", True, id="FULL now"),
+        pytest.param(CatalogKey((1,), (501, 502)), "f", "f", False, id="one of two"),
+        pytest.param(None, "f", "f", False, id="not known"),
+    ],
+)
+def test_another_key_whose_columns_have_the_same_names_is_noticed(
+    now: CatalogKey | None, before: str, after: str, other: bool
+) -> None:
+    was = replace(A, catalog_key=CATALOG_KEY, identity=before)
+    found = steps(known(was), seen(replace(A, catalog_key=now, identity=after)))
+    assert found == ({1: (Do.READ, "a")} if other else {})
 
 
 def test_a_gap_of_a_table_without_a_key_cannot_be_closed() -> None:

@@ -124,6 +124,7 @@ def look(
         uncovered = publication.uncovered(connection, first, identifiable) if first is not None else {}
         covered, below = coverage.read(connection, names, list(known.tables)), compared.below(connection, known)
         gaps = compared.unlogged(connection, known)
+        gaps |= _keyless((table for table in followed if table.oid not in below), known)
         if not pipeline.create_publication:
             gaps |= _unpublished({*wanted, *kept} - below.keys() - covered.tables.keys(), known)
         gaps |= {
@@ -158,6 +159,13 @@ def _unpublished(oids: Iterable[int], known: PipelineState) -> dict[int, Gap]:
     """The gaps of followed tables among these that others do not publish now: of a publication of all tables or of a
     schema, nothing tells later that a table was not sent for a while."""
     return {oid: Gap("was not published for a while") for oid in oids if oid in known.tables.keys() - known.gaps.keys()}
+
+
+def _keyless(tables: Iterable[SourceTable], known: PipelineState) -> dict[int, Gap]:
+    """The gaps of those of some followed tables that have lost their keys: which rows their changes belong to cannot be
+    told until they have keys again."""
+    lost = (table.oid for table in tables if known.tables[table.oid].table.keyed and not table.keyed)
+    return {oid: Gap("had no key for a while") for oid in lost if oid not in known.gaps}
 
 
 def _unlogged(tables: Iterable[SourceTable]) -> dict[int, str]:

@@ -55,6 +55,11 @@ def _topics(flow: Flow) -> dict[str, str]:
     return {str(today[oid]): each.topic.removeprefix(prefix) for oid, each in known.tables.items() if oid in today}
 
 
+def _gaps(flow: Flow) -> list[str]:
+    """Why topics lack changes."""
+    return [gap.why for gap in read_state(flow.pipeline, state_topic(flow)).gaps.values()]
+
+
 def _equal(flow: Flow, errors: list[BaseException], *tables: str) -> None:
     until(
         lambda: all(_topics(flow).get(each) == each for each in tables),
@@ -172,6 +177,7 @@ def test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one(make_fl
         until(writable, "it can be written to", failed=errors)
         until(lambda: "public.t" in problems(flow), "it is told", failed=errors)
         assert "has no key any more" in problems(flow)["public.t"].reason
+        until(lambda: _gaps(flow) == ["had no key for a while"], "that is recorded", failed=errors)
         flow.execute("UPDATE u SET text = 'goes on' WHERE id = 1")
         _equal(flow, errors, "u")
         flow.execute("ALTER TABLE t ADD PRIMARY KEY (id)", "INSERT INTO t VALUES (50, 'again')")

@@ -5455,4 +5455,10 @@ MUTANTS = (
         swap("... | of_indexes", "of_indexes"),
         f"{_CURRENT}::test_a_row_is_found_by_a_key_whose_index_is_gone",
     ),
+    Mutant(
+        "a table that has lost its key is read when it has one again",
+        "look.look",
+        drop("gaps |= _keyless(...)"),
+        "tests/integration/test_tables.py::test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one",
+    ),
 )

@@ -6,7 +6,6 @@ The properties are those of Debezium 3's PostgreSQL connector and of Kafka Conne
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import textwrap
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.pipeline.expressions import as_patterns, meet, named, split, tables_of
 from airflow_bottledwater.pipeline.patterns import is_meant
 
 _CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
@@ -29,10 +29,6 @@ _ROUTING = "io.debezium.transforms.partitions.PartitionRouting"
 _NOT_HERE = (
     "It is not written here: put it into Airflow's connection, and for the command into a password file (~/.pgpass)."
 )
-#: a part of a regular expression that stands for any text, and one that stands for itself
-_ANY = re.compile(r"\.\*|\.\+|\[\^\.\][*+]")
-_LITERAL = re.compile(r"\\([^A-Za-z0-9])|([A-Za-z0-9_\-$ .])")
-_GROUP = re.compile(r"\(([^()]*)\)")
 
 #: properties whose effect is the same without a setting, or that only concern Kafka Connect
 _NOT_NEEDED = re.compile(
@@ -230,12 +226,10 @@ class _Import:
                 "schema.include.list", "Only the tables of table.include.list are published: see that all are meant."
             )
             schemas = []
-        meant = [pattern for each in tables for pattern in _tables_of(each)]
+        meant = [pattern for each in tables for pattern in tables_of(each)]
         if not tables and not schemas:
             meant = ["*.*"]
-        meant += [f"!{pattern}" for each in left_out for pattern in _tables_of(each)] + [
-            f"!{each}.*" for each in hidden
-        ]
+        meant += [f"!{pattern}" for each in left_out for pattern in tables_of(each)] + [f"!{each}.*" for each in hidden]
         if meant:
             self._put("source.tables", meant)
         if schemas:
@@ -285,13 +279,13 @@ class _Import:
         self.made["source"]["table_options"] = rules
         given = {table: {name: copy(columns) for name, columns in of.items()} for table, of in rules.items()}
         for table, other in itertools.permutations(given, 2):
-            if is_meant(other, *_named(table)):
+            if is_meant(other, *named(table)):
                 for name, columns in given[other].items():
                     if isinstance(columns, dict):
                         rules[table][name] = columns | rules[table].get(name, {})
                     else:
                         rules[table][name] = list(dict.fromkeys([*rules[table].get(name, ()), *columns]))
-            elif table < other and _meet(table, other) and not is_meant(table, *_named(other)):
+            elif table < other and meet(table, other) and not is_meant(table, *named(other)):
                 self._say(
                     "column.*",
                     f"A table that {table!r} and {other!r} both describe has the columns of one of them only: give it "
@@ -334,11 +328,11 @@ class _Import:
 
     def _partitions(self) -> None:
         """What chooses records' partitions, of the tables whose topics a predicate names."""
-        for name in _split(self.given.get("transforms", "")):
+        for name in split(self.given.get("transforms", "")):
             prefix = f"transforms.{name}"
             if self.given.get(f"{prefix}.type") != _ROUTING:
                 continue
-            given = _split(self.given.get(f"{prefix}.partition.payload.fields", ""))
+            given = split(self.given.get(f"{prefix}.partition.payload.fields", ""))
             fields = [re.fullmatch(r"(?:change|before|after)\.([^.]+)", each) for each in given]
             columns, tables = [each[1] for each in fields if each is not None], self._routed(name)
             if not tables or not columns or None in fields:
@@ -423,7 +417,7 @@ class _Import:
                 continue
             if name == "transforms":
                 known = (_UNWRAP, _ROUTING)
-                others = [each for each in _split(value) if self.given.get(f"transforms.{each}.type") not in known]
+                others = [each for each in split(value) if self.given.get(f"transforms.{each}.type") not in known]
                 if others:
                     self._say(name, f"{', '.join(others)}: there are no transformations. What they do to columns and "
                                     "topics may be said in table_options (docs/choose.md).")  # fmt: skip
@@ -459,7 +453,7 @@ class _Import:
     def _patterns(self, name: str) -> list[str]:
         """A list of regular expressions as patterns with ``*``; what cannot be said so is said as a difference."""
         found = []
-        for expression in _split(self._take(name)):
+        for expression in split(self._take(name)):
             if (patterns := as_patterns(expression)) is None:
                 self._say(
                     name, f"{expression!r} is a regular expression that no pattern with * and ? equals: add the names."
@@ -471,28 +465,10 @@ class _Import:
     def _column_patterns(self, name: str) -> Iterator[tuple[str, str]]:
         for pattern in self._patterns(name):
             table, _, column = pattern.rpartition(".")
-            if not table or (tables := _tables_of(table)) == []:
+            if not table or (tables := tables_of(table)) == []:
                 self._say(name, f"{pattern!r} names no column as schema.table.column.")
                 continue
             yield from ((each, column) for each in tables)
-
-
-def _named(pattern: str) -> tuple[str, str]:
-    """The patterns of schema and table in one of a whole name."""
-    schema, _, table = pattern.rpartition(".")
-    return schema, table
-
-
-@functools.cache
-def _meet(one: str, other: str) -> bool:
-    """Whether there is a text that two patterns with ``*`` match."""
-    if not (one and other):
-        return not (one or other).strip("*")
-    if one[0] == "*":
-        return _meet(one[1:], other) or _meet(one, other[1:])
-    if other[0] == "*":
-        return _meet(other, one)
-    return one[0] == other[0] and _meet(one[1:], other[1:])
 
 
 def _quoted(value: str) -> str:
@@ -502,48 +478,3 @@ def _quoted(value: str) -> str:
         return value
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def _split(text: str) -> list[str]:
-    """A list with commas, of which one behind a backslash is part of a text (io.debezium.util.Strings.setOrListOf)."""
-    return [part.replace("\\,", ",").strip() for part in re.split(r"(?<!\\),", text) if part.strip()]
-
-
-def _tables_of(pattern: str) -> list[str]:
-    """A pattern of a whole name as patterns of tables: without a dot, it begins with a schema's name if it ends with
-    any text, as in ``inventory.*``, which its author may have meant for a schema and a dot."""
-    if "." in pattern:
-        return [pattern]
-    return ["*.*"] if pattern == "*" else [f"{pattern}.*"] if pattern.endswith("*") else []
-
-
-def as_patterns(expression: str) -> list[str] | None:
-    """A regular expression, which has to match a whole name, as patterns with ``*``; None if they could not say the
-    same. A dot that stands alone is taken for a dot."""
-    found = [_pattern(each) for each in _alternatives(expression.removeprefix("^").removesuffix("$"))]
-    return None if None in found else list(dict.fromkeys(each for each in found if each is not None))
-
-
-def _alternatives(expression: str) -> list[str]:
-    group = _GROUP.search(expression)
-    if group is None:
-        return expression.split("|")
-    head, tail = expression[: group.start()], expression[group.end() :]
-    inner = group[1].removeprefix("?:")
-    return [found for each in inner.split("|") for found in _alternatives(f"{head}{each}{tail}")]
-
-
-def _pattern(expression: str) -> str | None:
-    made, at = [], 0
-    while at < len(expression):
-        if any_text := _ANY.match(expression, at):
-            made.append("*")
-            at = any_text.end()
-        elif literal := _LITERAL.match(expression, at):
-            if expression[literal.end() : literal.end() + 1] in ("*", "+", "?", "{"):
-                return None
-            made.append(literal[1] or literal[2])
-            at = literal.end()
-        else:
-            return None
-    return "".join(made)

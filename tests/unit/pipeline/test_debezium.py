@@ -18,8 +18,9 @@ from hypothesis import given
 from airflow_bottledwater import cli
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline import debezium
-from airflow_bottledwater.pipeline.debezium import as_patterns, imported
+from airflow_bottledwater.pipeline.debezium import imported
 from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.pipeline.expressions import as_patterns
 from airflow_bottledwater.pipeline.patterns import is_meant
 from airflow_bottledwater.pipeline.table import Table
 

@@ -23,8 +23,12 @@ from airflow_bottledwater.pipeline.patterns import is_meant
 _CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
 #: the transformation that takes the row out of the envelope
 _UNWRAP = "io.debezium.transforms.ExtractNewRecordState"
+#: the transformation that makes records of an outbox's rows
+_OUTBOX = "io.debezium.transforms.outbox.EventRouter"
 #: the transformation that chooses a record's partition by fields of its value
 _ROUTING = "io.debezium.transforms.partitions.PartitionRouting"
+#: the lists without which more is published, and a table that no database has, for which preflight refuses the file
+_INCLUDED, _UNCLEAR = ("table.include.list", "schema.include.list"), "public.NAME_WHAT_IS_MEANT"
 #: how what is secret is given
 _NOT_HERE = (
     "It is not written here: put it into Airflow's connection, and for the command into a password file (~/.pgpass)."
@@ -37,7 +41,7 @@ _NOT_NEEDED = re.compile(
     r"max\.(batch|queue)\..*|poll\.interval\.ms|snapshot\.(fetch\.size|delay\.ms|lock\..*|isolation\.mode)|"
     r"slot\.(retry|max|seek|failover).*|status\.update\..*|xmin\.fetch\..*|database\.(tcpKeepAlive|initial\..*)|"
     r"connection\.validation.*|lsn\.flush\..*|flush\.lsn\..*|topic\.(naming\.strategy|cache\.size)|"
-    r"custom\.metric\.tags|publish\.via\.partition\.root|unavailable\.value\.placeholder|sourceinfo\..*|"
+    r"custom\.metric\.tags|unavailable\.value\.placeholder|sourceinfo\..*|"
     r"heartbeat\..*|publication\.name|topic\.creation\.enable|guardrail\..*|schema\.refresh\.mode|driver\..*"
 )
 #: what the values of a property become; None: as without it
@@ -166,12 +170,14 @@ class _Import:
     """Translates one connector.
 
     :param given: its properties.
+    :param unclear: whether more would be published than the connector does.
     """
 
     given: dict[str, str]
     made: dict[str, Any] = field(default_factory=dict)
     differences: list[tuple[str, str]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    unclear: bool = False
 
     def run(self) -> Imported:
         flat = _UNWRAP in self.given.values()
@@ -202,6 +208,14 @@ class _Import:
         )
         for part in (self._source, self._tables, self._columns, lambda: self._topics(flat), self._values, self._rest):
             part()
+        if self.unclear:
+            self._put("source.tables", [_UNCLEAR, *self.made["source"].get("tables", ())])
+            self._say(
+                "",
+                "More would be published than the connector does, since some lists could not be taken over (see there)."
+                f" Say in source.tables and table_options what is meant, and take out {_UNCLEAR}: with it, preflight "
+                "refuses the file.",
+            )
         return Imported(self.made, self.differences)
 
     # ------------------------------------------------------------------ parts
@@ -217,19 +231,25 @@ class _Import:
         if "database.password" in self.given:
             self._say("database.password", _NOT_HERE)
         self.seen |= {"database.password", "database.sslpassword"}
+        if self.given.get("publication.autocreate.mode", "").lower() == "disabled":
+            self._put("source.publication", self.given.get("publication.name", "dbz_publication"))
+        by_root = self._take("publish.via.partition.root") == "true"
+        self._put("source.partitioned_tables", "root" if by_root else "leaves")
 
     def _tables(self) -> None:
-        tables, left_out = self._patterns("table.include.list"), self._patterns("table.exclude.list")
+        meant, left_out = self._table_patterns("table.include.list"), self._table_patterns("table.exclude.list")
         schemas, hidden = self._patterns("schema.include.list"), self._patterns("schema.exclude.list")
-        if tables and schemas:
+        if self._take("table.include.list") and schemas:
             self._say(
                 "schema.include.list", "Only the tables of table.include.list are published: see that all are meant."
             )
             schemas = []
-        meant = [pattern for each in tables for pattern in tables_of(each)]
-        if not tables and not schemas:
-            meant = ["*.*"]
-        meant += [f"!{pattern}" for each in left_out for pattern in tables_of(each)] + [f"!{each}.*" for each in hidden]
+        if not meant and not schemas:
+            if any(self._take(name) for name in _INCLUDED):
+                self.unclear = True
+            else:
+                meant = ["*.*"]
+        meant += [f"!{each}" for each in left_out] + [f"!{each}.*" for each in hidden]
         if meant:
             self._put("source.tables", meant)
         if schemas:
@@ -297,7 +317,12 @@ class _Import:
         if prefix:
             self._put("kafka.topic_prefix", prefix if flat else f"{prefix}.events")
         # the connector's topics have the schema's name also if it is public
-        self._options("public.*")["topic"] = "{schema}.{table}"
+        self._options("*.*")["topic"] = "{schema}.{table}"
+        self._say(
+            "",
+            f"Logical messages are not published, of which the connector sends all to {prefix or '…'}.message: "
+            "kafka.messages names topics for their prefixes ({'*': message} one for all).",
+        )
         if not flat:
             self._say("topic.prefix", f"It is {prefix}.events: the topics of {prefix} are the connector's.")
         if (strategy := self.given.get("topic.naming.strategy", "")).rpartition(".")[2] not in (
@@ -316,8 +341,10 @@ class _Import:
             self.seen.add(name)
             short = name.removeprefix("topic.creation.default.")
             if short in ("partitions", "replication.factor"):
-                if value != "-1":
+                if value.isdecimal():
                     self._put(f"kafka.{short.replace('.', '_')}", int(value))
+                elif value != "-1":
+                    self._say(name, f"It is no number: set kafka.{short.replace('.', '_')}.")
             elif short not in ("include", "exclude"):
                 properties[short] = value
         if properties:
@@ -372,8 +399,11 @@ class _Import:
             if found:
                 self._put("kafka.format", found)
             self._put("kafka.registry", f"{self.made['name']}_registry")
-            if registry:
-                self._put("kafka.registry_properties", {"url": registry})
+            url = re.sub(r"(https?://)[^/?#@\s,]*@", r"\1", registry)
+            if url != registry or "@" in url:
+                self._say("value.converter.schema.registry.url", f"It has a user and a password. {_NOT_HERE}")
+            if url and "@" not in url:  # otherwise, it is not known where they end
+                self._put("kafka.registry_properties", {"url": url})
         elif converter and "Json" not in converter:
             self._say(
                 "value.converter", f"{converter} has no equal: the format is Avro, or with kafka.format: json, JSON."
@@ -381,11 +411,20 @@ class _Import:
             self._put("kafka.registry", f"{self.made['name']}_registry")
         else:
             self._put("kafka.format", "json")
+            if not converter:
+                self._say(
+                    "value.converter",
+                    "It is that of Kafka Connect's worker, and taken for JSON with schemas, which is the default "
+                    "there: see which one it is.",
+                )
             with_schema = self.given.get("value.converter.schemas.enable", "true") == "true"
             if with_schema and flat:
                 self._say("value.converter.schemas.enable", "Only envelopes have their schema in each record.")
             elif with_schema:
                 self._put("kafka.envelope_schema", True)
+        for name in ("key.converter", "key.converter.schemas.enable"):
+            if name in self.given and self.given[name] != self.given.get(name.replace("key", "value"), ""):
+                self._say(name, "Keys are in the format of the values.")
         if any("basic.auth" in name or "ssl" in name for name in self.given if name.startswith("value.converter.")):
             self._say(
                 "value.converter.schema.registry", "Credentials belong into Airflow's connection, and are not here."
@@ -416,7 +455,14 @@ class _Import:
             if name in self.seen:
                 continue
             if name == "transforms":
-                known = (_UNWRAP, _ROUTING)
+                known = (_UNWRAP, _ROUTING, _OUTBOX)
+                if _OUTBOX in self.given.values():
+                    self._say(
+                        name,
+                        "Rows of an outbox become records by the option outbox of its table (docs/choose.md): "
+                        "outbox.event.{aggregatetype}, in a pipeline of its own without kafka.topic_prefix, if its "
+                        "topics are to have the connector's names.",
+                    )
                 others = [each for each in split(value) if self.given.get(f"transforms.{each}.type") not in known]
                 if others:
                     self._say(name, f"{', '.join(others)}: there are no transformations. What they do to columns and "
@@ -451,15 +497,28 @@ class _Import:
         return options
 
     def _patterns(self, name: str) -> list[str]:
-        """A list of regular expressions as patterns with ``*``; what cannot be said so is said as a difference."""
+        """A list of regular expressions as patterns with ``*``; what cannot be said so is said as a difference. The
+        connector does not distinguish upper and lower case (io.debezium.function.Predicates)."""
         found = []
         for expression in split(self._take(name)):
             if (patterns := as_patterns(expression)) is None:
                 self._say(
                     name, f"{expression!r} is a regular expression that no pattern with * and ? equals: add the names."
                 )
-            else:
-                found += patterns
+                self.unclear |= name not in _INCLUDED
+                continue
+            if expression != expression.lower():
+                self._say(name, f"{expression!r} has to be written as the database has it: upper and lower case count.")
+            found += patterns
+        return found
+
+    def _table_patterns(self, name: str) -> list[str]:
+        found = []
+        for pattern in self._patterns(name):
+            if not (tables := tables_of(pattern)):
+                self._say(name, f"{pattern!r} names no table as schema.table.")
+                self.unclear |= name not in _INCLUDED
+            found += tables
         return found
 
     def _column_patterns(self, name: str) -> Iterator[tuple[str, str]]:
@@ -467,6 +526,7 @@ class _Import:
             table, _, column = pattern.rpartition(".")
             if not table or (tables := tables_of(table)) == []:
                 self._say(name, f"{pattern!r} names no column as schema.table.column.")
+                self.unclear = True
                 continue
             yield from ((each, column) for each in tables)
 

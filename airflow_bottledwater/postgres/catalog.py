@@ -114,14 +114,7 @@ def resolve(
     :param strict: whether it is an error if a pattern matches nothing; otherwise the others count.
     :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
     """
-    rows = [
-        _Relation(*row[:6])
-        for row in connection.execute(
-            _RELATIONS
-            + "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
-            " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
-        ).fetchall()
-    ]
+    rows = _relations(connection)
     everything = {row.oid: row for row in rows}
     rows = [row for row in rows if not _left_out(tables, schemas, row.schema, row.name)]
     choice = _Choice(everything, dict(connection.execute(_BELOW).fetchall()), via_root, {row.oid for row in rows})
@@ -140,6 +133,26 @@ def resolve(
     if choice.problems and strict:
         raise PreflightError(choice.problems)
     return choice.tables()
+
+
+def idle(connection: Connection, tables: Sequence[str], schemas: Sequence[str]) -> list[str]:
+    """The patterns behind ``!`` that match nothing, and so leave nothing out."""
+    if not any(each.startswith("!") for each in (*tables, *schemas)):
+        return []
+    rows = _relations(connection)
+    found = [each for each in tables if not any(_left_out([each], (), row.schema, row.name) for row in rows)]
+    found += [each for each in schemas if not any(_left_out((), [each], row.schema, row.name) for row in rows)]
+    return [each for each in found if each.startswith("!")]
+
+
+def _relations(connection: Connection) -> list[_Relation]:
+    """Whatever a pattern may match."""
+    rows = connection.execute(
+        _RELATIONS
+        + "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
+        " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
+    ).fetchall()
+    return [_Relation(*row[:6]) for row in rows]
 
 
 def covers(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str) -> bool:

@@ -267,6 +267,11 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
             problems.append(str(error))
     problems += outboxes.turned(pipeline, found.state, found.tables)
     if not found.adding:
+        found.warnings += [
+            f"{pattern!r} leaves nothing out: no table matches it. Check the name and its schema; upper and lower case "
+            "count."
+            for pattern in catalog.idle(connection, pipeline.tables, pipeline.schemas)
+        ]
         _warn_of_outboxes(connection, found)
         _warn_of_children(connection, pipeline, found)
         _warn_of_generated(connection, found)

@@ -12,6 +12,7 @@ from psycopg import sql
 import airflow_bottledwater
 from airflow_bottledwater.errors import Outage, PreflightError
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.pipeline.debezium import imported
 from airflow_bottledwater.provision import preflight, source_checks
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
@@ -88,6 +89,26 @@ def test_what_was_found_before_a_server_is_away_is_said_too(source: Source) -> N
         preflight.run(away)
     with pytest.raises(PreflightError, match=r"(?s)nameless.*127\.0\.0\.1:1"):
         preflight.run(away.with_(tables=("items", "nameless")))
+
+
+def test_a_pattern_that_leaves_nothing_out_is_said(source: Source) -> None:
+    source.execute("CREATE TABLE secret_log (id int PRIMARY KEY)")
+    names = ("*", "!Secret_Log", "!public.secret_*", "!items_*")
+    found = preflight.run(source.pipeline.with_(tables=names, schemas=("!Public", "!pub*c_")))
+    said = [warning.partition(" leaves nothing out")[0] for warning in found.warnings if "leaves nothing" in warning]
+    assert said == ["'!Secret_Log'", "'!items_*'", "'!Public'", "'!pub*c_'"]
+    assert [table.name for table in found.tables] == ["items"]
+
+
+def test_what_a_connectors_description_leaves_open_is_refused(source: Source) -> None:
+    connector = {"connector.class": "io.debezium.connector.postgresql.PostgresConnector"}
+    made = imported(connector | {"table.exclude.list": r"public\.secret_\d+"}).description["source"]
+    refuses(source, source.pipeline.with_(tables=tuple(made["tables"])), "No table matches 'public.NAME_WHAT_IS_MEANT'")
+    source.execute("CREATE SCHEMA inventory", "CREATE TABLE inventory.items (id int PRIMARY KEY)")
+    made = imported(connector | {"schema.include.list": "inventory"}).description["source"]
+    of_schema = {"tables": (), "schemas": tuple(made["schemas"]), "table_options": made["table_options"]}
+    found = preflight.run(source.pipeline.with_(**of_schema))
+    assert [table.qualified for table in found.tables] == ["inventory.items"]
 
 
 def test_a_long_definition_is_compressed_and_one_that_does_not_fit_is_refused(source: Source) -> None:

@@ -609,6 +609,18 @@ MUTANTS = (
         f"{_TAKE_OVER}::test_changes_from_before_a_table_was_published_are_not_passed_over",
     ),
     Mutant(
+        "an include list of a connector that cannot be taken over does not become all tables",
+        "debezium._Import._tables",
+        never("any((self._take(name) for name in _INCLUDED))"),
+        "tests/unit/pipeline/test_debezium.py::test_no_more_is_published_than_the_connector_does",
+    ),
+    Mutant(
+        "a file that would publish more than the connector does is refused",
+        "debezium._Import.run",
+        never("self.unclear"),
+        "tests/unit/pipeline/test_debezium.py::test_no_more_is_published_than_the_connector_does",
+    ),
+    Mutant(
         "topics with other records are not written to",
         "take_over.take_over",
         drop("_check_topics(pipeline, findings.tables)"),

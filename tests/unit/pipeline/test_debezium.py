@@ -67,7 +67,7 @@ def test_a_connector_becomes_a_pipeline() -> None:
         "public.orders": {"exclude": ["card"], "mask": {"email": "constant:****"}},
         "inventory.*": {"exclude": ["note"]},
         "public.a": {"mask": {"text": "first:10"}},
-        "public.*": {"topic": "{schema}.{table}"},
+        "*.*": {"topic": "{schema}.{table}"},
     }
     assert (made.kafka.format, made.kafka.topic_prefix, made.kafka.partitions) == ("avro", "shop.events", 6)
     assert made.kafka.topic_config == {"cleanup.policy": "compact"} and made.kafka.replication_factor == 3
@@ -130,6 +130,67 @@ def test_partitions_that_cannot_be_taken_over_are_said(given: dict[str, str]) ->
     assert "partition_by" not in str(found.description) and "is not known" in said(found)["transforms.route"]
 
 
+_NAMELESS = "public.NAME_WHAT_IS_MEANT"
+
+
+@pytest.mark.parametrize(
+    ("given", "tables"),
+    [
+        ({"table.include.list": r"public\.orders_\d+"}, [_NAMELESS]),
+        ({"table.include.list": "orders"}, [_NAMELESS]),
+        ({"schema.include.list": "inv[0-9]"}, [_NAMELESS]),
+        ({"table.include.list": r"a\.x_\d+", "schema.include.list": "a"}, [_NAMELESS]),
+        ({"table.include.list": r"a\.x,a\.y_\d+"}, ["a.x"]),
+        ({"table.exclude.list": r"a\.x,a\.y_\d+"}, [_NAMELESS, "*.*", "!a.x"]),
+        ({"table.exclude.list": ".*_secret"}, [_NAMELESS, "*.*"]),
+        ({"column.mask.with.4.chars": r"a\.x\.card_\d"}, [_NAMELESS, "*.*"]),
+        ({"column.exclude.list": ".*card"}, [_NAMELESS, "*.*"]),
+    ],
+)
+def test_no_more_is_published_than_the_connector_does(given: dict[str, str], tables: list[str]) -> None:
+    """Where it is not known what that is, preflight refuses the file: no table has the name that is in it."""
+    found = imported(CLASS | given)
+    source = found.description["source"]
+    assert source["tables"] == tables and "schemas" not in source
+    assert (_NAMELESS in tables) == any("preflight refuses the file" in what for _, what in found.differences)
+    assert set(given) & set(said(found))
+
+
+def test_upper_case_letters_are_said() -> None:
+    """The connector does not distinguish them, so that the pattern may leave nothing out."""
+    found = imported(CLASS | {"table.exclude.list": "public.Secret_Log,public.other"})
+    assert found.description["source"]["tables"] == ["*.*", "!public.Secret_Log", "!public.other"]
+    assert "'public.Secret_Log'" in said(found)["table.exclude.list"]
+
+
+@pytest.mark.parametrize(
+    ("url", "written"),
+    [
+        ("http://sr:8081", "http://sr:8081"),
+        ("http://u:s3cret@sr:8081,https://u:s3cret@sr2", "http://sr:8081,https://sr2"),
+        ("http://u:s3cret/2@sr:8081", None),
+    ],
+)
+def test_a_registrys_password_is_not_written(url: str, written: str | None) -> None:
+    found = imported(SHOP | {"value.converter.schema.registry.url": url})
+    assert found.description["kafka"].get("registry_properties", {}).get("url") == written
+    assert "s3cret" not in found.yaml()
+    assert ("value.converter.schema.registry.url" in said(found)) == (url != written)
+
+
+def test_partitions_have_the_topics_that_the_connector_gives_them() -> None:
+    assert imported(CLASS).description["source"]["partitioned_tables"] == "leaves"
+    by_root = imported(CLASS | {"publish.via.partition.root": True})
+    assert by_root.description["source"]["partitioned_tables"] == "root" and Description.of(by_root.description)
+
+
+@pytest.mark.parametrize(("given", "name"), [({}, "dbz_publication"), ({"publication.name": "p"}, "p")])
+def test_a_publication_that_is_not_made_is_the_connectors(given: dict[str, str], name: str) -> None:
+    source = imported(CLASS | given | {"publication.autocreate.mode": "disabled"}).description["source"]
+    assert (source["create_publication"], source["publication"]) == (False, name)
+    assert "publication" not in imported(CLASS | given).description["source"]
+
+
 def test_nothing_secret_is_written() -> None:
     secrets = {
         "database.password": "s3cret",
@@ -164,12 +225,23 @@ def test_records_without_envelope_keep_their_topics() -> None:
         ("column.exclude.list", "card", "schema.table.column"),
         ("something.new", "1", "not known"),
         ("value.converter", "org.apache.kafka.connect.converters.ByteArrayConverter", "no equal"),
+        ("value.converter", "", "Kafka Connect's worker"),
+        ("key.converter", "org.apache.kafka.connect.storage.StringConverter", "format of the values"),
+        ("key.converter.schemas.enable", "false", "format of the values"),
+        ("topic.creation.default.partitions", "${env:P}", "no number"),
     ],
 )
 def test_what_differs_is_said(name: str, value: str, words: str) -> None:
     found = imported(SHOP | {name: value})
     assert words in said(found)[re.sub(r"salt\..*", "salt", name)]
     Description.of(found.description)
+
+
+def test_an_outbox_and_logical_messages_are_said() -> None:
+    config = {"transforms": "o", "transforms.o.type": "io.debezium.transforms.outbox.EventRouter"}
+    found = imported(SHOP | config)
+    assert "option outbox" in said(found)["transforms"] and "no transformations" not in said(found)["transforms"]
+    assert any("shop.message" in what for name, what in found.differences if not name)
 
 
 def test_json_and_all_tables_are_what_is_left_without_more() -> None:

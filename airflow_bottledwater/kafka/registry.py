@@ -263,17 +263,23 @@ class Registry:
         new = next((each for each in schemas if each[0] not in present), None)
         asked = [each for each in schemas if each[0] in present] + ([new] if new is not None else [])
 
-        def problem(subject: str, schema: str) -> tuple[bool, str]:
+        found = self.check_all(asked)
+        problems = [str(answer) for answer in found if isinstance(answer, Refused)]
+        missing = [subject for (subject, _), answer in zip(asked, found, strict=True) if answer is False]
+        return problems + ([closed] if missing and (closed := self._closed(missing[0])) else [])
+
+    def check_all(self, schemas: Sequence[tuple[str, str]]) -> list[bool | Refused]:
+        """Call :meth:`check` for each (subject, schema), several at a time; returns what it returns, or why it is
+        refused, in this order."""
+
+        def answer(subject: str, schema: str) -> bool | Refused:
             try:
-                return self.check(subject, schema), ""
+                return self.check(subject, schema)
             except Refused as error:
-                return False, str(error)
+                return error
 
         with ThreadPoolExecutor(_AT_ONCE, "check") as pool:
-            found = list(pool.map(lambda each: problem(*each), asked))
-        problems = [said for _, said in found if said]
-        missing = [subject for (subject, _), (known, said) in zip(asked, found, strict=True) if not known and not said]
-        return problems + ([closed] if missing and (closed := self._closed(missing[0])) else [])
+            return list(pool.map(lambda each: answer(*each), schemas))
 
     def _closed(self, subject: str) -> str:
         """Why the registry takes no schema for a subject; empty if it does, or does not say."""

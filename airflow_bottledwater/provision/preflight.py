@@ -16,6 +16,7 @@ from airflow_bottledwater.errors import (
     StateError,
 )
 from airflow_bottledwater.kafka.registry import Registry
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import ddl
@@ -36,6 +37,7 @@ from airflow_bottledwater.provision.source_checks import (
 )
 from airflow_bottledwater.state import options, schemas
 from airflow_bottledwater.state.identity import check_settings, topic_of, via_root
+from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
 
@@ -165,15 +167,45 @@ def _registry(pipeline: Settings, found: Findings) -> list[str]:
     if registry is None:
         return []
     problems: list[str] = []
-    wanted: list[tuple[str, str]] = []
+    new: list[tuple[str, str]] = []
+    known: list[tuple[SourceTable, tuple[str, str]]] = []
+
+    def tell(table: SourceTable, error: Refused) -> None:
+        aside = isinstance(error, SchemaRefused) and _goes_on(mapping, found.state, table)
+        (found.warnings if aside else problems).append(str(error))
+
     for table in found.tables:
         if table.oid in found.state.held:
             continue  # it may be set aside for this reason, and the others are to go on
         try:
-            wanted += mapping.subjects(topic_of(table, found.state, mapping), table)
+            subjects = mapping.subjects(topic_of(table, found.state, mapping), table)
         except SchemaRefused as error:
-            problems.append(str(error))
+            tell(table, error)
+            continue
+        if table.oid in found.state.tables:
+            known += [(table, subject) for subject in subjects]
+        else:
+            new += subjects
     # tables whose new keys are accepted get the ids of today
     pinned = {table.oid for table in found.tables} & found.state.tables.keys() - found.state.accepted
     problems += schemas.key_problems(pipeline, (found.state.tables[oid] for oid in sorted(pinned)))
-    return problems + registry.refused(wanted)
+    for (table, _), answer in zip(known, registry.check_all([subject for _, subject in known]), strict=True):
+        if isinstance(answer, Refused):
+            tell(table, answer)
+    return problems + registry.refused(new)
+
+
+def _goes_on(mapping: TableMapping, known: PipelineState, table: SourceTable) -> bool:
+    """Whether a stream goes on with all other tables where the registry refuses a schema of this one."""
+    if table.oid not in known.completed:
+        return False  # the snapshot that reads its rows ends
+    pinned = known.tables[table.oid]
+    try:
+        pinned.check_forms(table)
+    except Refused:
+        return False  # a setting gives its key another form, with which no stream starts
+    try:
+        pinned.check_key(table)
+    except Refused:
+        return True  # it is taken up with its new key as soon as the registry lets it
+    return mapping.policy(table) != "exit"

@@ -133,6 +133,10 @@ def test_a_refused_schema_is_asked_for_again_while_the_stream_runs(
     with flow.streaming() as errors:
         flow.execute("ALTER TABLE t ALTER n TYPE bool USING true", "INSERT INTO t VALUES (2, true, NULL)")
         until(lambda: len(flow.dead_letters()) == 1, "the dead letter", failed=errors)
+        # whoever starts the stream again is not kept from it
+        assert any("refuses the schema" in each for each in preflight.run(flow.pipeline).warnings)
+        with pytest.raises(PreflightError, match="refuses the schema"):
+            preflight.run(flow.pipeline.with_(on_error="exit"))
         level(flow, "NONE")
         until(
             lambda: (

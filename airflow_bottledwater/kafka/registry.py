@@ -221,6 +221,10 @@ class Registry:
             return known
         return self._register(subject, schema, number) if self._mode(subject) == "IMPORT" else None
 
+    def gives_back(self, subject: str, schema: str) -> bool:
+        """Whether :meth:`restore` would register a schema with the id that it had."""
+        return self.lookup(subject, schema) is None and self._mode(subject) == "IMPORT"
+
     def lookup(self, subject: str, schema: str) -> int | None:
         """The id that a schema has in a subject; None if the subject does not have it, or does not exist.
 

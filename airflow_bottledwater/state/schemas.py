@@ -29,7 +29,7 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres import catalog, connect
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 
 #: seconds between two comparisons of a running stream, and between two questions of one: a registry has other users
 _INTERVAL, _PAUSE = 60.0, 0.1
+#: seconds after which what a registry does not know is asked for again: what one of its servers has registered, another
+#: one knows a moment later
+_AGAIN = (0.5, 1.5, 3.0, 5.0)
 #: questions at the same time when a job starts
 _AT_ONCE = 8
 #: the name of this part among the problems of a job
@@ -104,12 +107,27 @@ def register_value(pipeline: Settings, topic: str, table: SourceTable) -> int:
 def lost(
     registry: Registry, wanted: Iterable[PinnedSchema], pause: Callable[[], object] | None = None
 ) -> list[PinnedSchema]:
-    """The schemas whose ids the registry does not know, or knows as others.
+    """The schemas whose ids the registry does not know, or knows as others, also when it is asked again some seconds
+    later.
 
     :param pause: called before each question; None to ask several at a time.
     :raises Outage: it does not answer.
     :raises Refused: it denies access.
+    :raises StopRequested: the job is asked to stop.
     """
+    missing = _unknown(registry, wanted, pause)
+    for seconds in _AGAIN:
+        if not missing:
+            break
+        connect.pause(seconds)
+        missing = _unknown(registry, missing, pause)
+    return missing
+
+
+def _unknown(
+    registry: Registry, wanted: Iterable[PinnedSchema], pause: Callable[[], object] | None
+) -> list[PinnedSchema]:
+    """What :func:`lost` finds, by one question for each id."""
     wanted, same = list(wanted), meaning.OF[registry.schema_type].same
     numbers = sorted({each.number for each in wanted})
     if pause is None:
@@ -176,8 +194,9 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
     """Compare the ids in the state with the registry, register again what it has lost, and record it. If the registry
     cannot be asked, the job goes on with the ids that it has: the registry is not needed to publish with them.
 
-    :raises Outage: the registry takes no schemas now.
+    :raises Outage: the registry takes no schemas now, or does not give by its id what it has registered.
     :raises Refused: the id of a key is lost, or a schema is refused.
+    :raises StopRequested: the job is asked to stop.
     """
     known, registry = claim.state.tables, Registry.of(pipeline)
     if registry is None or not known:
@@ -223,14 +242,14 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
 def _confirm(registry: Registry, again: Sequence[PinnedSchema]) -> None:
     """Check that the registry has by their ids, as readers ask for them, the schemas that were registered again.
 
-    :raises Refused: it does not, and the stream would find them lost again and again.
+    :raises Outage: it does not, and the stream would find them lost again and again.
     """
     if still := lost(registry, again):
-        raise Refused(
+        raise Outage(
             f"The schema registry at {registry.url} says that subject {still[0].subject!r} has its schema, with id "
             f"{still[0].number}, and does not give that schema to who asks for the id: nobody could read the records.",
-            "Check that the URL leads to one registry, and not to several by turns. What it answers to GET "
-            f"/schemas/ids/{still[0].number} has to be that schema; repair the registry, then start again.",
+            "Check that the URL leads to one registry, and not to several by turns, and that its servers follow their "
+            f"leader. What it answers to GET /schemas/ids/{still[0].number} has to be that schema.",
         )
 
 

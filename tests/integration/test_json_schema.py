@@ -198,6 +198,7 @@ def test_schemas_that_the_registry_has_lost_are_registered_again_and_a_keys_id_n
     make_flow: MakeFlow, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schemas, "_INTERVAL", 0.2)
+    monkeypatch.setattr(schemas, "_AGAIN", (0.1,))
     with fronted(registry) as front:
         flow = make_flow(front)
         table(flow)

@@ -42,6 +42,12 @@ def front(registry: SchemaRegistry) -> Iterator[RegistryFront]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the registry does not know is asked for again at once, and not for ten seconds."""
+    monkeypatch.setattr(schemas, "_AGAIN", (0.1,))
+
+
 @pytest.fixture
 def flow_statements() -> tuple[str, ...]:
     return (

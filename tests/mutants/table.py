@@ -4871,7 +4871,7 @@ MUTANTS = (
     ),
     Mutant(
         "an id that means another schema is lost",
-        "schemas.lost",
+        "schemas._unknown",
         swap("same(known[each.number] or '', each.schema)", "known[each.number]"),
         f"{_REGISTRY}::test_an_id_that_means_another_schema_is_lost",
     ),
@@ -5102,6 +5102,12 @@ MUTANTS = (
         "Registry.lookup",
         drop("not self._is(subject, found.subject)"),
         f"{_UNIT_REGISTRY}::test_the_id_of_another_context_is_none_of_this_one",
+    ),
+    Mutant(
+        "what a registry's follower does not know yet is not lost",
+        "schemas.lost",
+        swap("_unknown(registry, missing, pause)", "missing"),
+        "tests/unit/state/test_schemas.py::test_what_a_follower_of_the_registry_gets_to_know_a_moment_later_is_not_lost",
     ),
     Mutant(
         "an id that is taken is not waited for",

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
@@ -48,6 +48,7 @@ def test_a_schema_that_was_registered_again_has_to_be_there_by_its_id(
         again.append(name)
         return number
 
+    monkeypatch.setattr(schemas, "_AGAIN", (0.0,))
     monkeypatch.setattr(Registry, "schema", by_id)
     monkeypatch.setattr(Registry, "subjects", lambda _: {"t-key", "t-value"})
     monkeypatch.setattr(Registry, "restore", register)
@@ -60,6 +61,24 @@ def test_a_schema_that_was_registered_again_has_to_be_there_by_its_id(
         assert settle(pipeline, cast("Any", None), claim) == Settled()
         assert bool(written) == (number != 8)
     else:
-        with pytest.raises(Refused, match=rf"{subject}.*id {number}.*several by turns"):
+        with pytest.raises(Outage, match=rf"{subject}.*id {number}.*several by turns"):
             settle(pipeline, cast("Any", None), claim)
         assert not written
+
+
+def test_what_a_follower_of_the_registry_gets_to_know_a_moment_later_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipeline = Settings.of(postgres="host=db", format="avro", registry={"url": "http://registry"})
+    pinned = PinnedTable(SourceTable(1, "public", "t", "d", ("id",), (Column("id", INT),)), "t", "topic-id", 1, 7, 8, 3)
+    wanted = pinned_schemas(pipeline, [pinned])
+    known, asked = {each.number: each.schema for each in wanted}, list[int]()
+
+    def by_id(_: object, number: int) -> str | None:
+        asked.append(number)
+        return known[number] if asked.count(8) > 2 or number == 7 else None
+
+    monkeypatch.setattr(schemas, "_AGAIN", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(Registry, "schema", by_id)
+    assert schemas.lost(Registry(pipeline.registry), wanted) == []
+    assert (asked.count(7), asked.count(8)) == (1, 3)

@@ -150,7 +150,7 @@ def assume(
         claim.write(
             {
                 records.COVERAGE: coverage.read(connection, publication.names(pipeline.publication_name), oids),
-                records.INTENT: _intent(pipeline, cluster.system_identifier, found.via_root),
+                records.INTENT: _intent(pipeline, claim.state, cluster.system_identifier, found.via_root),
                 records.SAVED_SETTINGS: records.SavedSettings(pipeline.chosen(), TableMapping.of(pipeline).hash_key),
                 records.SLOT: record,
                 **{records.table_key(p.table.oid): p for p in pinned},
@@ -163,8 +163,14 @@ def assume(
 
 
 def _intent(
-    pipeline: Settings, system_identifier: str, via_root: bool, fingerprint: dict[str, str] | None = None
+    pipeline: Settings,
+    known: PipelineState,
+    system_identifier: str,
+    via_root: bool,
+    fingerprint: dict[str, str] | None = None,
 ) -> records.Intent:
+    # until there is a slot, preflight has seen that the publications are this pipeline's, or are not there
+    made = known.slot is None or known.intent is None or known.intent.create_publication
     return records.Intent(
         pipeline.slot,
         pipeline.publication_name,
@@ -176,6 +182,7 @@ def _intent(
         fingerprint,
         pipeline.envelope,
         pipeline.envelope_schema,
+        pipeline.create_publication and made,
     )
 
 
@@ -198,7 +205,7 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
             connection, [t.oid for t in tables]
         )
         identifier = claim.cluster.system_identifier
-        claim.write({records.INTENT: _intent(pipeline, identifier, via_root, before)})
+        claim.write({records.INTENT: _intent(pipeline, claim.state, identifier, via_root, before)})
         added = [t for t in tables if t.oid not in claim.state.tables]
         if problems := topic_problems(claim.state, added, TableMapping.of(pipeline)):
             raise Refused(" ".join(problems))

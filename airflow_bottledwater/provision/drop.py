@@ -126,8 +126,8 @@ def keeps(when: str, status: StatusRecord | None) -> bool:
 
 def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> str:
     """Drop slot and publications, and delete the slot's saved state; returns a sentence that says what was done. The
-    publications are those that the saved state names; they are kept if ``create_publication`` is off, or another
-    pipeline of the database has them.
+    publications are those that the saved state names; they are kept if ``create_publication`` is off or was, when the
+    pipeline was made, or if another pipeline of the database has them.
 
     :param when: ``retired`` (only if the stream was stopped for good), ``always`` or ``never``.
     :param alive: whether the slot of a job that is alive is dropped, too, which ends the job.
@@ -174,7 +174,8 @@ def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> st
 def _drop(pipeline: Settings, connection: Connection, cluster: Cluster, known: PipelineState) -> str:
     # the slot first: what it keeps fills the server's disk
     done = [f"slot {pipeline.slot!r}"] if slot.drop(connection, pipeline.slot) else []
-    ours = known.intent.publication if pipeline.create_publication and known.intent is not None else None
+    intent = known.intent if pipeline.create_publication else None
+    ours = intent.publication if intent is not None and intent.create_publication else None
     kept = "" if ours is None else _needed_by(pipeline, connection, cluster, ours)
     if ours is not None and not kept:
         done += [f"publication {name!r}" for name in publication.drop(connection, ours)]

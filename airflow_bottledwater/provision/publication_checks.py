@@ -63,7 +63,8 @@ def _existing(connection: Connection, pipeline: Settings, present: publication.P
     if not pipeline.create_publication:
         problems += row_filters.foreign(connection, present, found.tables)
     problems += publication.uncovered(connection, present, found.tables).values()
-    if pipeline.create_publication and (not intent or intent.publication != pipeline.publication_name):
+    made = intent is not None and intent.create_publication and intent.publication == pipeline.publication_name
+    if pipeline.create_publication and not made:
         problems.append(
             f"Publication {present.name!r} exists, but was not created by this pipeline. Choose another name (setting "
             "publication), or set create_publication to false to use it."

@@ -86,16 +86,23 @@ def check_settings(pipeline: Settings, known: PipelineState) -> None:
         "envelope_schema": pipeline.envelope_schema,
         "topic_prefix": pipeline.topic_prefix,
         "publication": pipeline.publication_name,
+        # those that others have made, it does not take over
+        **({"create_publication": True} if pipeline.create_publication else {}),
     }
     for name, asked in values.items():
         if asked != (made := getattr(known.intent, name)):
             raise StateError(
-                f"Slot {pipeline.slot!r} was made with {name} = {made or '(none)'}, and the settings say "
-                f"{asked or '(none)'}. Nothing was changed.",
+                f"Slot {pipeline.slot!r} was made with {name} = {_shown(made)}, and the settings say {_shown(asked)}. "
+                "Nothing was changed.",
                 "Give the settings with which the pipeline was made (on the command line, best in a file: --config). "
                 "For other ones, make another pipeline, with a slot and a topic_prefix of its own.",
             )
     _check_topic_options(pipeline, known)
+
+
+def _shown(value: str | bool) -> str:
+    """A setting as files and options have it."""
+    return str(value).lower() if isinstance(value, bool) else value or "(none)"
 
 
 def _check_topic_options(pipeline: Settings, known: PipelineState) -> None:

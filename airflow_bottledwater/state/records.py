@@ -138,6 +138,7 @@ class Intent:
         (:func:`airflow_bottledwater.postgres.catalog.fingerprint`).
     :param partitioned_tables: root or leaves, as the publications were made.
     :param format: as the records are made; ``envelope`` and ``envelope_schema`` likewise.
+    :param create_publication: whether this pipeline has made its publications, so that it changes and drops them.
     """
 
     slot: str
@@ -150,6 +151,7 @@ class Intent:
     fingerprint: dict[str, str] | None = None
     envelope: str = "none"
     envelope_schema: bool = False
+    create_publication: bool = True
 
 
 @dataclass(frozen=True, slots=True)

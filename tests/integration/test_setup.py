@@ -499,6 +499,10 @@ def test_a_publication_that_another_pipeline_has_is_not_dropped(source: Source) 
         drop(first, when="always") == f"Dropped slot {name!r}. Kept publication {name!r}, which slot '{name}_2' needs."
     )
     assert source.execute("SELECT count(*) FROM pg_publication") == [(2,)]
+    # it has not made them, whatever is given later
+    second = second.with_(create_publication=True)
+    with pytest.raises(PreflightError, match="was made with create_publication = false, and the settings say true"):
+        create(second)
     assert drop(second, when="always") == f"Dropped slot '{name}_2'."
     create(first.with_(publication=f"{name}_3"))
     assert drop(first, when="always").startswith(f"Dropped slot {name!r}, publication '{name}_3', ")

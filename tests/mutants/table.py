@@ -1065,8 +1065,8 @@ MUTANTS = (
         "the settings of a creation that fails are not those of the last start",
         "create._create",
         swap(
-            "claim.write({records.INTENT: _intent(pipeline, identifier, via_root, before)})",
-            "claim.write({records.INTENT: _intent(pipeline, identifier, via_root, before), "
+            "claim.write({records.INTENT: _intent(pipeline, claim.state, identifier, via_root, before)})",
+            "claim.write({records.INTENT: _intent(pipeline, claim.state, identifier, via_root, before), "
             "**saved.changed(pipeline, claim.state)})",
         ),
         f"{_CHOOSE}::test_the_settings_of_a_creation_that_fails_are_not_those_of_the_last_start",
@@ -3951,6 +3951,18 @@ MUTANTS = (
         "identity.check_settings",
         never("known.intent.publication != pipeline.publication_name"),
         "tests/unit/state/test_identity.py::test_a_pipeline_keeps_what_it_was_made_with",
+    ),
+    Mutant(
+        "publications that others have made are not taken over",
+        "identity.check_settings",
+        swap("pipeline.create_publication", "False"),
+        "tests/integration/test_setup.py::test_a_publication_that_another_pipeline_has_is_not_dropped",
+    ),
+    Mutant(
+        "publications that others have made are not dropped",
+        "drop._drop",
+        drop("intent.create_publication"),
+        "tests/integration/test_setup.py::test_a_publication_that_another_pipeline_has_is_not_dropped",
     ),
     Mutant(
         "a fenced job does not report itself alive again",

@@ -209,7 +209,8 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Settings:
     """The pipeline that the options describe: defaults, then the file, then the command line.
 
     :param values: the values of all options that describe a pipeline.
-    :param later: whether the pipeline exists, so that its settings that are not given are those of its last start.
+    :param later: whether the pipeline exists, so that its settings that are not given are those of its last start. A
+        file says so by ``saved``.
     :raises SettingError: a setting is unknown or not allowed, or a secret is on the command line.
     :raises click.UsageError: the options contradict each other, or the database is missing.
     """
@@ -238,10 +239,11 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Settings:
     if registry and "format" in given and not pipeline.record_format.uses_registry:
         raise click.UsageError(f"Specifying --schema-registry doesn't make sense for --format={pipeline.format}")
     name_slot(pipeline.slot)
-    if later:
+    if later or described.saved:
         from airflow_bottledwater.state import saved
 
-        pipeline = saved.completed(pipeline, given=described.settings().keys() | given.keys())
+        given_by = described.settings().keys() | given.keys()
+        pipeline = saved.completed(pipeline, given_by, exists=not later)
     if pipeline.record_format.uses_registry:
         _refuse_airflows("registry", merged["registry"], described, path)
     return pipeline.with_hash_key()

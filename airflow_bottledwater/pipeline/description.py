@@ -148,12 +148,15 @@ class Description(
     ] = False
 
     def settings(self) -> dict[str, Any]:
-        """The slot's name and the settings that differ from the defaults, by their names in
+        """The slot's name and the settings that were given, or differ from the defaults, by their names in
         :data:`~airflow_bottledwater.pipeline.settings.SETTINGS`; without connections."""
-        named: dict[str, Any] = {}
-        for section in (self.source, self.kafka, self.types, self):
-            named |= {name: getattr(section, name) for name in section.described() if name in _PUBLIC}
-        chosen = {name: value for name, value in named.items() if value != SETTINGS[name].default}
+        chosen = {
+            name: value
+            for section in (self.source, self.kafka, self.types, self)
+            for name in section.described()
+            if name in _PUBLIC
+            and ((value := getattr(section, name)) != SETTINGS[name].default or name in section.given)
+        }
         return {"slot": self.name, **chosen}
 
     def connections(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self, cast, get_type_hints
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline.setting import Setting, described, plain, unknown
@@ -26,10 +26,16 @@ class Section:
 
     AT: ClassVar[str] = ""
 
+    def __new__(cls, *_: object, **given: object) -> Self:
+        made = super().__new__(cls)
+        object.__setattr__(made, "_given", frozenset(given))
+        return made
+
     @property
     def given(self) -> Collection[str]:
-        """Its own settings that were given although they may be the defaults, where that means something."""
-        return ()
+        """Its own settings that were given by name: with its default value, too, one takes back what is saved, or what
+        a less specific pattern says of a table."""
+        return cast("frozenset[str]", vars(self)["_given"])
 
     def __post_init__(self) -> None:
         for name, setting in self.described().items():

@@ -3,9 +3,9 @@
 # without "from __future__ import annotations": these hold rules, which are to be objects and not texts
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Literal, Self
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.model import forms
@@ -120,17 +120,6 @@ class Table(Section):
         dict[str, Annotated[str, limited(_HEADERS, min_length=1, max_length=255, pattern=r"^[^\0\n]*$(?!\n)")]],
         about("Of an outbox: columns that become headers, with the headers' names.", allowed=_HEADERS),
     ] = field(default_factory=lambda: {"id": "id", "type": "eventType"})
-
-    def __new__(cls, *_: object, **given: object) -> Self:
-        made = super().__new__(cls)
-        object.__setattr__(made, "_given", frozenset(given))
-        return made
-
-    @property
-    def given(self) -> Collection[str]:
-        """The options that were given: with its default value, too, one takes back what a less specific pattern
-        gives."""
-        return cast("frozenset[str]", vars(self)["_given"])
 
     def __post_init__(self) -> None:
         if isinstance(self.mask, Mapping):

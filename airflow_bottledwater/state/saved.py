@@ -20,6 +20,8 @@ from airflow_bottledwater.state.records import SAVED_SETTINGS, SavedSettings, St
 
 log = logging.getLogger(__name__)
 
+#: the settings that each verification has of its own
+_OF_EACH_USE = {name for name, setting in SETTINGS.items() if setting.changes == "at each use"}
 #: the settings that say which rows of a table its topic has, and how their values are written there
 _OF_ROWS = ("table_options", "hash_key_version", *(each.name for each in fields(TypeSettings)))
 
@@ -63,7 +65,8 @@ def check_started(pipeline: Settings, known: PipelineState) -> None:
 
 
 def settings_of(pipeline: Settings) -> dict[str, Any]:
-    """The settings of a pipeline's last start that differ from the defaults, by name.
+    """The settings of a pipeline's last start that differ from the defaults, by name; but for those that each use has
+    of its own.
 
     :param pipeline: has at least the slot's name and the connections.
     :raises Outage: PostgreSQL or Kafka does not answer.
@@ -78,20 +81,25 @@ def settings_of(pipeline: Settings) -> dict[str, Any]:
     return found
 
 
-def completed(pipeline: Settings, given: Collection[str]) -> Settings:
-    """A pipeline with the settings of its last start, but for those that are given; unchanged if there is no such
-    pipeline.
+def completed(pipeline: Settings, given: Collection[str], *, exists: bool = False) -> Settings:
+    """A pipeline with the settings of its last start (see :func:`settings_of`), but for those that are given; unchanged
+    if there is no such pipeline.
 
     :param pipeline: has at least the slot's name and the connections.
     :param given: the names of the settings that are not taken from the saved state.
+    :param exists: that there is no such pipeline is an error.
     :raises Outage: PostgreSQL or Kafka does not answer.
-    :raises StateError: the state is another cluster's, or malformed.
+    :raises StateError: the state is another cluster's, or malformed; or there must be one, and there is none.
     """
-    values = {name: value for name, value in (_saved(pipeline) or {}).items() if name not in given}
+    found = settings_of(pipeline) if exists else _saved(pipeline) or {}
+    values = {name: value for name, value in found.items() if name not in given}
     return pipeline.with_(**values) if values else pipeline
 
 
 def _saved(pipeline: Settings) -> dict[str, Any] | None:
     with session(pipeline.postgres, "Reading the pipeline's settings") as connection:
         cluster = identify(connection)
-    return read_own(pipeline, cluster).settings
+    found = read_own(pipeline, cluster).settings
+    if found is None:
+        return None
+    return {name: value for name, value in found.items() if name not in _OF_EACH_USE}

@@ -102,7 +102,10 @@ def test_whoever_comes_later_needs_the_name_and_the_connections_only(
     secrets = {name: getattr(made, name) for name, setting in SETTINGS.items() if setting.secret}
     bare = Settings.of(**secrets, slot=made.slot)
     assert saved.completed(bare, given=()) == bare
-    create(made)
+    with pytest.raises(StateError, match="There is no pipeline"):
+        saved.completed(bare, given=(), exists=True)
+    # each verification has its own of these
+    create(made.with_(allow_unverified=True, verify_sample=0.5))
     assert saved.completed(bare, given=()) == made
     assert saved.completed(bare.with_(on_error="exit"), given={"on_error"}) == made.with_(on_error="exit")
     assert "password" not in str(known(source).raw["settings"]) and "postgres" not in str(known(source).raw["settings"])

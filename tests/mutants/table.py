@@ -3953,6 +3953,18 @@ MUTANTS = (
         "tests/unit/state/test_identity.py::test_a_pipeline_keeps_what_it_was_made_with",
     ),
     Mutant(
+        "a default that is given wins over what is saved",
+        "Description.settings",
+        drop("name in section.given"),
+        "tests/unit/pipeline/test_description.py::test_a_default_that_is_given_is_given",
+    ),
+    Mutant(
+        "a file may leave settings to the saved state",
+        "options.pipeline_of",
+        drop("described.saved"),
+        "tests/unit/test_cli.py::test_a_file_may_leave_settings_to_the_saved_state",
+    ),
+    Mutant(
         "publications that others have made are not taken over",
         "identity.check_settings",
         swap("pipeline.create_publication", "False"),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 import pytest
@@ -214,7 +214,7 @@ def test_a_subcommand_that_is_interrupted_is_not_a_failure_for_good(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("airflow_bottledwater.provision.redrive.redrive", interrupt)
-    monkeypatch.setattr("airflow_bottledwater.state.saved.completed", lambda pipeline, given: pipeline)
+    monkeypatch.setattr("airflow_bottledwater.state.saved.completed", lambda pipeline, *_, **__: pipeline)
     monkeypatch.setattr("sys.argv", ["bottledwater", "redrive", *REQUIRED])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -236,9 +236,26 @@ def test_dead_letters_are_dealt_with_by_the_settings_of_the_last_start(
         return redrive.RedriveResult()
 
     monkeypatch.setattr(redrive, command, done)
-    monkeypatch.setattr("airflow_bottledwater.state.saved.completed", lambda found, given: found.with_(format="json"))
+    monkeypatch.setattr(
+        "airflow_bottledwater.state.saved.completed", lambda found, *_, **__: found.with_(format="json")
+    )
     assert _invoke(command, *REQUIRED)[0] == 0
     assert [each.format for each in pipelines] == ["json"]
+
+
+def test_a_file_may_leave_settings_to_the_saved_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def completed(pipeline: Settings, given: Any, *, exists: bool = False) -> Settings:
+        asked.append((set(given) & {"tables", "on_error"}, exists))
+        return pipeline.with_(tables=("a",))
+
+    monkeypatch.setattr("airflow_bottledwater.state.saved.completed", completed)
+    monkeypatch.setattr("airflow_bottledwater.cli.jobs.run", lambda pipeline, *_: asked.append(pipeline.tables))
+    file = tmp_path / "bw.yaml"
+    file.write_text("name: shop\nsaved: true\nsource: {dsn: host=db}\non_error: exit\n")
+    assert _invoke("-c", str(file))[0] == 0
+    assert asked == [({"on_error"}, True), ("a",)]
 
 
 @pytest.mark.parametrize("text", ["host=db password=Ma9ker horse battery", "host=db port=Ma9ker"])

@@ -88,6 +88,14 @@ def test_an_option_that_is_given_with_its_default_stays_given(tmp_path: Path) ->
         assert (options.exclude, options.partitions) == ((), 0) and Table.of_table(each.table_options, "a", "c").exclude
 
 
+def test_a_default_that_is_given_is_given(tmp_path: Path) -> None:
+    """It wins over what is saved, whichever way the description goes."""
+    text = "name: shop\nsaved: true\non_error: exit\nallow_unverified: false\nsource: {tables: []}\n"
+    described = Description("shop", source=Source(tables=()), saved=True, on_error="exit", allow_unverified=False)
+    for each in (file.load(written(tmp_path, text), Description), described, Description.of(described.as_dict())):
+        assert each.settings() == {"slot": "shop", "tables": (), "allow_unverified": False, "on_error": "exit"}
+
+
 def test_null_is_a_mask(tmp_path: Path) -> None:
     loaded = file.load(written(tmp_path, "source: {table_options: {a: {mask: {b: null, c: 'first:2'}}}}"), Description)
     assert loaded.source.table_options["a"].mask == {"b": "null", "c": "first:2"}

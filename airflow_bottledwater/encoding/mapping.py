@@ -243,6 +243,20 @@ class TableMapping:
             )
         ]
 
+    def shows_more(self, before: TableMapping, table: SourceTable) -> bool:
+        """Whether the options may show more of a table than those of before.
+
+        :param table: as it is published by the options of now.
+        """
+        if not before.hides(table):
+            return False
+        had, has = before.options_of(table), self.options_of(table)
+        return (
+            not self.hides(table)
+            or bool(had.where and not has.where)
+            or any(_hides_more(had, each.name, rule_of(has.mask, each.name)) for each in table.columns)
+        )
+
     def policy(self, table: SourceTable) -> str:
         """What happens at a record of a table that cannot be published: ``exit``, ``log`` or ``isolate``. What is no
         table, a logical message, cannot be set aside."""

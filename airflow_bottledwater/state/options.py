@@ -16,6 +16,7 @@ from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, quoted
 from airflow_bottledwater.state import outboxes, row_filters
+from airflow_bottledwater.state.coverage import renamed
 from airflow_bottledwater.state.identity import other_partitions, resolve
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -252,8 +253,27 @@ def check(connection: Connection, pipeline: Settings, known: PipelineState) -> N
     today = catalog.load(connection, list(known.tables), TableMapping.of(pipeline))
     wrong = row_filters.refused(pipeline, known, today) + _unkeyed(pipeline, known, today) + _divided(known, today)
     wrong += outboxes.turned(pipeline, known, today)
+    named = {*wanted, *renamed(connection, pipeline, known, set(wanted))}
+    wrong += _shown(pipeline, known, [table for table in today if table.oid not in named])
     if wrong := wrong + problems(connection, pipeline, {*wanted, *known.tables}, known.tables):
         raise PreflightError(wrong)
+
+
+def _shown(pipeline: Settings, known: PipelineState, unnamed: Iterable[SourceTable]) -> list[str]:
+    """What is said of followed tables that the settings do not name, and of which the options would show more than at
+    the last start: whoever has removed both together does not mean that.
+
+    :param unnamed: these tables, as they are by today's options.
+    """
+    now = TableMapping.of(pipeline)
+    before = TableMapping.of(pipeline.with_(table_options=(known.settings or {}).get("table_options", {})))
+    return [
+        f"{table.qualified} is still streamed although the settings do not name it any more, and table_options would "
+        "show more of it than at the last start. Give it the options of before, for as long as the slot exists; or "
+        "name it, if it is to be shown."
+        for table in unnamed
+        if now.shows_more(before, table)
+    ]
 
 
 def _divided(known: PipelineState, today: Iterable[SourceTable]) -> list[str]:

@@ -772,6 +772,13 @@ def test_the_rules_of_a_table_that_is_removed_from_the_settings_stay(make_flow: 
     flow.execute(f"INSERT INTO people VALUES ('{SECRET}', 1, 1, '', '', NULL)")
     flow.stream()
     assert [each.value["id"] for each in flow.read("people")] == [1] and SECRET.encode() not in everything(flow)
+    options = flow.pipeline.table_options
+    flow.change(table_options={"sales.orders": hidden, "sales.invoices": hidden})
+    with pytest.raises(PreflightError, match="people is still streamed although the settings do not name it"):
+        flow.stream()
+    flow.change(tables=("people", "sales.*"))
+    flow.stream()  # it is meant
+    flow.change(tables=("sales.*",), table_options=options)
     flow.execute("DROP TABLE people")
     with pytest.raises(PreflightError, match="No table of the pipeline matches 'people'"):
         preflight.run(flow.pipeline)

@@ -225,6 +225,12 @@ MUTANTS = (
         f"{_ROWS}::test_another_filter_of_a_table_without_a_key_is_refused",
     ),
     Mutant(
+        "a table that is removed from the settings with its options is not shown",
+        "options._shown",
+        never("now.shows_more(before, table)"),
+        "tests/integration/test_choose.py::test_the_rules_of_a_table_that_is_removed_from_the_settings_stay",
+    ),
+    Mutant(
         "a new name does not bring the rows that the old one hides",
         "TableMapping.exposes",
         never("had.where and not has.where"),

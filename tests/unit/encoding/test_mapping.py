@@ -270,3 +270,23 @@ def test_a_new_name_of_a_column_must_hide_what_the_old_one_hides(rules: dict[str
     # also if the options are under the new name of the table only
     for name in ("customers", "clients"):
         assert mapping({name: rules}).exposed(before, "public", name, ["id", "mail", "mobile"], others) == shown
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "more"),
+    [
+        ({"exclude": "id"}, {}, True),
+        ({"exclude": "x*"}, {}, True),  # also of what may come
+        ({"include": "id", "new_columns": "leave_out"}, {}, True),
+        ({"mask": {"id": "null"}}, {"mask": {"other": "null"}}, True),
+        ({"where": "id > 1"}, {"exclude": "x"}, True),
+        ({"where": "id > 1"}, {"where": "id > 2"}, False),
+        ({"exclude": "id"}, {"mask": {"id": "null"}}, False),
+        ({}, {"exclude": "id"}, False),
+        ({"topic": "other"}, {}, False),
+    ],
+)
+def test_options_may_show_more_than_those_of_before(before: dict[str, Any], now: dict[str, Any], *, more: bool) -> None:
+    of = [mapping({"sales.orders": options} if options else {}) for options in (before, now)]
+    left_out = of[1].left_out("sales", "orders", ["id"])
+    assert of[1].shows_more(of[0], ORDERS.without(left_out)) is more

@@ -196,8 +196,21 @@ class _Planner:
             yield Step(oid, pinned.table.qualified, "", f"{there}, and {name} bears its name", Do.STOP)
         elif oid in self._seen.tables and ((oid in self._seen.below) != (oid in self._known.below)):
             yield self._moved(oid)
-        elif oid in self._seen.kept and oid not in self._seen.below:
-            yield from self._as_it_is(oid)
+        elif oid in self._seen.tables and oid not in self._seen.below:
+            if self._let_go(oid):
+                why = "is neither named by the settings nor published any more"
+                yield Step(oid, pinned.table.qualified, "", why, Do.STOP)
+            else:
+                yield from self._as_it_is(oid)
+
+    def _let_go(self, oid: int) -> bool:
+        """Whether neither the settings nor its publication name a table any more, and nothing else keeps it from being
+        published."""
+        pinned, seen = self._tables[oid], self._seen
+        if oid in {*seen.kept, *seen.hindered} or oid in seen.coverage.tables:
+            return False
+        lost_key = pinned.table.keyed and not seen.tables[oid].keyed
+        return not lost_key and publication_of(self._pipeline, pinned) in seen.coverage.publications
 
     def _as_it_is(self, oid: int) -> Iterator[Step]:
         """A table that keeps its topic: what it lacks."""

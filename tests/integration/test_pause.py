@@ -177,6 +177,21 @@ def test_what_is_done_to_a_paused_table_is_taken_up_when_it_goes_on(make_flow: M
     assert errors == []
 
 
+def test_a_paused_table_that_the_settings_do_not_name_any_more_is_told_and_read_when_it_goes_on(
+    make_flow: MakeFlow,
+) -> None:
+    flow = _make(make_flow)
+    _ask(flow, "a", paused=True)
+    flow.stream()
+    flow.execute("UPDATE a SET text = 'meanwhile'")
+    flow.change(tables=("b",))
+    with flow.streaming() as errors:
+        until(lambda: "public.a" in problems(flow), "it is told", failed=errors)
+        _resume(flow, "a")
+        _equal(flow, errors, "a", "b")
+    assert errors == []
+
+
 def test_a_paused_table_whose_new_keys_are_accepted_stays_paused(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="a", json_numeric="string")
     flow.execute("CREATE TABLE a (id numeric PRIMARY KEY, text text)", "INSERT INTO a VALUES (1.5, 'first'), (2, NULL)")

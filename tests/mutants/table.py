@@ -2376,6 +2376,20 @@ MUTANTS = (
         "tests/unit/tables/test_plan.py::test_what_a_topic_lacks_is_read_again[added again]",
     ),
     Mutant(
+        "what is followed is kept right also if the settings do not name it",
+        "_Planner._of_rest",
+        swap("self._let_go(oid)", "oid not in self._seen.kept"),
+        "tests/unit/tables/test_plan.py::"
+        "test_what_is_followed_is_kept_right_also_if_the_settings_do_not_name_it_any_more[added again]",
+    ),
+    Mutant(
+        "a table that could not stay in its publication is not let go",
+        "_Planner._let_go",
+        drop("not lost_key"),
+        "tests/unit/tables/test_plan.py::"
+        "test_what_neither_the_settings_nor_a_publication_name_is_not_followed_any_more",
+    ),
+    Mutant(
         "publications are looked at while the stream runs",
         "TableWatch._ask",
         always("found == self._mark and time.monotonic() < self._again"),

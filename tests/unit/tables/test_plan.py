@@ -10,7 +10,7 @@ import pytest
 from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.relation import CatalogKey, Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres.coverage import Coverage
+from airflow_bottledwater.postgres.coverage import Coverage, Publication
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import COVERAGE, Former, Gap, attached_key, former_key, gap_key, table_key
@@ -18,6 +18,7 @@ from airflow_bottledwater.tables.look import CatalogLook
 from airflow_bottledwater.tables.plan import Do, Unfit, plan
 
 PIPELINE = Settings.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", format="json")
+PUBLICATIONS = {name: Publication(oid, "1", 10, False, "insert") for oid, name in ((1, "s"), (2, "s_unkeyed"))}
 INT, TEXT = (ColumnType(oid, -1, oid, -1, "b", name) for oid, name in ((23, "int"), (25, "text")))
 
 
@@ -51,7 +52,7 @@ def seen(
         frozenset(each.oid for each in tables),
         frozenset(),
         {each.oid: each for each in everything},
-        Coverage({}, covered),
+        Coverage(PUBLICATIONS, covered),
     )
 
 
@@ -69,7 +70,28 @@ def test_what_is_as_it_is_meant_needs_nothing() -> None:
     # neither does a table that was dropped, or renamed
     assert steps(known(A, B), seen(table(1, "renamed"))) == {}
     # nor one that the settings do not name any more
-    assert steps(known(A, B), seen(A, unwanted=(B,), rows={2: set()})) == {}
+    assert steps(known(A, B), seen(A, unwanted=(B,))) == {}
+
+
+def test_what_neither_the_settings_nor_a_publication_name_is_not_followed_any_more() -> None:
+    away = seen(A, unwanted=(B,), rows={2: set()})
+    assert steps(known(A, B), away) == {2: (Do.STOP, "")}
+    # but not what was dropped with its publication, was taken out since it could not stay, or cannot be published
+    assert steps(known(A, B), replace(away, coverage=Coverage({}, away.coverage.tables))) == {2: (Do.READ, "b")}
+    assert steps(known(A, B), seen(A, unwanted=(keyless(2, "b"),), rows={2: set()})) == {2: (Do.NOTHING, "b")}
+    assert steps(known(A, B), replace(away, hindered={2: "b is not permanent."})) == {2: (Do.NOTHING, "b")}
+    assert steps(known(A, B), replace(away, kept=frozenset({2}))) == {2: (Do.READ, "b")}
+
+
+@pytest.mark.parametrize("gap", ["added again", "another key", "changes were left out", "paused", "no key"])
+def test_what_is_followed_is_kept_right_also_if_the_settings_do_not_name_it_any_more(gap: str) -> None:
+    now = {"another key": table(2, "b", "other"), "no key": keyless(2, "b")}.get(gap, B)
+    before = known(A, B, gaps=(2,) if gap == "changes were left out" else ())
+    if gap == "paused":
+        before.apply({gap_key(2): Gap("was paused by alice", held=True, paused=True, at=5.0)})
+    rows: dict[int, set[int]] = {2: {950}} if gap == "added again" else {}
+    expected = Do.NOTHING if gap in ("paused", "no key") else Do.READ
+    assert steps(before, seen(A, unwanted=(now,), rows=rows)) == {2: (expected, "b")}
 
 
 def test_a_new_table_is_followed_if_it_can_be() -> None:

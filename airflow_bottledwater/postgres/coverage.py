@@ -3,7 +3,8 @@ while.
 
 pgoutput decides by the catalog as it was at the time of each change: what was written while a table was not published
 is never sent. The catalog rows that publish a table (pg_publication_rel, pg_publication_namespace) are created anew
-when it is added again, and so have other oids.
+when it is added again, and so have other oids. A partition that only the rows of its parents publish is not published
+while it is detached: the row that attaches it (pg_inherits) is created anew, and so has another xmin.
 
 Neither is what was written while a table was unlogged. PostgreSQL refuses that for a table that a publication names
 (src/backend/commands/tablecmds.c, ATPrepChangePersistence), but not for one that is in a publication of all tables or
@@ -26,11 +27,20 @@ SELECT pubname, oid, xmin::text, pubowner, puballtables, concat_ws(', ', CASE WH
 FROM pg_publication WHERE pubname = ANY (%(names)s)
 """
 
+#: a row that publishes a partition as one of its parents counts together with the transactions that have attached it
+#: there: with each of them, another multiple of this is added to the row's oid
+_ATTACHED = 1 << 32
 #: of each table whose changes are in the WAL, the rows that publish it, and whether it is sent as a table above it. A
 #: partition is also published by the rows that publish its parents; a partitioned table is sent only where it is as one
 _ROWS = """
-SELECT t.oid, array_agg({row}), bool_or(up.oid <> t.oid AND p.pubviaroot) FROM unnest(%(oids)s::oid[]) t(oid)
-CROSS JOIN LATERAL (SELECT t.oid UNION SELECT relid FROM pg_partition_ancestors(t.oid) relid) up(oid)
+SELECT t.oid, array_agg(up.attached * %(attached)s + {row}::bigint), bool_or(up.oid <> t.oid AND p.pubviaroot)
+FROM unnest(%(oids)s::oid[]) t(oid)
+CROSS JOIN LATERAL (
+    SELECT t.oid, 0::bigint AS attached UNION
+    SELECT relid, mod(coalesce(sum(i.xmin::text::bigint) OVER (ORDER BY n ROWS BETWEEN UNBOUNDED PRECEDING
+                                                               AND 1 PRECEDING), 0), 2147483647)::bigint
+    FROM pg_partition_ancestors(t.oid) WITH ORDINALITY a(relid, n) LEFT JOIN pg_inherits i ON i.inhrelid = relid
+) up(oid, attached)
 JOIN {source} JOIN pg_class s ON s.oid = t.oid
 WHERE p.pubname = ANY (%(names)s) AND CASE s.relkind WHEN 'p' THEN p.pubviaroot ELSE s.relpersistence = 'p' END
 GROUP BY t.oid
@@ -80,7 +90,8 @@ class Coverage:
     """How publications cover the tables of a pipeline.
 
     :param publications: the publications by name.
-    :param tables: table oid → oids of the catalog rows that publish it.
+    :param tables: table oid → oids of the catalog rows that publish it, for a row of its parents with how it was
+        attached (:data:`_ATTACHED`).
     :param files: of the tables that no publication names: file and TOAST table (0: it has none), by table oid.
     """
 
@@ -127,10 +138,11 @@ class Coverage:
     def lost(self, today: Coverage, oid: int) -> str:
         """Why changes of one table may have been left out of the stream since this coverage was recorded, as the end of
         a sentence; empty if none can be."""
-        rows = self.tables.get(oid, frozenset())
-        if not rows or rows & today.tables.get(oid, frozenset()):
+        rows, now = self.tables.get(oid, frozenset()), today.tables.get(oid, frozenset())
+        # earlier versions have recorded the oids alone
+        if not rows or not rows.isdisjoint({*now, *(row % _ATTACHED for row in now)}):
             return ""
-        if today.tables.get(oid):
+        if now:
             return "was removed from its publication and added again"
         return "is no longer published"
 
@@ -161,14 +173,18 @@ def late(connection: Connection, publications: Sequence[str], tables: Mapping[in
     today = read(connection, publications, list(tables))
     return [
         *(f"publication {name!r} was made or altered" for name, each in today.publications.items() if each.oid in rows),
-        *(f"{tables[oid]} was added to its publication" for oid, by in today.tables.items() if by <= rows),
+        *(
+            f"{tables[oid]} was added to its publication"
+            for oid, by in today.tables.items()
+            if {row % _ATTACHED for row in by} <= rows
+        ),
     ]
 
 
 def read(connection: Connection, publications: Sequence[str], oids: Sequence[int]) -> Coverage:
     """How these publications cover these tables now; a table is left out if none of them sends its changes, or if one
     sends them as those of a partitioned table above it, since they are sent only once."""
-    parameters = {"names": list(publications), "oids": list(oids)}
+    parameters = {"names": list(publications), "oids": list(oids), "attached": _ATTACHED}
     found = {
         name: Publication(oid, xmin, owner, everything, sends)
         for name, oid, xmin, owner, everything, sends in connection.execute(_PUBLICATIONS, parameters)

@@ -126,7 +126,7 @@ def look(
         gaps = compared.unlogged(connection, known)
         gaps |= _keyless((table for table in followed if table.oid not in below), known)
         if not pipeline.create_publication:
-            gaps |= _unpublished({*wanted, *kept} - below.keys() - covered.tables.keys(), known)
+            gaps |= _unpublished({table.oid for table in followed} - below.keys() - covered.tables.keys(), known)
         gaps |= {
             oid: held.unfiltered() for oid in unfiltered if oid not in known.gaps or not known.gaps[oid].unfiltered
         }

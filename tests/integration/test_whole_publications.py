@@ -175,6 +175,37 @@ def test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again(fl
     assert errors == []
 
 
+def test_a_partition_that_was_detached_for_a_while_is_read_again(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the row of the root publishes it, which is the same afterwards."""
+    look_often(monkeypatch)
+    flow = make_flow(tables="events", create_publication=False, partitioned_tables="leaves")
+    attach = "ALTER TABLE events ATTACH PARTITION part FOR VALUES FROM (0) TO (9)"
+    flow.execute(
+        "CREATE TABLE events (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)",
+        "CREATE TABLE part (id int PRIMARY KEY, name text)",
+        attach,
+        "INSERT INTO events SELECT g, 'first' FROM generate_series(1, 4) g",
+        f"CREATE PUBLICATION {flow.pipeline.slot} FOR TABLE events",
+        f"CREATE PUBLICATION {flow.pipeline.slot}_unkeyed WITH (publish = 'insert, truncate')",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    away = "ALTER TABLE events DETACH PARTITION part"
+    flow.execute(away, "DELETE FROM part WHERE id = 1", attach)
+    flow.stream()
+    assert flow.compare("part").equal
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute(away, "DELETE FROM part WHERE id = 2")
+        until(lambda: _tables(flow) == set(), "it is not followed", failed=errors)
+        flow.execute(attach, "INSERT INTO part VALUES (5, 'later')")
+        until(lambda: _tables(flow) and flow.compare("part").equal, "it is read again", failed=errors)
+    assert errors == []
+
+
 @pytest.mark.parametrize("kind", ["ALL TABLES", "TABLES IN SCHEMA public"])
 def test_a_table_that_was_unlogged_between_two_looks_is_read_again(flow: Flow, kind: str) -> None:
     name = flow.pipeline.slot

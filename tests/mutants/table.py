@@ -611,7 +611,7 @@ MUTANTS = (
     Mutant(
         "a slot is taken over where its publications had their tables",
         "coverage.late",
-        never("by <= rows"),
+        never("{row % _ATTACHED for row in by} <= rows"),
         f"{_TAKE_OVER}::test_changes_from_before_a_table_was_published_are_not_passed_over",
     ),
     Mutant(
@@ -2372,8 +2372,14 @@ MUTANTS = (
     Mutant(
         "a table that was not published for a while is noticed",
         "Coverage.lost",
-        always("not rows or rows & today.tables.get(...)"),
+        always("not rows or not rows.isdisjoint(...)"),
         "tests/unit/tables/test_plan.py::test_what_a_topic_lacks_is_read_again[added again]",
+    ),
+    Mutant(
+        "a partition that was detached for a while was not published",
+        "coverage.read",
+        swap("_ATTACHED", "0"),
+        f"{_WHOLE}::test_a_partition_that_was_detached_for_a_while_is_read_again",
     ),
     Mutant(
         "what is followed is kept right also if the settings do not name it",

@@ -70,6 +70,7 @@ class TransactionAssembler:
         to be left out.
     :param aside: is told of a table whose changes cannot be published, and are left out from now on, and why. It may
         raise an error instead.
+    :ivar behind: is told of each Relation message that comes directly behind another one, with that one first.
     :ivar position: the end of the last batch, P at first.
     """
 
@@ -92,6 +93,7 @@ class TransactionAssembler:
         self._of_messages: dict[str, int] = {}
         self._boundaries = dict(boundaries)
         self._resolve, self._again, self._refuse, self._aside = resolve, again, unknown, aside
+        self.behind: Callable[[pgoutput.RelationMessage, pgoutput.RelationMessage], None] = lambda *_: None
         self._versions: list[Version] = []
         self._messages: dict[int, pgoutput.RelationMessage] = {}
         self._current: dict[int, int] = {}
@@ -319,6 +321,8 @@ class TransactionAssembler:
 
     def _take_relation(self, data: bytes) -> None:
         message = pgoutput.relation(data)
+        if (before := self.next_table) is not None:
+            self.behind(before, message)
         self._announced = message, self.next_place
         known = self._messages.get(message.oid)
         if message.oid in self._left_out:

@@ -62,11 +62,6 @@ class Resolver:
         self._refused_at: dict[int, float] = {}
         self._read: dict[int, SourceTable] = {}
         self._read_at = -math.inf
-        # the replica identities that partitioned tables had when their last messages came, and the tables of partitions
-        # by oid
-        self._identities: dict[int, str] = {}
-        self._roots: dict[int, int] = {}
-        self._roots_read_at = -math.inf
 
     def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
         """The version that a message describes; ``current`` or a recorded one if the table is the same. None if
@@ -78,10 +73,7 @@ class Resolver:
         """
         pinned = self._pinned.get(message.oid)
         if pinned is None:
-            if self._via_root:
-                self._check_partition(message)
             return None
-        self._identities[message.oid] = message.identity
         return self._version(message, pinned, current)
 
     def of_statement(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
@@ -211,30 +203,24 @@ class Resolver:
             self._refused_at[version.table.oid] = time.monotonic()
             return replace(version, refused=str(error))
 
-    def _check_partition(self, message: pgoutput.RelationMessage) -> None:
-        """Say so if old rows of a partition are not those of its table, whose message has come before. The catalog of
-        today need not show it: its replica identity may have been set back."""
-        root = self._pinned.get(self._root_of(message.oid))
-        if root is None or not root.table.identifiable:
+    def check_partition(self, above: pgoutput.RelationMessage, message: pgoutput.RelationMessage) -> None:
+        """Say so if a message is that of a partition whose old rows are not those of its table. The catalog of today
+        need not show it: the partition may be gone, or its replica identity may have been set back.
+
+        :param above: the message directly before it: a partition's comes directly behind that of the table as which it
+            is published (maybe_send_schema, src/backend/replication/pgoutput/pgoutput.c). So may that of another table
+            which was truncated together with it, but hardly with all of its columns.
+        """
+        root = self._pinned.get(above.oid)
+        if root is None or not root.table.partitioned or not root.table.identifiable:
             return
-        identity = self._identities.get(root.table.oid, root.table.identity)
+        if not {column.name for column in above.columns} <= {column.name for column in message.columns}:
+            return
         columns = [column.name for column in message.columns if column.key]
-        if not partitions.agrees(identity, root.table.key, message.identity, columns):
+        if not partitions.agrees(above.identity, root.table.key, message.identity, columns):
             name = f"{message.schema}.{message.name}"
             why = f"Partition {name} had another replica identity than {root.table.qualified} when it was changed."
             self._mismatch(root.table.oid, Refused(why))
-
-    def _root_of(self, oid: int) -> int:
-        """The pipeline's table of which a table is a partition today; 0 if there is none. All are read at once."""
-        if oid not in self._roots and time.monotonic() - self._roots_read_at > _ONE_READING:
-            roots = [each.table.oid for each in self._pinned.values() if each.table.partitioned]
-            with session(
-                self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
-            ) as connection:
-                below = partitions.below(connection, roots)
-            self._roots |= {part.oid: root for root, parts in below.items() for part in parts}
-            self._roots_read_at = time.monotonic()
-        return self._roots.get(oid, 0)
 
     def unknown(self, message: pgoutput.RelationMessage) -> BottledWaterError | None:
         """The error for a change of a table that is not the pipeline's; None if the table's changes are left out, which

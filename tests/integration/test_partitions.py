@@ -869,6 +869,20 @@ def test_a_replica_identity_that_changes_is_told_and_the_table_read_again(
     assert flow.compare("p").equal
 
 
+@pytest.mark.parametrize("gone", ["DROP TABLE p_b", "ALTER TABLE p_bc DETACH PARTITION p_b"])
+def test_a_replica_identity_of_a_partition_that_is_gone_is_told(
+    make_flow: MakeFlow, gone: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The catalog does not show it any more when the stream comes to its changes."""
+    flow = make_flow()
+    flow.create()
+    flow.snapshot()
+    flow.execute(IDENTITIES["a leaf is FULL"][0], "DELETE FROM p WHERE id = 1", gone)
+    flow.stream()
+    assert "Partition public.p_b had another replica identity than public.p when it was changed" in caplog.text
+    assert flow.compare("p").equal
+
+
 @pytest.mark.parametrize("format", ["json", "avro"])
 def test_a_replica_identity_that_was_another_for_a_moment_makes_no_wrong_key(
     make_flow: MakeFlow, registry: SchemaRegistry, format: str, caplog: pytest.LogCaptureFixture

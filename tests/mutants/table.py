@@ -2092,9 +2092,15 @@ MUTANTS = (
     ),
     Mutant(
         "a partition whose replica identity was another one is told",
-        "Resolver._check_partition",
-        never("not partitions.agrees(identity, root.table.key, message.identity, columns)"),
+        "Resolver.check_partition",
+        never("not partitions.agrees(above.identity, root.table.key, message.identity, columns)"),
         f"{_PARTITIONS}::test_a_replica_identity_that_was_another_for_a_moment_makes_no_wrong_key[json]",
+    ),
+    Mutant(
+        "a partition that is gone is known by the message before its own",
+        "TransactionAssembler._take_relation",
+        drop("self.behind(before, message)"),
+        f"{_PARTITIONS}::test_a_replica_identity_of_a_partition_that_is_gone_is_told",
     ),
     Mutant(
         "a large value that is unchanged was not NULL before",

@@ -127,3 +127,28 @@ def test_whatever_a_message_says_of_its_table_holds_for_the_changes_behind_it(
     assert found == replace(pinned.version, table=replace(before, **change))
     # and if it is told again, it is the same object
     assert made(replace(sent, **change), found) is found
+
+
+@pytest.mark.parametrize(
+    ("root", "part", "told"),
+    [
+        ({"identity": "f"}, {}, True),
+        ({}, {"identity": "f"}, True),
+        ({}, {}, False),
+        # it was truncated together with the other one
+        ({"identity": "f"}, {"columns": message("id", "b").columns}, False),
+    ],
+)
+def test_a_partition_is_known_by_the_message_before_its_own(
+    monkeypatch: pytest.MonkeyPatch, root: dict[str, Any], part: dict[str, Any], *, told: bool
+) -> None:
+    made, found = resolver(monkeypatch), []
+    made._mismatch = lambda oid, why: found.append(oid)
+    made._pinned[7] = PinnedTable(replace(TABLE, partitioned=True), "t", "id", 1, 0, 0, 700)
+    both = replace(message("id", "a"), **root), replace(message("id", "a"), oid=8, name="part", **part)
+    made.check_partition(*both)
+    assert found == ([7] if told else [])
+    # one that is not partitioned has no partitions
+    made._pinned[7] = PinnedTable(TABLE, "t", "id", 1, 0, 0, 700)
+    made.check_partition(*both)
+    assert found == ([7] if told else [])

@@ -18,6 +18,8 @@ from airflow_bottledwater.pipeline.argument import PipelineArgument, described
 if TYPE_CHECKING:
     from airflow.sdk import Asset
 
+#: the key in the asset's store of how far each DAG has read: offsets by partition, by topic's id, by DAG's id
+READ = "bottledwater_read"
 #: earlier events of the asset that are looked at: more than are announced twice or too late
 _EARLIER = 100
 
@@ -83,6 +85,7 @@ class ChangesHook(BaseHook):
                 f"The asset {asset.name!r} is not among the task's inlets, so that the task does not see its earlier "
                 "events. Give the task inlets=[...] with this asset."
             ) from None
+        _keep_read(context, asset, [told for event in events if (told := _range(event))])
         known = list(inlet.before(events[-1].timestamp.isoformat()).ascending(False).limit(_EARLIER + len(events)))
         found = ChangeRange()
         for event in events:
@@ -144,6 +147,20 @@ class ChangesHook(BaseHook):
         of = described(pipeline)
         found = PipelineHook.of_state(of.source.conn_id, of.kafka.conn_id, of.name).pipeline()
         return changes.between(found, live.name_of(found), tables, parse_lsn(start), parse_lsn(end))
+
+
+def _keep_read(context: Mapping[str, Any], asset: Asset, told: Sequence[ChangeRange]) -> None:
+    """Keep in the asset's store how far this DAG has read, by which the trigger knows whether it has to run again."""
+    try:
+        store = context["asset_state_store"][asset]
+    except KeyError:
+        return  # an inlet by its URI: Airflow has no store for it
+    read, dag = store.get(READ) or {}, context["dag"].dag_id
+    offsets = dict(read.get(dag, {}))
+    for topic in (topic for each in told for topic in each.tables.values()):
+        offsets[topic.id] = max(offsets.get(topic.id, []), list(topic.end))
+    if offsets != read.get(dag):
+        store.set(READ, {**read, dag: offsets})
 
 
 def _range(event: Any) -> ChangeRange | None:

@@ -3,16 +3,77 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.observability import stats
 
+from airflow_bottledwater.hooks.changes import READ
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.watcher import WatcherTrigger
 from airflow_bottledwater.triggers.watching import Watch
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.jobs.changes import ChangeWatch
+
+log = logging.getLogger(__name__)
+
+#: seconds between two looks at how far the DAGs have read
+_READ_EVERY = 60.0
+#: looks after which a DAG that does not run is waited for no longer: nearly three days
+_MOST_LOOKS = 4096
+
+
+class _ReadWatch:
+    """Watches for changes, and for DAGs that have not read what was told.
+
+    Airflow gives a run the events up to the first one for which the run was queued. The later ones, which came before
+    the run began, wait for another event: so one without changes is told as long as a DAG is behind.
+
+    :param changes: watches for changes.
+    :param last: the last range that was told.
+    :param read: gives what is kept under :data:`~airflow_bottledwater.hooks.changes.READ`.
+    """
+
+    def __init__(
+        self, changes: ChangeWatch, last: ChangeRange | None, read: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> None:
+        self._changes, self._last, self._read = changes, last, read
+        #: of each DAG that is behind, what it has read, and at how many looks it had not read more
+        self._behind: dict[str, tuple[Any, int]] = {}
+        self._next = time.monotonic() + _READ_EVERY
+
+    async def fetch(self) -> tuple[ChangeRange, bool] | None:
+        """What is to be kept, and whether it is an event."""
+        found = await asyncio.to_thread(self._changes.fetch)
+        if found is not None:
+            self._last = found
+            return found, not found.empty
+        if self._last is None or time.monotonic() < self._next or not await self._again(self._last):
+            return None
+        tables = {table: each.begun_at(each.end) for table, each in self._last.tables.items()}
+        return dataclasses.replace(self._last, start=self._last.end, tables=tables), True
+
+    async def _again(self, last: ChangeRange) -> bool:
+        """Look how far the DAGs have read; returns whether one is to be told again, ever more seldom while it does not
+        run."""
+        before, self._behind = self._behind, {}
+        for dag, offsets in (await self._read()).items():
+            if any(list(each.end) > offsets.get(each.id, []) for each in last.tables.values()):
+                was, looks = before.get(dag, (None, 0))
+                self._behind[dag] = offsets, looks + 1 if was == offsets else 0
+        self._next = time.monotonic() + _READ_EVERY
+        # after 1, 2, 4, 8, ... looks
+        return any(0 < looks <= _MOST_LOOKS and looks & (looks - 1) == 0 for _, looks in self._behind.values())
+
+    def close(self) -> None:
+        """End the watch."""
+        self._changes.close()
 
 
 class TableChangedTrigger(WatcherTrigger):
@@ -22,7 +83,8 @@ class TableChangedTrigger(WatcherTrigger):
     The payload of each event is a range of changes (:class:`~airflow_bottledwater.model.changes.ChangeRange`): it
     begins where the one before has ended, and has whole transactions of the source. With
     :class:`~airflow_bottledwater.hooks.changes.ChangesHook` a DAG reads exactly these records. The first range begins
-    where the pipeline is when the trigger first runs.
+    where the pipeline is when the trigger first runs. If Airflow has begun one run for several events, so that a DAG
+    has not read all that was told, an event without changes begins the next run.
 
     The stream may run anywhere, also without Airflow: it is watched through Kafka.
 
@@ -55,14 +117,25 @@ class TableChangedTrigger(WatcherTrigger):
         from airflow_bottledwater.jobs.changes import ChangeWatch
         from airflow_bottledwater.provision import live
 
-        return ChangeWatch(
+        last = ChangeRange.of_event(kept) if kept else None
+        changes = ChangeWatch(
             pipeline,
             await asyncio.to_thread(live.name_of, pipeline),
             self.tables,
             min_records=self.min_rows,
             max_wait=self.max_wait,
-            last=ChangeRange.of_event(kept) if kept else None,
+            last=last,
         )
+        return _ReadWatch(changes, last, self._read)
+
+    async def _read(self) -> dict[str, Any]:
+        """How far each DAG has read; nothing if that is not known."""
+        try:
+            return {} if self.asset_state_store is None else await self.asset_state_store.aget(READ) or {}
+        except Exception as error:
+            # its errors are of many classes; it is asked again
+            log.info("Airflow does not say how far the DAGs have read (%s).", type(error).__name__)
+            return {}
 
     def _keys(self) -> list[str]:
         # the second one is that of all choices of tables, so that what was told is known when `tables` changes
@@ -73,10 +146,11 @@ class TableChangedTrigger(WatcherTrigger):
         tables = {table: each for of in kept for table, each in of["tables"].items()}
         return {**kept[0], "tables": tables} if kept else None
 
-    def _told(self, found: ChangeRange) -> tuple[dict[str, Any] | None, Any]:
-        event = found.as_event()
-        if found.empty:
+    def _told(self, found: tuple[ChangeRange, bool]) -> tuple[dict[str, Any] | None, Any]:
+        changes, tell = found
+        event = changes.as_event()
+        if not tell:
             return None, event
-        slot = found.pipeline.rpartition("/")[2]
+        slot = changes.pipeline.rpartition("/")[2]
         stats.incr("bottledwater.changes.events", tags={"slot": slot})
         return event, event

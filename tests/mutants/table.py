@@ -5316,6 +5316,24 @@ MUTANTS = (
         f"{_CHANGES}::test_a_source_that_was_set_back_is_told_from_where_it_is",
     ),
     Mutant(
+        "a DAG that has not read what was told is told again",
+        "_ReadWatch.fetch",
+        always("await self._again(self._last)"),
+        "tests/unit/triggers/test_watcher.py::test_a_dag_that_has_not_read_what_was_told_is_told_again",
+    ),
+    Mutant(
+        "a DAG that does not run is told again ever more seldom",
+        "_ReadWatch._again",
+        drop("looks & (looks - 1) == 0"),
+        "tests/unit/triggers/test_watcher.py::test_a_dag_that_has_not_read_what_was_told_is_told_again",
+    ),
+    Mutant(
+        "a DAG says how far it has read",
+        "changes._keep_read",
+        drop("store.set(...)"),
+        "tests/unit/triggers/test_watcher.py::test_a_dag_that_has_not_read_what_was_told_is_told_again",
+    ),
+    Mutant(
         "an asset keeps for each pipeline what was told of it",
         "WatcherTrigger._key",
         drop("of.name"),

@@ -64,6 +64,30 @@ with DAG("on_life", schedule=[life], catchup=False, max_active_runs=1):
     read()
 """
 
+#: a DAG that works long by the changes of a table that is quiet, so that several events come meanwhile
+BURST = """
+import json
+import os
+import time
+
+from airflow.sdk import DAG, Asset, AssetWatcher, task
+from airflow_bottledwater import ChangesHook, TableChangedTrigger
+
+trigger = TableChangedTrigger(pipeline="beside", tables=["beside"], poll_interval=2.0)
+beside = Asset("beside", watchers=[AssetWatcher(name="beside", trigger=trigger)])
+
+with DAG("on_beside", schedule=[beside], catchup=False, max_active_runs=1):
+
+    @task(inlets=[beside])
+    def read(**context):
+        found = [json.loads(c.key)["id"] for c in ChangesHook().records(ChangesHook.of_run(context, beside))]
+        with open(os.environ["AIRFLOW_HOME"] + "/burst.jsonl", "a") as file:
+            file.write(json.dumps(found) + "\\n")
+        time.sleep(40)
+
+    read()
+"""
+
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
@@ -76,10 +100,11 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     )
     (dags / "beside.py").write_text(RETRIED)
     (dags / "on_life.py").write_text(WAKES)
+    (dags / "on_beside.py").write_text(BURST)
     started = System(tmp_path_factory.mktemp("watched"), dags)
     try:
         started.start()
-        for each in (HEALTH, CONTROL, BOUNDED, BACKFILL, "beside", "on_life"):
+        for each in (HEALTH, CONTROL, BOUNDED, BACKFILL, "beside", "on_life", "on_beside"):
             started.client.wait_for_dag(each)
         yield started
         started.watch.end()
@@ -217,6 +242,29 @@ def _offsets(system: System, topic: str) -> list[int]:
     with RangeReader(kafka) as reader:
         end = Topics(kafka).ends(topic, 1, committed=True)[0]
         return [message.offset() or 0 for message in reader.read(topic, {0: 0}, {0: end})]
+
+
+def test_the_last_events_of_a_burst_have_a_run(system: System, beside: str) -> None:
+    file, ids = system.airflow.folder / "burst.jsonl", itertools.count(2)
+
+    def runs() -> list[list[int]]:
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def insert() -> int:
+        time.sleep(6)
+        system.execute(f"INSERT INTO public.beside VALUES ({(last := next(ids))})")
+        return last
+
+    until("the first event has a run", lambda: insert() and runs(), 240)
+    last = [insert() for _ in range(4)][-1]
+    until("it has read the last event", lambda: last in itertools.chain(*runs()), 300)
+    read = list(itertools.chain(*runs()))
+    assert read == list(range(read[0], last + 1)), runs()
+    # what is read wakes nobody
+    count = len(runs())
+    time.sleep(130)
+    assert len(runs()) <= count + 1, runs()
+    system.client.request("PATCH", "dags/on_beside", json={"is_paused": True})
 
 
 @pytest.mark.parametrize("downstream", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import json
 import time
 from collections.abc import AsyncIterator
@@ -15,11 +16,12 @@ from airflow.sdk import Asset, AssetWatcher
 from airflow.sdk.module_loading import import_string
 
 from airflow_bottledwater.errors import Outage, Refused, SettingError, StateError
+from airflow_bottledwater.hooks.changes import ChangesHook
 from airflow_bottledwater.jobs import changes
 from airflow_bottledwater.model.changes import ChangeRange, TopicRange
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
 from airflow_bottledwater.provision import live
-from airflow_bottledwater.triggers import slot_lag, watcher
+from airflow_bottledwater.triggers import slot_lag, table_changed, watcher
 from airflow_bottledwater.triggers.alarms import DeadLettersAlarmTrigger, SlotLagAlarmTrigger
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
 from airflow_bottledwater.triggers.slots import SlotReader
@@ -286,6 +288,39 @@ def test_dead_letters_are_told_once_until_they_are_settled(monkeypatch: pytest.M
     assert told == {"slot": "shop", "message": "Setting 'tables' cannot be 'b'. Allowed: a table."}
     found.append({"public.a": 3})
     assert not looked(DeadLettersAlarmTrigger(pipeline="shop", max_open=3, tables="a"), Store(), 1)
+
+
+@pytest.mark.usefixtures("connections")
+def test_a_dag_that_has_not_read_what_was_told_is_told_again(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
+    """Airflow begins one run for several events, and gives it only those up to the first one that queued it."""
+    connect("pg", conn_type="postgres", host="db", schema="shop")
+    connect("k", conn_type="kafka", extra={"bootstrap.servers": "k:9092"})
+    monkeypatch.setattr(table_changed, "_READ_EVERY", 0.0)
+    store, asset, events = Store(), Asset("a"), list[Any]()
+    inlet = SimpleNamespace(before=lambda _: inlet, ascending=lambda _: inlet, limit=lambda _: events[::-1])
+
+    def run(*triggering: Any) -> ChangeRange:
+        context = {"triggering_asset_events": {asset: triggering}, "inlet_events": {asset: inlet}}
+        kept = {asset: SimpleNamespace(get=store.get, set=store.__setitem__)}
+        dag = SimpleNamespace(dag_id="on_orders")
+        return ChangesHook.of_run({**context, "asset_state_store": kept, "dag": dag}, asset)
+
+    def told(*found: ChangeRange | None) -> list[Any]:
+        Found(monkeypatch, *found)
+        payloads = looked(TableChangedTrigger(pipeline=SHOP, tables=["a"]), store, len(found))
+        start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+        made = [(start + datetime.timedelta(len(events) + at), payload) for at, payload in enumerate(payloads)]
+        events.extend(SimpleNamespace(timestamp=at, extra={"payload": payload}) for at, payload in made)
+        return payloads
+
+    assert len(told(at(5, 5), at(5, 9), at(9, 12), *[None] * 9)) == 2, "no DAG is known to read"
+    assert run(events[0]) == at(5, 9)
+    # the second event has no run: it is told again, ever more seldom, and each row is read once
+    assert told(*[None] * 18) == [at(12, 12).as_event()] * 5
+    assert run(events[2]).empty and not told(*[None] * 9)
+    del store["bottledwater_read"]
+    assert run(events[0]) and len(told(None, None)) == 1
+    assert run(*events[1:]) == at(9, 12) and not told(*[None] * 9)
 
 
 def test_two_assets_with_the_same_trigger_are_refused() -> None:

@@ -21,6 +21,9 @@ from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
 
+#: of the DAGs whose tasks may fail for a reason that passes
+_RETRIES = {"retries": 3, "retry_delay": timedelta(minutes=1)}
+
 
 def dag_of(dag_id: str, description: str, **dag: Any) -> DAG:
     """A DAG as all of this package are: no catch-up, one run at a time, templates that are rendered to what they are,
@@ -181,7 +184,7 @@ class Pipeline(Description):
         :param snapshot: further arguments of the snapshot operator.
         :param stream: further arguments of the stream operator.
         """
-        more = {"default_args": {"retries": 3, "retry_delay": timedelta(minutes=1)}, **dag}
+        more = {"default_args": _RETRIES, **dag}
         with self._made("", "PostgreSQL to Kafka: snapshot, then every change, exactly once", more) as made:
             BottledWaterTaskGroup(
                 "pipeline",
@@ -233,7 +236,7 @@ class Pipeline(Description):
             "schedule": schedule,
             # they queue at the slot anyway, and the triggerer holds them while they do
             "max_active_runs": 16,
-            "default_args": {"retries": 3, "retry_delay": timedelta(minutes=1)},
+            "default_args": _RETRIES,
             **dag,
         }
         with self._made("backfill", "Publish the rows of one interval again, while the stream runs", more) as made:
@@ -259,9 +262,8 @@ class Pipeline(Description):
         :param tables: which are compared; None: all of the pipeline. (templated)
         :param sample: the share of the rows, more than 0, up to 1; None: the pipeline's ``verify_sample``. (templated)
         """
-        with self._made(
-            "verify", "Topics against tables, while the stream runs", {"schedule": schedule, **dag}
-        ) as made:
+        more = {"schedule": schedule, "default_args": _RETRIES, **dag}
+        with self._made("verify", "Topics against tables, while the stream runs", more) as made:
             VerifyTopicsOperator(task_id="verify", pipeline=self, verify_tables=tables, sample=sample)
         return made
 

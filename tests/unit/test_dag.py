@@ -105,6 +105,11 @@ def test_the_fields_of_the_ready_dags_are_as_they_were_filled_in() -> None:
     assert rendered(health, "health", kafka_conn_id="2024_01").kafka_conn_id == "2024_01"
 
 
+def test_a_verification_that_fails_for_a_reason_that_passes_is_tried_again() -> None:
+    for dag in (Pipeline("shop").verify_dag(), runpy.run_path(str(DAGS / "bottledwater_verify.py"))["dag"]):
+        assert dag.get_task("verify").retries == 3
+
+
 @pytest.mark.parametrize(
     ("schedule", "bounds"),
     [

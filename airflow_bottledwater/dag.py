@@ -226,7 +226,7 @@ class Pipeline(Description):
 
         :param by: the column that dates a row, in each of the tables: a timestamptz; or a timestamp or date, which is
             taken to be in the schedule's time zone. (templated)
-        :param tables: whose rows; None: of all tables that the pipeline names. (templated)
+        :param tables: whose rows; None: of all tables of the pipeline. (templated)
         :param schedule: when: a timetable with data intervals; a cron expression, in UTC, or a timedelta, of which such
             a timetable is made; None: every day at midnight, in UTC.
         :param rows_per_second: how many rows are read in a second at most; 0: as many as there is time for. (templated)
@@ -243,11 +243,16 @@ class Pipeline(Description):
             BackfillToKafkaOperator(
                 task_id="backfill",
                 pipeline=self,
-                tables=list(self.source.tables) if tables is None else tables,
+                tables=self._all_tables() if tables is None else tables,
                 where=_of_interval(by, "dag.timetable.timezone" if hasattr(schedule, "timezone") else "'UTC'"),
                 rows_per_second=rows_per_second,
             )
         return made
+
+    def _all_tables(self) -> list[str]:
+        """Patterns of all tables of the pipeline."""
+        named = [*self.source.tables, *(f"{each}.*" for each in self.source.schemas if not each.startswith("!"))]
+        return named if any(not each.startswith("!") for each in named) else ["*.*", *named]
 
     def verify_dag(
         self,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from airflow_bottledwater import form
 from airflow_bottledwater.dag import Pipeline
 from airflow_bottledwater.operators.control import PipelineControlOperator
-from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.sensors.dead_letters import DeadLettersSensor
 
 DAGS = Path(__file__).parents[2] / "dags"
@@ -108,6 +108,21 @@ def test_the_fields_of_the_ready_dags_are_as_they_were_filled_in() -> None:
 def test_a_verification_that_fails_for_a_reason_that_passes_is_tried_again() -> None:
     for dag in (Pipeline("shop").verify_dag(), runpy.run_path(str(DAGS / "bottledwater_verify.py"))["dag"]):
         assert dag.get_task("verify").retries == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "tables"),
+    [
+        ({}, ["*.*"]),
+        ({"tables": ["orders", "!tmp_*"]}, ["orders", "!tmp_*"]),
+        ({"tables": ["!tmp_*"]}, ["*.*", "!tmp_*"]),
+        ({"schemas": ["sales", "!tmp"]}, ["sales.*"]),
+        ({"schemas": ["sales"], "tables": ["orders"]}, ["orders", "sales.*"]),
+    ],
+)
+def test_a_backfill_is_of_all_tables_of_its_pipeline(source: dict[str, Any], tables: list[str]) -> None:
+    dag = Pipeline("shop", source=Source("pg", **source)).backfill_dag(by="d")
+    assert list(dag.get_task("backfill").tables) == tables
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,14 @@ def _with_intervals(schedule: Any) -> Any:
 
 def _of_interval(column: str, zone: str) -> str:
     """The template of a condition: the rows of a run's data interval. Its bounds are in a time zone, with their offset:
-    PostgreSQL heeds that for a timestamptz, ignores it for a timestamp, and takes the day of a bound for a date.
+    PostgreSQL heeds that for a timestamptz, ignores it for a timestamp, and takes the day of a bound for a date. Of a
+    run without a data interval, no rows: the operator says so.
 
     :param zone: as an expression of the template.
     """
     start, end = (f"{{{{ data_interval_{each}.in_timezone({zone}) | ts }}}}" for each in ("start", "end"))
-    return f"{column} >= '{start}' AND {column} < '{end}'"
+    condition = f"{column} >= '{start}' AND {column} < '{end}'"
+    return f"{{% if data_interval_start is defined %}}{condition}{{% else %}}false{{% endif %}}"
 
 
 def _is_start(params: dict[str, Any] | None = None) -> bool:

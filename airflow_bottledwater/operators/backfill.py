@@ -136,8 +136,13 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
             return self._conclude(context, pipeline, report)
 
     def _check_interval(self, context: Context) -> None:
-        """:raises Refused: no row is in the run's data interval, and the condition is about it."""
+        """:raises Refused: no row is in the run's data interval, or it has none, and the condition is about it."""
         start, end = context.get("data_interval_start"), context.get("data_interval_end")
+        if self._of_interval and start is None:
+            raise Refused(
+                "This run has no data interval, since it was triggered without a logical date.",
+                "Trigger the DAG with a logical date, or use Airflow's backfill.",
+            )
         if self._of_interval and start == end:
             raise Refused(
                 f"The data interval of this run is empty (from {start} to {end}), so that no row is in it.",

@@ -177,11 +177,11 @@ def test_no_rows_are_asked_for_of_an_empty_data_interval(
     monkeypatch.setattr(BackfillToKafkaOperator, "_wait", lambda *_: REPORT)
     monkeypatch.setattr(BackfillToKafkaOperator, "_conclude", lambda *_: {})
 
-    def execute(where: str, end: Any) -> None:
+    def execute(where: str, end: Any, at: Any = at) -> None:
         operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="orders", where=where, deferrable=False)
         context: Any = {
             "task_state_store": Store(), "ti": SimpleNamespace(try_number=1, max_tries=0),
-            "dag": made, "data_interval_start": at, "data_interval_end": end,
+            "dag": made, **({} if at is None else {"data_interval_start": at, "data_interval_end": end}),
         }  # fmt: skip
         operator.render_template_fields(context)
         operator.execute(context)
@@ -191,6 +191,8 @@ def test_no_rows_are_asked_for_of_an_empty_data_interval(
             AirflowFailException, match=r"data interval of this run is empty.*CronDataIntervalTimetable"
         ):
             execute(where, at)
+    with pytest.raises(AirflowFailException, match=r"has no data interval.*Trigger the DAG with a logical date"):
+        execute(wheres[-1], None, None)
     assert not asked_for
     execute(wheres[0], at.add(days=1))
     # of another interval, or of none

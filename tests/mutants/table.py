@@ -5316,6 +5316,24 @@ MUTANTS = (
         f"{_CHANGES}::test_a_source_that_was_set_back_is_told_from_where_it_is",
     ),
     Mutant(
+        "a backfill is of all tables of its pipeline",
+        "Pipeline._all_tables",
+        swap('["*.*", *named]', "named"),
+        "tests/unit/test_dag.py::test_a_backfill_is_of_all_tables_of_its_pipeline",
+    ),
+    Mutant(
+        "a verification is tried again",
+        "Pipeline.verify_dag",
+        swap("_RETRIES", "{}"),
+        "tests/unit/test_dag.py::test_a_verification_that_fails_for_a_reason_that_passes_is_tried_again",
+    ),
+    Mutant(
+        "a run without a data interval publishes nothing again",
+        "BackfillToKafkaOperator._check_interval",
+        never("self._of_interval and start is None"),
+        "tests/unit/operators/test_backfill_operator.py::test_no_rows_are_asked_for_of_an_empty_data_interval",
+    ),
+    Mutant(
         "a DAG that has not read what was told is told again",
         "_ReadWatch.fetch",
         always("await self._again(self._last)"),

@@ -18,6 +18,15 @@ SUFFIXES = (".yaml", ".yml")
 #: the JSON schema of the file, for editors
 SCHEMA = Path(__file__).with_name("pipeline.schema.json")
 _PLAIN = ["string", "number", "boolean"]
+#: by the type of a setting, the others that its values may have in a file
+_FORMS = {
+    "array": ["string"],
+    "boolean": ["string", "integer"],
+    "integer": ["string"],
+    "number": ["string"],
+    "object": [],
+    "string": ["number"],
+}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -34,6 +43,14 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             seen.add(key.value)
         made: dict[Any, Any] = super().construct_mapping(node, deep)
         return made
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int | str:
+        """A number only if it is written as one: 0123 would become another name, 83."""
+        number: int = super().construct_yaml_int(node)
+        return number if str(number) == node.value else str(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def load(path: Path | str, kind: type[D]) -> D:
@@ -89,10 +106,19 @@ def schema_of(kind: Any) -> dict[str, Any]:
     return found
 
 
+def _loosened(rule: dict[str, Any]) -> dict[str, Any]:
+    """The rule of a key with the other forms that its values may have: nothing, texts, and for texts numbers."""
+    if (kind := rule.get("type")) in _FORMS:
+        return {**rule, "type": [kind, *_FORMS[kind], "null"]}
+    told: dict[str, Any] = {name: rule[name] for name in ("description", "default") if name in rule}
+    return {**told, "anyOf": [{name: each for name, each in rule.items() if name not in told}, {"type": "null"}]}
+
+
 def schema() -> dict[str, Any]:
     """The JSON schema of the file. It allows what the description allows; names are known, and no others are."""
     found = schema_of(Description)
     for made in found["$defs"].values():
+        made["properties"] = {name: _loosened(rule) for name, rule in made["properties"].items()}
         made["additionalProperties"] = False
         made["description"] = " ".join(made["description"].partition("\n\n")[0].split())  # its first paragraph
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A pipeline of Bottled Water", **found}

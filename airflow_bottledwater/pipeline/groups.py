@@ -205,7 +205,7 @@ class TopicSettings:
     unkeyed_retention_ms: Annotated[
         int,
         about(
-            "The property retention.ms of topics of unkeyed tables, ends of transactions and messages.",
+            "The property retention.ms of topics created for unkeyed tables, ends of transactions and messages.",
             allowed="milliseconds, or -1 for ever",
             ge=-1,
             le=2**63 - 1,

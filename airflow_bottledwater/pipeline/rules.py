@@ -6,7 +6,7 @@ A setting's rule is its annotation, which msgspec checks: ``Annotated[type, abou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -18,7 +18,7 @@ Changes = Literal["never", "at the next start", "at each use"]
 #: what is allowed, by type, where a rule does not say it in its own words
 _ALLOWED: Mapping[Any, str] = {
     bool: "true or false",
-    tuple: "a list of texts, or one text with commas",
+    tuple: "a list of texts (in YAML, quote null and no), or one text with commas",
     dict: "names with values",
 }
 
@@ -78,8 +78,18 @@ def listed(value: Sequence[Any] | str | None) -> list[str]:
     if value is None:
         return []
     parts = value.split(",") if isinstance(value, str) else value
+    _refuse_no_texts(parts)
     # a template makes a number of a table called 2024
     return [text for part in parts if (text := str(part).strip())]
+
+
+def _refuse_no_texts(values: Iterable[Any]) -> None:
+    """Refuse what is no name of anything: in YAML, no and an empty item are not texts unless they are quoted.
+
+    :raises msgspec.ValidationError: there is a switch, or nothing.
+    """
+    if any(each is None or isinstance(each, bool) for each in values):
+        raise msgspec.ValidationError("There is a value that is no text.")
 
 
 def convert(hint: Any, value: Any) -> Any:
@@ -93,5 +103,8 @@ def convert(hint: Any, value: Any) -> Any:
         if isinstance(value, str | list | tuple):
             value = listed(value)
     elif kind is dict and isinstance(value, Mapping):
+        # properties of servers, whose values have no limits here, may be switches
+        if get_origin(get_args(getattr(hint, "__origin__", hint))[1]) is not None:
+            _refuse_no_texts(value.values())
         value = {str(name): str(each) for name, each in value.items() if each is not None}
     return msgspec.convert(value, hint, strict=False)

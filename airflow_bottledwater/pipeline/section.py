@@ -70,7 +70,8 @@ class Section:
         for name, value in values.items():
             part = cls.parts().get(name)
             if part is None and name not in cls.described():
-                raise unknown(str(name), [*cls.parts(), *cls.described()], prefix=cls.AT)
+                there = [kind.described()[name].name for kind in cls.parts().values() if name in kind.described()]
+                raise unknown(str(name), [*cls.parts(), *cls.described()], prefix=cls.AT, elsewhere=there)
             if value is None:
                 continue
             if part is not None and not isinstance(value, part):

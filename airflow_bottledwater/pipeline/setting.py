@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, NoReturn, get_type_hints
 
@@ -13,16 +13,17 @@ from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline.rules import Changes, convert, inside, said, type_of
 
 
-def unknown(name: str, known: Iterable[str], *, prefix: str = "") -> SettingError:
+def unknown(name: str, known: Iterable[str], *, prefix: str = "", elsewhere: Sequence[str] = ()) -> SettingError:
     """The error for a name that is none of a setting's, with the nearest that is. The value is not shown: it may be a
     misspelt secret.
 
     :param known: the names that exist.
     :param prefix: put before the name: the path of the section that it is in.
+    :param elsewhere: the paths of settings of this very name in other sections.
     """
-    near = difflib.get_close_matches(name, known := sorted(known), n=1)
+    near = elsewhere or difflib.get_close_matches(name, sorted(known), n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return SettingError(f"{prefix}{name}", None, "one of " + ", ".join(known), problem=f"does not exist{hint}")
+    return SettingError(f"{prefix}{name}", None, "one of " + ", ".join(sorted(known)), problem=f"does not exist{hint}")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from airflow_bottledwater.errors import SettingError
@@ -94,6 +95,47 @@ def test_a_default_that_is_given_is_given(tmp_path: Path) -> None:
     described = Description("shop", source=Source(tables=()), saved=True, on_error="exit", allow_unverified=False)
     for each in (file.load(written(tmp_path, text), Description), described, Description.of(described.as_dict())):
         assert each.settings() == {"slot": "shop", "tables": (), "allow_unverified": False, "on_error": "exit"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("source: {tables: [a, null]}", r"source\.tables' cannot be \['a', None\].*in YAML, quote"),
+        ("source: {tables: [a, no]}", r"source\.tables' cannot be \['a', False\]"),
+        ("source: {table_options: {a: {rename: {nm: no}}}}", r"a\.rename' cannot be {'nm': False}"),
+        ("source: {table_options: {a: {rename: {nm: null}}}}", r"a\.rename' cannot be {'nm': None}"),
+        ("topic_prefix: x", r"topic_prefix' does not exist \(did you mean 'kafka\.topic_prefix'\?\)"),
+    ],
+)
+def test_what_yaml_makes_of_texts_and_a_key_of_a_section_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        file.load(written(tmp_path, text), Description)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("name: 0123", {"name": "0123"}),
+        ("name: 2024", {"name": "2024"}),
+        (
+            "{source: , on_error: , kafka: {partitions: '6', share_topics: 'true', topic_config: {a: false}}}",
+            {"kafka": {"partitions": 6, "share_topics": True, "topic_config": {"a": "False"}}},
+        ),
+        (
+            "source: {tables: 'a, b', table_options: {a: {exclude: b, mask: {c: null}, partitions: '2'}}}",
+            {
+                "source": {
+                    "tables": ["a", "b"],
+                    "table_options": {"a": {"exclude": ["b"], "mask": {"c": "null"}, "partitions": 2}},
+                }
+            },
+        ),
+    ],
+)
+def test_the_schema_allows_each_form_that_the_file_may_have(tmp_path: Path, text: str, found: dict[str, Any]) -> None:
+    loaded = written(tmp_path, text)
+    assert file.load(loaded, Description).as_dict() == found
+    jsonschema.validate(file.yaml.load(text, file._Loader), file.schema())
 
 
 def test_null_is_a_mask(tmp_path: Path) -> None:

@@ -62,6 +62,9 @@ class Resolver:
         self._refused_at: dict[int, float] = {}
         self._read: dict[int, SourceTable] = {}
         self._read_at = -math.inf
+        # the tables that the settings name
+        self._chosen = frozenset[int]()
+        self._chosen_at = -math.inf
 
     def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
         """The version that a message describes; ``current`` or a recorded one if the table is the same. None if
@@ -232,7 +235,7 @@ class Resolver:
         :param message: of that table.
         """
         name, new_tables = f"{message.schema}.{message.name}", self._pipeline.new_tables
-        if not self._covers(message.oid):
+        if not self._covers(message):
             why = (
                 "is not one of the tables that the settings name. If it is to be published, name it in tables or "
                 "schemas, and start the stream again; otherwise take it out of the publication, if you can"
@@ -256,12 +259,19 @@ class Resolver:
         log.warning("The publication sends changes of %s, which are left out: it %s.", name, why)
         return None
 
-    def _covers(self, oid: int) -> bool:
-        """Whether the settings name a table."""
-        with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
-            tables, schemas = self._pipeline.tables, self._pipeline.schemas
-            # a pattern that matches nothing any more: preflight reports it
-            return oid in catalog.resolve(connection, tables, schemas, via_root=self._via_root, strict=False)
+    def _covers(self, message: pgoutput.RelationMessage) -> bool:
+        """Whether the settings name a table. They are read for all tables together, a moment ago, unless this one may
+        have been made since: a stream that starts may get a message for each of thousands that are not followed."""
+        tables, schemas = self._pipeline.tables, self._pipeline.schemas
+        newer = message.oid not in self._chosen and catalog.covers(tables, schemas, message.schema, message.name)
+        if newer or time.monotonic() - self._chosen_at > _ONE_READING:
+            with session(
+                self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
+            ) as connection:
+                # a pattern that matches nothing any more: preflight reports it
+                found = catalog.resolve(connection, tables, schemas, via_root=self._via_root, strict=False)
+            self._chosen, self._chosen_at = frozenset(found), time.monotonic()
+        return message.oid in self._chosen
 
     def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> SourceTable:
         with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:

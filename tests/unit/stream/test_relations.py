@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.stream import relations
 from airflow_bottledwater.stream.relations import Resolver
 from tests.support import wire as w
 
@@ -152,3 +154,24 @@ def test_a_partition_is_known_by_the_message_before_its_own(
     made._pinned[7] = PinnedTable(TABLE, "t", "id", 1, 0, 0, 700)
     made.check_partition(*both)
     assert found == ([7] if told else [])
+
+
+def test_the_settings_are_read_once_for_all_tables_that_they_do_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publication of all tables sends changes of thousands."""
+    readings = []
+
+    def resolve(*_: object, **__: object) -> list[int]:
+        readings.append(1)
+        return [1, 3] if len(readings) == 1 else [1, 3, 4]
+
+    monkeypatch.setattr(relations, "session", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(relations.catalog, "resolve", resolve)
+    made = Resolver(Settings.of(postgres="dbname=none", format="json", tables="wanted,new*"), {})
+
+    def covers(oid: int, name: str) -> bool:
+        return made._covers(pgoutput.RelationMessage(oid, "public", name, "d", ()))
+
+    assert [covers(10 + i, f"foreign{i}") for i in range(100)] == [False] * 100
+    assert covers(3, "a_partition_of_wanted") and covers(1, "wanted") and len(readings) == 1
+    # it was made since they were read
+    assert covers(4, "new1") and len(readings) == 2

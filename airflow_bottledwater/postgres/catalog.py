@@ -11,19 +11,23 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import CatalogKey, Column, SourceTable
-from airflow_bottledwater.pipeline.patterns import describes, fits, is_meant, is_named
+from airflow_bottledwater.pipeline.patterns import describes, fits, is_meant
 from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
 
 #: relations that rows are read from. Nothing here takes a lock on them: pg_relation_size and pg_partition_tree would
 #: wait for sessions that have one of them locked
-_RELATIONS = """
-SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence, c.relrowsecurity,
+_NAMED = "SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence"
+_FROM = " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+_RELATIONS = (
+    _NAMED
+    + """, c.relrowsecurity,
        coalesce(pg_relation_filenode(c.oid), 0), obj_description(c.oid, 'pg_class'), greatest(c.relpages, 0),
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped)
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 """
+    + _FROM
+)
 
 _BELOW = """
 WITH RECURSIVE tree AS (
@@ -116,7 +120,13 @@ def resolve(
     """
     rows = _relations(connection)
     everything = {row.oid: row for row in rows}
-    rows = [row for row in rows if not _left_out(tables, schemas, row.schema, row.name)]
+    # of the patterns, mostly none: they are asked of each table
+    out, out_schemas = ([each for each in patterns if each.startswith("!")] for patterns in (tables, schemas))
+    rows = [row for row in rows if not _left_out(out, out_schemas, row.schema, row.name)]
+    qualified: dict[str, list[_Relation]] = {}
+    for row in rows:
+        qualified.setdefault(f"{row.schema}.{row.name}", []).append(row)
+    public = {row.name: [row] for row in rows if row.schema == "public"}
     choice = _Choice(everything, dict(connection.execute(_BELOW).fetchall()), via_root, {row.oid for row in rows})
     tables, schemas = _taken(tables), _taken(schemas)
     if not tables and not schemas:
@@ -125,10 +135,10 @@ def resolve(
         choice.take([row for row in rows if fits(pattern, row.schema)], f"{pattern}.*")
     for pattern in tables:
         # the name of the table itself may have a dot, or a wildcard
-        found = [row for row in rows if pattern == f"{row.schema}.{row.name}"]
-        found = found or [row for row in rows if is_named(pattern, row.schema, row.name)]
+        found = qualified.get(pattern) or public.get(pattern, [])
         exact = bool(found) or not any(c in pattern for c in "*?")
-        found = found or [row for row in rows if is_meant(pattern, row.schema, row.name)]
+        if not exact:
+            found = [row for row in rows if is_meant(pattern, row.schema, row.name)]
         choice.take(found, pattern, exact=exact)
     if choice.problems and strict:
         raise PreflightError(choice.problems)
@@ -148,11 +158,12 @@ def idle(connection: Connection, tables: Sequence[str], schemas: Sequence[str]) 
 def _relations(connection: Connection) -> list[_Relation]:
     """Whatever a pattern may match."""
     rows = connection.execute(
-        _RELATIONS
+        _NAMED
+        + _FROM
         + "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
         " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
     ).fetchall()
-    return [_Relation(*row[:6]) for row in rows]
+    return [_Relation(*row) for row in rows]
 
 
 def covers(tables: Sequence[str], schemas: Sequence[str], schema: str, name: str) -> bool:

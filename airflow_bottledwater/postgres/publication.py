@@ -75,14 +75,18 @@ sent AS (
           ELSE c.relkind <> 'p' END
 )
 SELECT s.oid,
-       ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid AND a.attnum = ANY (l.prattrs::int2[])
-             ORDER BY attnum),
+       CASE WHEN l.prattrs IS NOT NULL THEN ARRAY(
+           SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid AND a.attnum = ANY (l.prattrs::int2[])
+           ORDER BY attnum
+       ) END,
        CASE WHEN l.prqual IS NOT NULL THEN ARRAY(
            SELECT attname FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
            WHERE d.classid = 'pg_publication_rel'::regclass AND d.objid = l.row AND d.refobjid = s.oid AND attnum > 0
        ) END,
-       ARRAY(SELECT attname FROM pg_attribute a WHERE a.attrelid = s.oid
-             AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum)
+       CASE WHEN l.prattrs IS NOT NULL THEN ARRAY(
+           SELECT attname FROM pg_attribute a
+           WHERE a.attrelid = s.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum
+       ) END
 FROM sent s JOIN pg_class c ON c.oid = s.oid
 LEFT JOIN listed l ON l.oid = s.oid AND c.relnamespace NOT IN (SELECT schema FROM whole)
 """

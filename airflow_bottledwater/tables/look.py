@@ -34,8 +34,10 @@ _MARKS = (
     _SUM.format("oid", "pg_enum"),
     "SELECT sum((a.xmin::text::bigint * 1000003 + attnum) % 2147483647)::text FROM pg_attribute a"
     " JOIN pg_class c ON c.oid = attrelid WHERE c.relkind = 'c'",
-    "SELECT sum((x.xmin::text::bigint * 1000003 + indexrelid::bigint) % 2147483647)::text FROM pg_index x"
-    " JOIN pg_class c ON c.oid = indrelid WHERE indisunique AND c.relpersistence <> 't'",
+    _SUM.format(
+        "indexrelid",
+        "pg_index WHERE indisunique AND indrelid NOT IN (SELECT oid FROM pg_class WHERE relpersistence = 't')",
+    ),
 )
 #: from PostgreSQL 15 on
 _MARK_OF_SCHEMAS = _SUM.format("oid", "pg_publication_namespace")

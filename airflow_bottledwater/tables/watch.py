@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 #: seconds between two looks, and between two questions whether anything has changed since the last one
 INTERVAL, QUESTION = 10.0, 1.0
+#: how many times as long as such a question takes it rests afterwards: with tens of thousands of tables, one takes tenths
+#: of a second of the server's time
+_REST = 9.0
 #: seconds for which the reason of a step has to last before it is carried out while the stream runs: helper tables of
 #: migrations live for seconds, and names are exchanged in several statements
 LASTS = 3.0
@@ -74,6 +77,8 @@ class TableWatch:
         self._given, self._asked = threading.Event(), threading.Event()
         self._ended = threading.Event()
         self._mark, self._again = "", 0.0
+        #: seconds for which nothing is asked after the last question
+        self._rest = 0.0
         #: when each step came up first, and where the end of the WAL was then
         self._since: dict[tuple[int, Do, str], tuple[float, int]] = {}
         #: when required live snapshots are tried again; 0 if none has failed
@@ -191,8 +196,7 @@ class TableWatch:
 
     # ------------------------------------------------------------------ the thread
     def _run(self) -> None:
-        pause = min(QUESTION, INTERVAL)
-        while not self._ended.wait(pause) and self._error is None:
+        while not self._ended.wait(max(min(QUESTION, INTERVAL), self._rest)) and self._error is None:
             opened = False
             try:
                 with session(self._pipeline.postgres, application="bottledwater tables") as connection:
@@ -226,7 +230,9 @@ class TableWatch:
 
     def _ask(self, connection: Connection) -> None:
         """Look if something may have changed, or may be done now."""
+        began = time.monotonic()
         found = mark(connection)
+        self._rest = _REST * (time.monotonic() - began)
         if found == self._mark and time.monotonic() < self._again:
             return  # no success: the last look may have failed
         self._asked.set()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 import pytest
 
 from airflow_bottledwater.errors import Refused
@@ -10,6 +13,7 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
+from airflow_bottledwater.tables import watch as watching
 from airflow_bottledwater.tables.watch import TableWatch
 from airflow_bottledwater.tables.writer import PreparedSteps
 
@@ -50,3 +54,11 @@ def test_what_is_to_become_of_a_table_is_told_by_a_look_of_afterwards() -> None:
     assert not made.unsettled([3], 5.0)
     made._again = 99.0
     assert made.unsettled([3], 10.5) and made._again == 0.0
+
+
+def test_asking_takes_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = watch()
+    made._mark, made._again = "as before", math.inf
+    monkeypatch.setattr(watching, "mark", lambda _: time.sleep(0.02) or "as before")
+    made._ask(None)  # type: ignore[arg-type]
+    assert made._rest >= 0.18

@@ -9,12 +9,13 @@ import math
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_bottledwater.errors import CredentialsRefused, Refused, SchemaRefused
-from airflow_bottledwater.kafka.registry_errors import ID_NOT_GIVEN, SCHEMA_NOT_THERE, translate
+from airflow_bottledwater.kafka.registry_errors import ID_NOT_GIVEN, SCHEMA_NOT_THERE, TOO_MANY_REQUESTS, translate
 from airflow_bottledwater.pipeline.settings import Settings
 
 # the client takes a fifth of a second to import, and few jobs have a schema to register
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: requests for schemas at the same time
 _AT_ONCE = 8
+#: seconds after which a question is asked again that the registry refuses because it gets too many in a second
+_SLOWER = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 @functools.lru_cache(4)
@@ -150,12 +153,16 @@ class Registry:
         client = self._client
         # it keeps what it was told for ever, but ids and subjects may be gone, or mean something else, by now
         client.clear_caches()
-        try:
-            return question(client)
-        except Exception as error:
-            if isinstance(error, SchemaRegistryError) and error.error_code in none:
-                return None
-            raise translate(error, self.url, about) from error
+        for seconds in (*_SLOWER, None):
+            try:
+                return question(client)
+            except Exception as error:
+                if isinstance(error, SchemaRegistryError) and error.error_code in none:
+                    return None
+                if seconds is None or getattr(error, "http_status_code", 0) != TOO_MANY_REQUESTS:
+                    raise translate(error, self.url, about) from error
+                time.sleep(seconds)
+        raise AssertionError("the last attempt returns or raises")
 
     def register(self, subject: str, schema: str) -> int:
         """Register a schema, unless the subject has it already; returns its id.

@@ -18,6 +18,8 @@ NOT_PERMITTED = 42205
 #: answers to a schema that asks for an id: another one has it, or the subject is not in the mode IMPORT any more
 #: (NOT_PERMITTED), or the schema has another id already (ID_DOES_NOT_MATCH)
 ID_NOT_GIVEN = frozenset({NOT_PERMITTED, 42207})
+#: the status of a request beyond the number that the registry takes in a second
+TOO_MANY_REQUESTS = 429
 
 
 def translate(error: Exception, url: str, subject: str) -> BottledWaterError:
@@ -51,7 +53,12 @@ def translate(error: Exception, url: str, subject: str) -> BottledWaterError:
             f"{where} denies access: {text}.",
             "Grant the user what docs/operations.md lists, or raise the limit that the registry names.",
         )
-    if status >= 500 or status == 429:
+    if status == TOO_MANY_REQUESTS:
+        return Outage(
+            f"{where} gets more requests than it takes: {text}.",
+            "Start fewer pipelines at the same time, or raise the limit of the registry.",
+        )
+    if status >= 500:
         return _away(where, f"{text} (HTTP {status}, code {code})")
     about = f" about {subject!r}" if subject else ""
     return Refused(

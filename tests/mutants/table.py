@@ -5166,6 +5166,12 @@ MUTANTS = (
         "tests/unit/state/test_schemas.py::test_what_a_follower_of_the_registry_gets_to_know_a_moment_later_is_not_lost",
     ),
     Mutant(
+        "a registry that gets too many requests is asked more slowly",
+        "Registry._ask",
+        always("getattr(error, 'http_status_code', 0) != TOO_MANY_REQUESTS"),
+        f"{_UNIT_REGISTRY}::test_a_registry_that_gets_too_many_requests_is_asked_more_slowly",
+    ),
+    Mutant(
         "an id that is taken is not waited for",
         "Registry._register",
         swap("SCHEMA_NOT_THERE | ID_NOT_GIVEN", "SCHEMA_NOT_THERE"),

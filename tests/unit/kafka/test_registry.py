@@ -268,3 +268,26 @@ def test_an_id_that_is_taken_cannot_be_given_back_and_is_not_waited_for(
     assert here.restore("t-value", '"int"', 7) is None
     with pytest.raises(Refused if code == 42207 else Outage):
         here.register("t-value", '"int"')
+
+
+@pytest.mark.parametrize("refusals", [2, 9])
+def test_a_registry_that_gets_too_many_requests_is_asked_more_slowly(
+    refusals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, slept = Contexts('"int"'), list[float]()
+    answers = iter([SchemaRegistryError(429, 42901, "Rate limit exceeded")] * refusals)
+
+    def get_schema(number: int) -> Schema:
+        if (error := next(answers, None)) is not None:
+            raise error
+        return Schema('"int"', "AVRO")
+
+    monkeypatch.setattr(client, "get_schema", get_schema)
+    monkeypatch.setattr(registry.time, "sleep", slept.append)
+    here = at("http://sr", client, monkeypatch)
+    if refusals == 2:
+        assert here.schema(1) == '"int"' and len(slept) == 2
+        return
+    with pytest.raises(Outage, match=r"gets more requests than it takes: .*raise the limit"):
+        here.schema(1)
+    assert len(slept) == 5

@@ -338,18 +338,24 @@ class Registry:
         schema = self._amended(subject, schema)
         if self.lookup(subject, schema) is not None:
             return True
-        # None: no such subject yet
-        if (
-            self._ask(subject, lambda client: client.test_compatibility(subject, Schema(schema, self.schema_type)))
-            is False
-        ):
-            raise SchemaRefused(
-                f"The schema registry at {self.url} refuses the schema of subject {subject!r}: it says that it is not "
-                "compatible with the latest version.",
-                "Make the change compatible, relax the subject's compatibility level, or use another topic prefix.",
-            )
+        candidate = Schema(schema, self.schema_type)
+        for version in self._compared(subject):
+            # None: no such subject yet
+            if self._ask(subject, lambda client, v=version: client.test_compatibility(subject, candidate, v)) is False:  # type: ignore[misc]
+                raise SchemaRefused(
+                    f"The schema registry at {self.url} refuses the schema of subject {subject!r}: it says that it is "
+                    f"not compatible with version {version}.",
+                    "Make the change compatible, relax the subject's compatibility level, or use another topic prefix.",
+                )
         self._check_meaning(subject, schema)
         return False
+
+    def _compared(self, subject: str) -> Sequence[int | str]:
+        """The versions that the registry compares a schema of a subject with: the latest one, or at the transitive
+        levels all."""
+        if self._level(subject).endswith("_TRANSITIVE"):
+            return self._ask(subject, lambda client: client.get_versions(subject)) or ()
+        return ("latest",)
 
     def _check_meaning(self, subject: str, schema: str) -> None:
         """Check that no reader takes values for others: neither with the schema of an earlier version what is written

@@ -202,6 +202,20 @@ def test_a_field_that_was_gone_meanwhile_is_compared_with_what_it_was(
     assert set(records(flow)) == {1, 2}
 
 
+def test_at_a_transitive_level_a_schema_is_compared_with_all_versions(
+    make_flow: MakeFlow, registry: SchemaRegistry
+) -> None:
+    flow = followed(make_flow, registry)
+    level(flow, "BACKWARD_TRANSITIVE")
+    flow.execute("ALTER TABLE t DROP d", "INSERT INTO t VALUES (2)")
+    flow.stream()
+    flow.execute("ALTER TABLE t ADD d bool")
+    with pytest.raises(PreflightError, match=r"refuses the schema .* not compatible with version 1"):
+        preflight.run(flow.pipeline)
+    level(flow, "BACKWARD")
+    preflight.run(flow.pipeline)
+
+
 # ---------------------------------------------------------------------- what it has lost
 def ids(flow: Flow) -> tuple[int, int]:
     """The ids of key and value that the state has for the table."""

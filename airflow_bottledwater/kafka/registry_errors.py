@@ -32,6 +32,12 @@ def translate(error: Exception, url: str, subject: str) -> BottledWaterError:
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     where = f"The schema registry at {url}"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return CredentialsRefused(
+            f"The certificate of the schema registry at {url} is not accepted: {str(error)[:200]}.",
+            "If an authority of your own has signed it, set ssl.ca.location, a property of the registry's client, to "
+            "the file with that authority's certificate. Otherwise check the host's name and the certificate.",
+        )
     if not isinstance(error, SchemaRegistryError):
         return _away(where, f"{type(error).__name__}: {str(error)[:200]}")
     status, code, text = error.http_status_code, error.error_code, str(error.error_message)[:300]

@@ -53,6 +53,16 @@ def test_a_registry_that_does_not_answer_is_an_outage() -> None:
     assert "does not answer: ConnectError: refused" in str(error)
 
 
+def test_a_certificate_that_is_not_accepted_is_no_outage() -> None:
+    error = translate(
+        httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"),
+        "https://registry",
+        "t-value",
+    )
+    assert type(error) is CredentialsRefused
+    assert "self-signed certificate" in error.what and "set ssl.ca.location" in error.remedy
+
+
 def test_what_is_full_says_so() -> None:
     text = "Schemas limit exceeded"
     assert text in str(translate(SchemaRegistryError(403, 40301, text), "http://registry", "t-value"))

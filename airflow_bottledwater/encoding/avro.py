@@ -18,7 +18,8 @@ def _distinct(table: SourceTable, fields: list[dict[str, Any]]) -> None:
             raise SchemaRefused(
                 f"Columns {other!r} and {column.name!r} of {table.qualified} both become the Avro field "
                 f"{field['name']!r}.",
-                "Rename one of them, leave it out of the publication, or use the JSON format.",
+                "Publish one of them under another name (option rename), leave it out (option exclude), or use another "
+                "format.",
             )
 
 
@@ -35,7 +36,7 @@ def _named_once(table: SourceTable, schema: Any, seen: dict[str, Any]) -> Any:
         if seen.setdefault(name, schema) != schema:
             raise SchemaRefused(
                 f"Two types in {table.qualified} both become the Avro name {name}.",
-                "Rename one of them, leave its column out of the publication, or use the JSON format.",
+                "Rename one of the types, leave its column out (option exclude), or use another format.",
             )
         if seen[name] is not schema:
             return name

@@ -450,7 +450,7 @@ TABLES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
             'CREATE TABLE twins (id int PRIMARY KEY, p "a b", q a_20_b)',
         ],
         {"tables": ("twins",)},
-        ["Two types in public.twins both become the Avro name bottledwater.public.a_20_b", "Rename one of them"],
+        ["Two types in public.twins both become the Avro name bottledwater.public.a_20_b", "option exclude"],
     ),
     "with two labels of one name": (
         ["CREATE TYPE mood AS ENUM ('a b', 'a_20_b')", "CREATE TABLE moods (id int PRIMARY KEY, m mood)"],
@@ -460,7 +460,7 @@ TABLES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
     "with two columns for one field": (
         ['CREATE TABLE twice (id int PRIMARY KEY, "a b" int, a_20_b int)'],
         {"tables": ("twice",)},
-        ["Columns 'a b' and 'a_20_b' of public.twice both become the Avro field 'a_20_b'", "Rename one of them"],
+        ["Columns 'a b' and 'a_20_b' of public.twice both become the Avro field 'a_20_b'", "option rename"],
     ),
 }
 

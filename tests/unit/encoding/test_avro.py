@@ -58,7 +58,9 @@ def test_a_numerics_modifier_becomes_what_avro_can_hold(precision: int, scale: i
 
 def test_columns_whose_names_become_one_are_refused() -> None:
     made = table(("a b", plain(INT4)), ("a_20_b", plain(INT4)))
-    with pytest.raises(Refused, match=r"'a b' and 'a_20_b' of public\.t both become the Avro field 'a_20_b'"):
+    with pytest.raises(
+        Refused, match=r"'a b' and 'a_20_b' of public\.t both become the Avro field 'a_20_b'\..*option rename"
+    ):
         avro.value_schema(made)
 
 

@@ -267,11 +267,7 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
             problems.append(str(error))
     problems += outboxes.turned(pipeline, found.state, found.tables)
     if not found.adding:
-        found.warnings += [
-            f"{pattern!r} leaves nothing out: no table matches it. Check the name and its schema; upper and lower case "
-            "count."
-            for pattern in catalog.idle(connection, pipeline.tables, pipeline.schemas)
-        ]
+        _warn_of_patterns(connection, pipeline, found)
         _warn_of_outboxes(connection, found)
         _warn_of_children(connection, pipeline, found)
         _warn_of_generated(connection, found)
@@ -342,6 +338,15 @@ def _warn_of_outboxes(connection: Connection, found: Findings) -> None:
                 f"Outbox {table.qualified} has rows: they are not published, since it is not known whether somebody "
                 "else has done that. Rows that are to be published have to be inserted again, behind create_slot."
             )
+
+
+def _warn_of_patterns(connection: Connection, pipeline: Settings, found: Findings) -> None:
+    """Say which patterns leave nothing out."""
+    found.warnings += [
+        f"{pattern!r} leaves nothing out: no table matches it. Check the name and its schema; upper and lower case "
+        "count."
+        for pattern in catalog.idle(connection, pipeline.tables, pipeline.schemas)
+    ]
 
 
 def _warn_of_children(connection: Connection, pipeline: Settings, found: Findings) -> None:

@@ -115,9 +115,8 @@ def look(
         kept = compared.renamed(connection, pipeline, known, wanted)
         names = publication.names(pipeline.publication_name)
         first = publication.read(connection, names[0])
-        members = frozenset[int]()
-        if first is not None and pipeline.create_publication and not first.whole:
-            members = frozenset(first.tables)
+        of = first if pipeline.create_publication else None
+        members = frozenset(of.tables if of is not None and not of.whole else ())
         loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
         followed = [table for table in loaded if table.oid in known.tables]
         named = [table for table in loaded if table.oid in {*known.tables, *known.stopped}]

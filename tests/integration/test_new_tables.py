@@ -316,8 +316,12 @@ def test_a_table_is_taken_in_behind_those_who_wrote_to_it_when_it_was_published(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tried by hand on 16.2: without this, nothing of the table was published any more behind the writer's commit."""
-    prepare, made = writer.prepare, list[writer.PreparedSteps]()
-    monkeypatch.setattr(writer, "prepare", lambda *given: made.append(prepare(*given)) or made[-1])
+    carry_out, made = writer.records, list[writer.PreparedSteps]()
+    monkeypatch.setattr(
+        writer,
+        "records",
+        lambda pipeline, prepared, known: made.append(prepared) or carry_out(pipeline, prepared, known),
+    )
     with psycopg.connect(flow.dsn) as writing, flow.streaming() as errors:
         flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
         writing.execute("INSERT INTO later VALUES (1)")

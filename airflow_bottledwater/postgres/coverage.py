@@ -139,8 +139,7 @@ class Coverage:
         """Why changes of one table may have been left out of the stream since this coverage was recorded, as the end of
         a sentence; empty if none can be."""
         rows, now = self.tables.get(oid, frozenset()), today.tables.get(oid, frozenset())
-        # earlier versions have recorded the oids alone
-        if not rows or not rows.isdisjoint({*now, *(row % _ATTACHED for row in now)}):
+        if not rows or rows & now:
             return ""
         if now:
             return "was removed from its publication and added again"

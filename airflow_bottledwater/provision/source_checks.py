@@ -186,7 +186,7 @@ def check_standbys(connection: Connection, name: str) -> list[str]:
     return [
         f"synchronous_standby_names is {wanted!r}, which takes the stream for a synchronous standby. Then each commit "
         "may wait until its changes are in Kafka. Name the physical standbys in it (ALTER SYSTEM SET "
-        "synchronous_standby_names = …; SELECT pg_reload_conf();), instead of * and of the stream's own name."
+        "synchronous_standby_names = …, and a reload), instead of * and of the stream's own name."
     ]
 
 

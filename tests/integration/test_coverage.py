@@ -115,7 +115,10 @@ def test_the_publications_of_a_pipeline_that_was_dropped_are_not_made_again(make
     flow.create()
 
 
-def test_a_stream_that_is_taken_for_a_synchronous_standby_is_told(make_flow: MakeFlow) -> None:
+def test_a_stream_that_is_taken_for_a_synchronous_standby_is_told(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_often(monkeypatch, interval=1.0)
     flow = make_flow()
     flow.create()
     flow.snapshot()

@@ -236,7 +236,8 @@ def test_a_pipeline_is_stopped_retired_and_started_from_airflow(
     ends.join()
     last = read_status(watched.flow.pipeline, watched.flow.name)
     assert last is not None and (last.state, last.wanted, last.retired) == ("stopped", False, action == "retire")
-    assert not watched.wrong(silence=0.0)
+    assert not watched.wrong(silence=60.0)
+    assert ("drop it with 'bottledwater drop-slot'" in watched.wrong(silence=0.0)) == (action == "retire")
     PipelineControlOperator(task_id="t", pipeline=watched.flow.pipeline.slot, action="start").execute({})  # type: ignore[typeddict-item]
     last = read_status(watched.flow.pipeline, watched.flow.name)
     assert last is not None and last.wanted and not last.retired

@@ -33,7 +33,8 @@ def copied(folder: Path) -> Path:
     # the tests, too: pytest puts the folder that they are in before all others where packages are looked for
     for each in ("airflow_bottledwater", "spark_jobs", "dags", "docs", "tests"):
         shutil.copytree(ROOT / each, folder / each, ignore=ignored)
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    for each in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / each, folder)
     return folder
 
 

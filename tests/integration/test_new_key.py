@@ -383,7 +383,7 @@ WRITES = (
 def test_whatever_becomes_of_a_key_the_topic_becomes_the_table_again(make_flow: MakeFlow, seed: int) -> None:
     """While no stream runs, keys are dropped, exchanged and made again, in one transaction or in several."""
     dice = random.Random(seed)
-    flow, tables = make_flow(), ("r", "s", "t")
+    flow, tables, anew = make_flow(), ("r", "s", "t"), set[tuple[str, str]]()
     for t in tables:
         flow.execute(
             f"CREATE TABLE {t} (a int PRIMARY KEY, b int UNIQUE, text text)",
@@ -417,7 +417,15 @@ def test_whatever_becomes_of_a_key_the_topic_becomes_the_table_again(make_flow: 
         keyed = flow.execute(
             "SELECT conrelid::regclass::text FROM pg_constraint WHERE contype = 'p' AND NOT condeferrable"
         )
-        differences = {t: flow.compare(t).differences for (t,) in keyed if t in tables}
+        # no row is sent for a column that is made anew: unless it is a key's, its values come with later changes
+        anew |= {
+            (t, f": {c} is ") for t in tables for c in "ab" if f"ALTER TABLE {t} DROP {c}, ADD {c} " in "".join(done)
+        }
+        differences = {
+            t: [each for each in flow.compare(t).differences if not any(t == of and what in each for of, what in anew)]
+            for (t,) in keyed
+            if t in tables
+        }
         assert not any(differences.values()), (differences, done)
 
 

@@ -36,7 +36,7 @@ RETRIED = """
 from datetime import timedelta
 from airflow_bottledwater import Kafka, Pipeline, Source
 
-beside = Pipeline("beside", source=Source(tables="beside"), kafka=Kafka(topic_prefix="b")).dag(
+beside = Pipeline("beside", source=Source(tables="beside"), kafka=Kafka(topic_prefix="b", format="json")).dag(
     stream={"restarts": 0}, default_args={"retries": 5, "retry_delay": timedelta(seconds=3)}
 )
 """

@@ -93,7 +93,8 @@ def _check(pipeline: Settings, problems: list[str], adopts_topics: bool) -> Find
                 ]
             )
         problems += check_server(connection, found)
-        problems += check_standbys(connection, pipeline.slot)
+        if (held_up := check_standbys(connection, pipeline.slot)) is not None:
+            problems.append(str(held_up))
         if is_standby(connection):
             # much of what follows cannot be checked on a standby
             raise PreflightError(["The source is a standby. Connect to the primary.", *problems])

@@ -174,7 +174,7 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
     return problems
 
 
-def check_standbys(connection: Connection, name: str) -> list[str]:
+def check_standbys(connection: Connection, name: str) -> Refused | None:
     """Check that the stream of a slot is no synchronous standby: commits would wait for Kafka, and a stream that has to
     read a value again would wait for a commit that waits for itself."""
     wanted = _setting(connection, "synchronous_standby_names")
@@ -182,12 +182,12 @@ def check_standbys(connection: Connection, name: str) -> list[str]:
     # the connection string may have a name for all sessions
     own = [slot.application(name)[:63], connection.info.parameter_status("application_name") or ""]
     if taken.isdisjoint({"*", *(each.lower() for each in own)}):
-        return []
-    return [
-        f"synchronous_standby_names is {wanted!r}, which takes the stream for a synchronous standby. Then each commit "
-        "may wait until its changes are in Kafka. Name the physical standbys in it (ALTER SYSTEM SET "
-        "synchronous_standby_names = …, and a reload), instead of * and of the stream's own name."
-    ]
+        return None
+    return Refused(
+        f"synchronous_standby_names is {wanted!r}, which takes the stream for a synchronous standby.",
+        "Then each commit may wait until its changes are in Kafka. Name the physical standbys in it (ALTER SYSTEM SET "
+        "synchronous_standby_names = …, and a reload), instead of * and of the stream's own name.",
+    )
 
 
 def check_sessions(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:

@@ -247,10 +247,8 @@ class TableWatch:
         if self._pipeline.ddl_topic:
             untold = [] if ddl.installed(connection) else [Problem("ddl-untold", self._cluster.database, *ddl.MISSING)]
             self._problems.tell("ddl", untold)
-        held_up = [
-            Problem("synchronous-standby", describe(self._pipeline.postgres), f"{what}.", remedy)
-            for what, _, remedy in (said.partition(". ") for said in check_standbys(connection, self._pipeline.slot))
-        ]
+        why, where = check_standbys(connection, self._pipeline.slot), describe(self._pipeline.postgres)
+        held_up = [Problem("synchronous-standby", where, why.what, why.remedy)] if why is not None else []
         self._problems.tell("standbys", held_up)
         with self._lock:
             # the look adds what it finds

@@ -14,7 +14,7 @@ from airflow_bottledwater.jobs.pipelines import HealthLimits, statuses, wrong
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.pipelines import Pipelines
 from airflow_bottledwater.metrics.rates import quantile, rate
-from airflow_bottledwater.metrics.sample import Sample
+from airflow_bottledwater.metrics.sample import Sample, newest
 from airflow_bottledwater.model.amounts import duration, size
 from airflow_bottledwater.state.control_records import StatusRecord
 
@@ -50,7 +50,7 @@ def screen(found: Pipelines, slot: str = "") -> RenderableType:
 
 def _row(name: str, status: StatusRecord, samples: Sequence[Sample], now: float) -> list[str]:
     state = "does not report" if suspect(status, now) else status.state
-    last = samples[-1] if samples and samples[-1].present(now) else None
+    last = newest(samples, now)
     if last is None:
         return [name, state, "", "", "", "", f"{status.open_dead_letters:,}", ""]
     behind, seconds = last.value(registry.LAG_BYTES.name), last.value(registry.LAG_SECONDS.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 #: the topic of all pipelines' samples: never written in a transaction, and nothing is lost with it but history
@@ -70,6 +72,11 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     def encode(self) -> bytes:
         """The sample as JSON."""
         return msgspec.json.encode(self)
+
+
+def newest(samples: Sequence[Sample], now: float) -> Sample | None:
+    """The last of a pipeline's samples, if it is :meth:`Sample.present`."""
+    return samples[-1] if samples and samples[-1].present(now) else None
 
 
 _decoder = msgspec.json.Decoder(Sample)

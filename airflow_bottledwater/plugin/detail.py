@@ -12,6 +12,7 @@ from airflow_bottledwater.jobs import status as reports
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.points import place
 from airflow_bottledwater.metrics.rates import rate
+from airflow_bottledwater.metrics.sample import newest
 from airflow_bottledwater.plugin.overview import row
 from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
 from airflow_bottledwater.state import store
@@ -111,7 +112,7 @@ def _tables(known: PipelineState | None, name: str, seen: KafkaLook) -> list[dic
     for table in reports.tables(known) if known is not None else ():
         found[table.table] = {"topic": table.topic, "ranges": table.ranges, "snapshot_rows": table.rows,
                               "complete": table.complete}  # fmt: skip
-    last = samples[-1] if samples and samples[-1].present(time.time()) else None
+    last = newest(samples, time.time())
     for each in last.values.get(registry.ROWS.name, ()) if last is not None else ():
         table_name, operation = each.labels
         of = found.setdefault(table_name, {})

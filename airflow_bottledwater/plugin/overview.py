@@ -12,7 +12,7 @@ from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.points import place
 from airflow_bottledwater.metrics.rates import between, bound, rate
 from airflow_bottledwater.metrics.registry import Metric
-from airflow_bottledwater.metrics.sample import Sample
+from airflow_bottledwater.metrics.sample import Sample, newest
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.plugin.watch import KafkaLook
 from airflow_bottledwater.state.control_records import StatusRecord, VerifiedRecord, decode, verified_key
@@ -35,7 +35,7 @@ def row(kafka: str, name: str, status: StatusRecord, seen: KafkaLook) -> dict[st
     """
     now, quiet = time.time(), name in seen.silent
     samples = seen.samples.get(name, ())
-    last = samples[-1] if samples and samples[-1].present(now) else None
+    last = newest(samples, now)
     verified = decode(VerifiedRecord, seen.records.get(verified_key(name)))
     owner = owner_of(status)
     return {

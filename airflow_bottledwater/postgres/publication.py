@@ -294,12 +294,20 @@ def remove(connection: Connection, name: str, table: SourceTable, *, timeout: fl
     locks.in_rounds(connection, [table.oid], locks.PUBLISH, take_out, what=what, timeout=timeout)
 
 
-def drop(connection: Connection, publication: str) -> list[str]:
-    """Drop both publications, if they exist; returns the names of those that did."""
-    dropped = [name for name in names(publication) if read(connection, name) is not None]
-    for name in dropped:
-        connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
-    return dropped
+def drop(connection: Connection, publication: str) -> tuple[list[str], list[str]]:
+    """Drop both publications, if they exist; returns the names of those that were dropped, and of those that belong to
+    another role by now, which only that role can drop."""
+    dropped, kept = [], []
+    for name in names(publication):
+        if read(connection, name) is None:
+            continue
+        try:
+            connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
+        except psycopg.errors.InsufficientPrivilege:
+            kept.append(name)
+        else:
+            dropped.append(name)
+    return dropped, kept
 
 
 def others_problems(published: Published, others: Sequence[SourceTable]) -> list[str]:

@@ -177,9 +177,13 @@ def _drop(pipeline: Settings, connection: Connection, cluster: Cluster, known: P
     intent = known.intent if pipeline.create_publication else None
     ours = intent.publication if intent is not None and intent.create_publication else None
     kept = "" if ours is None else _needed_by(pipeline, connection, cluster, ours)
+    foreign: list[str] = []
     if ours is not None and not kept:
-        done += [f"publication {name!r}" for name in publication.drop(connection, ours)]
+        dropped, foreign = publication.drop(connection, ours)
+        done += [f"publication {name!r}" for name in dropped]
     said = f"Dropped {', '.join(done)}." if done else f"There is no slot {pipeline.slot!r}."
+    for name in foreign:
+        said += f" Kept publication {name!r}, which belongs to another role by now: its owner can drop it."
     return said + (f" Kept publication {ours!r}, which {kept}." if kept else "")
 
 

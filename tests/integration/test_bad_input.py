@@ -607,6 +607,18 @@ def test_a_publication_of_somebody_else_is_not_taken(source: Source) -> None:
     )
 
 
+def test_a_publication_whose_owner_has_changed_does_not_keep_a_drop_from_its_end(source: Source) -> None:
+    pipeline = source.pipeline.with_(postgres=owner(source))
+    create(pipeline)
+    source.execute(f"ALTER PUBLICATION {source.name} OWNER TO postgres")
+    assert drop(pipeline, when="always") == (
+        f"Dropped slot {source.name!r}, publication '{source.name}_unkeyed'. "
+        f"Kept publication {source.name!r}, which belongs to another role by now: its owner can drop it."
+    )
+    assert source.execute("SELECT pubname FROM pg_publication") == [(source.name,)]
+    assert drop(pipeline, when="always") == f"There is no slot {source.name!r}."
+
+
 def test_a_publication_for_all_tables_is_a_warning(source: Source) -> None:
     source.execute(f"CREATE PUBLICATION {source.name} FOR ALL TABLES", f"CREATE PUBLICATION {source.name}_unkeyed")
     warned = "\n".join(preflight.run(source.pipeline.with_(create_publication=False)).warnings)

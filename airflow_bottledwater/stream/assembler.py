@@ -70,7 +70,8 @@ class TransactionAssembler:
         to be left out.
     :param aside: is told of a table whose changes cannot be published, and are left out from now on, and why. It may
         raise an error instead.
-    :ivar behind: is told of each Relation message that comes directly behind another one, with that one first.
+    :ivar partition: is told of each Relation message of a partition that is published as a table above it, with that
+        table's first, before its change is taken.
     :ivar position: the end of the last batch, P at first.
     """
 
@@ -93,7 +94,9 @@ class TransactionAssembler:
         self._of_messages: dict[str, int] = {}
         self._boundaries = dict(boundaries)
         self._resolve, self._again, self._refuse, self._aside = resolve, again, unknown, aside
-        self.behind: Callable[[pgoutput.RelationMessage, pgoutput.RelationMessage], None] = lambda *_: None
+        self.partition: Callable[[pgoutput.RelationMessage, pgoutput.RelationMessage], None] = lambda *_: None
+        #: the last two Relation messages, until it is known whether they are those of a partition
+        self._pair: tuple[pgoutput.RelationMessage, pgoutput.RelationMessage] | None = None
         self._versions: list[Version] = []
         self._messages: dict[int, pgoutput.RelationMessage] = {}
         self._current: dict[int, int] = {}
@@ -158,7 +161,7 @@ class TransactionAssembler:
         state.in_transaction = state.count = state.bytes = state.whole_count = state.whole_bytes = 0
         state.from_lsn, state.from_ordinal = self.position
         state.whole_lsn = self.position.lsn
-        self._block = None
+        self._block = self._pair = None
 
     @property
     def next_place(self) -> Position:
@@ -255,6 +258,8 @@ class TransactionAssembler:
         """
         while self._block is not None:
             block = self._block
+            if self._pair is not None:
+                self._tell_partition(block, *self._pair)
             why = assemble(
                 block.data, block.offsets, self._state, self._tables, self._shapes, self._constants, self._words,
                 self._room, self._bounds, self._running, self._changes, self._out
@@ -322,7 +327,7 @@ class TransactionAssembler:
     def _take_relation(self, data: bytes) -> None:
         message = pgoutput.relation(data)
         if (before := self.next_table) is not None:
-            self.behind(before, message)
+            self._pair = before, message
         self._announced = message, self.next_place
         known = self._messages.get(message.oid)
         if message.oid in self._left_out:
@@ -354,6 +359,22 @@ class TransactionAssembler:
         self._current[message.oid] = len(self._versions)
         self._versions.append(version)
         self._index(message.oid)
+
+    def _tell_partition(
+        self, block: MessageBlock, above: pgoutput.RelationMessage, message: pgoutput.RelationMessage
+    ) -> None:
+        """Tell of a partition's Relation message. It comes directly behind that of the table as which the partition is
+        published, and before a change of that table (maybe_send_schema, src/backend/replication/pgoutput/pgoutput.c).
+        Those of two tables that are truncated together come so, too, but before a TRUNCATE."""
+        for number in range(int(self._state.next), block.count):
+            begin = block.offsets[number]
+            if block.data[begin] == ord("k"):
+                continue  # a keepalive may come anywhere
+            change = bytes(block.data[begin + XLOG_HEADER : begin + XLOG_HEADER + 5])
+            self._pair = None
+            if change[:1] in (b"I", b"U", b"D") and int.from_bytes(change[1:], "big") == above.oid:
+                self.partition(above, message)
+            return
 
     def _may_hide(self, message: pgoutput.RelationMessage) -> bool:
         """Whether a table may have changed although its message is the same: under FULL, it does not show the primary

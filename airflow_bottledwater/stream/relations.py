@@ -210,14 +210,10 @@ class Resolver:
         """Say so if a message is that of a partition whose old rows are not those of its table. The catalog of today
         need not show it: the partition may be gone, or its replica identity may have been set back.
 
-        :param above: the message directly before it: a partition's comes directly behind that of the table as which it
-            is published (maybe_send_schema, src/backend/replication/pgoutput/pgoutput.c). So may that of another table
-            which was truncated together with it, but hardly with all of its columns.
+        :param above: that of the table as which it is published.
         """
         root = self._pinned.get(above.oid)
         if root is None or not root.table.partitioned or not root.table.identifiable:
-            return
-        if not {column.name for column in above.columns} <= {column.name for column in message.columns}:
             return
         columns = [column.name for column in message.columns if column.key]
         if not partitions.agrees(above.identity, root.table.key, message.identity, columns):

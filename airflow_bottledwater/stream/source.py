@@ -100,7 +100,7 @@ class ChangeSource:
             unknown=resolver.unknown,
             aside=self._set_aside,
         )
-        self._assembler.behind = resolver.check_partition
+        self._assembler.partition = resolver.check_partition
         if pipeline.sends_messages:
             mapping = TableMapping.of(pipeline)
             self._assembler.take_messages(

@@ -2098,9 +2098,16 @@ MUTANTS = (
     ),
     Mutant(
         "a partition that is gone is known by the message before its own",
-        "TransactionAssembler._take_relation",
-        drop("self.behind(before, message)"),
+        "TransactionAssembler._tell_partition",
+        drop("self.partition(above, message)"),
         f"{_PARTITIONS}::test_a_replica_identity_of_a_partition_that_is_gone_is_told",
+    ),
+    Mutant(
+        "a table that was truncated together with a partitioned one is no partition of it",
+        "TransactionAssembler._tell_partition",
+        always("int.from_bytes(change[1:], 'big') == above.oid"),
+        "tests/unit/stream/test_assembler.py::"
+        "test_a_partition_is_known_by_the_message_before_its_own_and_the_change_behind_it[100]",
     ),
     Mutant(
         "a large value that is unchanged was not NULL before",

@@ -619,6 +619,27 @@ def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:
     assert assembler.flush(empty=True) is None
 
 
+@pytest.mark.parametrize("size", [1, 100])
+def test_a_partition_is_known_by_the_message_before_its_own_and_the_change_behind_it(size: int) -> None:
+    """Those of tables that are truncated together come behind each other, too."""
+    told: list[tuple[int, int, int]] = []
+    assembler = TransactionAssembler(Position(0, 0), {}, resolver([]), batch_bytes=10**6, largest_transaction=10**6)
+    assembler.partition = lambda above, message: told.append((above.oid, message.oid, assembler.next_place.ordinal))
+    root, part, other = (w.xlog(relation(oid, 0)) for oid in OIDS[:3])
+    row, others = (w.xlog(w.insert(oid, b"id", b"v")) for oid in (OIDS[0], OIDS[2]))
+    messages = [
+        w.xlog(w.begin(9, 1)),
+        *(root, other, part, w.xlog(w.truncate([OIDS[0], OIDS[2], OIDS[1]]))),
+        *(root, other, others),
+        *(root, part, w.keepalive(5), row, row),
+        w.xlog(w.commit(9, 10)),
+    ]
+    for at in range(0, len(messages), size):
+        assembler.add(w.block(messages[at : at + size]))
+        assert assembler.cut() is None
+    assert told == [(OIDS[0], OIDS[1], 3)]
+
+
 @pytest.mark.parametrize("first", [0, 1], ids=["a changed table", "the first message"])
 def test_a_relation_message_that_met_an_outage_is_resolved_when_it_comes_again(first: int) -> None:
     """The next session sends it again, as it was."""

@@ -137,11 +137,9 @@ def test_whatever_a_message_says_of_its_table_holds_for_the_changes_behind_it(
         ({"identity": "f"}, {}, True),
         ({}, {"identity": "f"}, True),
         ({}, {}, False),
-        # it was truncated together with the other one
-        ({"identity": "f"}, {"columns": message("id", "b").columns}, False),
     ],
 )
-def test_a_partition_is_known_by_the_message_before_its_own(
+def test_a_partition_with_another_replica_identity_than_its_table_is_told(
     monkeypatch: pytest.MonkeyPatch, root: dict[str, Any], part: dict[str, Any], *, told: bool
 ) -> None:
     made, found = resolver(monkeypatch), []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import psycopg
@@ -75,16 +75,23 @@ def in_rounds(
         rest = min(rest * 1.6, 2.0)
 
 
-def holders(connection: Connection, oids: Sequence[int], conflicting: Sequence[str]) -> list[str]:
-    """The other sessions that hold, or wait for, a lock of one of these modes on one of the tables, as text."""
+def holders(
+    connection: Connection, oids: Sequence[int], conflicting: Sequence[str], of: Iterable[str] | None = None
+) -> list[str]:
+    """The other sessions that hold, or wait for, a lock of one of these modes on one of the tables, as text.
+
+    :param of: only those of these transactions, by their ids; None: all.
+    """
     rows = connection.execute(
         sql.SQL(
             "SELECT DISTINCT l.granted, l.mode, l.relation::regclass::text, l.pid, {} FROM pg_locks l LEFT JOIN "
             "pg_stat_activity a ON a.pid = l.pid WHERE l.database = (SELECT oid FROM pg_database WHERE datname = "
-            "current_database()) AND l.relation = ANY (%s::oid[]) AND l.mode = ANY (%s) AND l.pid IS DISTINCT FROM "
-            "pg_backend_pid() ORDER BY l.granted DESC, l.pid LIMIT 10"
+            "current_database()) AND l.relation = ANY (%(oids)s::oid[]) AND l.mode = ANY (%(modes)s) AND l.pid IS "
+            "DISTINCT FROM pg_backend_pid() AND (%(of)s::text[] IS NULL OR l.virtualtransaction IN (SELECT "
+            "virtualtransaction FROM pg_locks WHERE transactionid::text = ANY (%(of)s) AND mode = 'ExclusiveLock')) "
+            "ORDER BY l.granted DESC, l.pid LIMIT 10"
         ).format(sessions.COLUMNS),
-        (list(oids), list(conflicting)),
+        {"oids": list(oids), "modes": list(conflicting), "of": None if of is None else list(of)},
     ).fetchall()
     return [
         (sessions.named(pid, *session) if pid else "a prepared transaction (pg_prepared_xacts)")
@@ -93,34 +100,46 @@ def holders(connection: Connection, oids: Sequence[int], conflicting: Sequence[s
     ]
 
 
-def wait_for_writers(connection: Connection, oids: Sequence[int], *, timeout: float) -> bool:
-    """Wait until every transaction that writes to the tables, or below them, now has ended, and others see it; returns
-    whether all have ended within ``timeout`` seconds."""
-    deadline, oids = time.monotonic() + timeout, _with_partitions(connection, oids)
-    left = _writing(connection, oids)
-    while left := left & _writing(connection, oids):
-        if time.monotonic() > deadline:
-            return False
+def writing(connection: Connection, oids: Sequence[int]) -> dict[int, set[str]]:
+    """The transactions that have written to tables, or below them, and have not ended, by table: their ids, which they
+    keep when they are prepared. One that has no id yet has written nothing."""
+    below = partitions.below(connection, oids)
+    both = [(oid, each) for oid in oids for each in (oid, *(part.oid for part in below.get(oid, ())))]
+    found: dict[int, set[str]] = {oid: set() for oid in oids}
+    for oid, transaction in connection.execute(
+        "WITH l AS MATERIALIZED (SELECT * FROM pg_locks WHERE granted) SELECT t.oid, x.transactionid::text "
+        "FROM unnest(%s::oid[], %s::oid[]) t(oid, relation) JOIN l USING (relation) JOIN l x USING "
+        "(virtualtransaction) WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND "
+        "l.mode = ANY (%s) AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock'",
+        ([oid for oid, _ in both], [each for _, each in both], list(WRITE)),
+    ):
+        found[oid].add(transaction)
+    return found
+
+
+def wait_for_ends(connection: Connection, transactions: Iterable[str], *, timeout: float) -> set[str]:
+    """Wait until transactions have ended, and others see it; returns those that have not within ``timeout`` seconds.
+
+    :param transactions: their ids.
+    """
+    deadline, left = time.monotonic() + timeout, set(transactions)
+    query = "SELECT transactionid::text FROM pg_locks WHERE transactionid::text = ANY (%s) AND mode = 'ExclusiveLock'"
+    while left:
+        left = {each for (each,) in connection.execute(query, (list(left),))}
+        if not left or time.monotonic() > deadline:
+            break
         pause(0.05)
-    return True
+    return left
 
 
-def _writing(connection: Connection, oids: Sequence[int]) -> set[str]:
-    """The transactions that write to the tables, by their virtual ids."""
-    rows = connection.execute(
-        "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = ANY (%s::oid[]) "
-        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND mode = ANY (%s) AND "
-        "granted",
-        (list(oids), list(WRITE)),
-    )
-    return {row[0] for row in rows}
+def writers(connection: Connection, oids: Sequence[int], of: Iterable[str] | None = None) -> str:
+    """The sessions that write to the tables, or below them, for a message.
+
+    :param of: see :func:`holders`.
+    """
+    return "; ".join(holders(connection, with_partitions(connection, oids), WRITE, of)) or "nobody any more"
 
 
-def writers(connection: Connection, oids: Sequence[int]) -> str:
-    """The sessions that write to the tables, or below them, for a message."""
-    return "; ".join(holders(connection, _with_partitions(connection, oids), WRITE)) or "nobody any more"
-
-
-def _with_partitions(connection: Connection, oids: Sequence[int]) -> list[int]:
+def with_partitions(connection: Connection, oids: Sequence[int]) -> list[int]:
     """The tables and everything below them: a partition may be written to under its own name."""
     return [*oids, *partitions.names(connection, oids)]

@@ -81,6 +81,8 @@ class TableWatch:
         self._rest = 0.0
         #: when each step came up first, and where the end of the WAL was then
         self._since: dict[tuple[int, Do, str], tuple[float, int]] = {}
+        #: who was writing to the tables that are to be taken in when they were published
+        self._writers: dict[int, writer.Writers] = {}
         #: when required live snapshots are tried again; 0 if none has failed
         self._retry_at = 0.0
         self._prepared: PreparedSteps | None = None
@@ -303,9 +305,11 @@ class TableWatch:
             due, lsn = self._due(steps, known, seen)
             retry = self._retries(known)
             self._since = {key: since for key, since in self._since.items() if key in came_up}
+            left_to_do = {oid for oid, _, _ in came_up}
+            self._writers = {oid: each for oid, each in self._writers.items() if oid in left_to_do}
             if not (due or retry or seen.types or seen.made or seen.gaps):
                 return steps, None
-            prepared = writer.prepare(connection, self._pipeline, self._cluster, known, seen, due)
+            prepared = writer.prepare(connection, self._pipeline, self._cluster, known, seen, due, self._writers)
             if not prepared.unfit:
                 return steps, replace(prepared, lsn=max(lsn, prepared.lsn), retry=retry)
             prepared.close()

@@ -126,6 +126,21 @@ class PreparedSteps:
         return any(step.do in (*PINNING, Do.STOP, Do.APART) for step in self.steps)
 
 
+@dataclass(slots=True)
+class Writers:
+    """Who was writing to a table when it was published, on a server that forgets them: those who come later are none of
+    them, and the place behind them stays where it is.
+
+    :param rows: the catalog rows that publish it; None if none does.
+    :param left: the ids of their transactions that had not ended when they were last looked for.
+    :param lsn: the end of the WAL when all had; 0 until then.
+    """
+
+    rows: frozenset[int] | None
+    left: set[str]
+    lsn: int = 0
+
+
 def set_aside(connection: Connection, pipeline: Settings, seen: CatalogLook) -> list[Problem]:
     """Take the tables out of the pipeline's publication that have neither a key nor the full old row any more, or not
     the columns of their row filters in it, since the application's UPDATE and DELETE fail on them as long as they are in
@@ -195,16 +210,18 @@ def prepare(
     known: PipelineState,
     seen: CatalogLook,
     steps: Sequence[Step],
+    writers: dict[int, Writers],
 ) -> PreparedSteps:
     """Make what the steps need: tables are added to the publication, topics and schemas are made. Nothing of it changes
     what the stream does: changes of a table that it does not know are left out, and read later.
 
     :param steps: those that are due.
+    :param writers: what earlier calls have found of the tables that still have to be taken in, by oid.
     :raises Outage: a server does not answer.
     """
     names = publication.names(pipeline.publication_name)
     tables, unfit = _publish(connection, pipeline, known, seen, steps)
-    late, lsn = _behind_writers(connection, tables)
+    late, lsn = _behind_writers(connection, names, tables, writers)
     unfit |= late
     tables = {oid: table for oid, table in tables.items() if oid not in late}
     # taken after the tables were added: what wrote to them before is not sent
@@ -274,20 +291,34 @@ def _publish(
     return tables, unfit
 
 
-def _behind_writers(connection: Connection, tables: Mapping[int, SourceTable]) -> tuple[dict[int, Unfit], int]:
+def _behind_writers(
+    connection: Connection, names: Sequence[str], tables: Mapping[int, SourceTable], writers: dict[int, Writers]
+) -> tuple[dict[int, Unfit], int]:
     """On a server that forgets those who write to a table while it is published, wait for them; returns why tables have
     to wait on, and where the stream has to be before it begins anew, so that it sends none of those transactions."""
     if not (tables and publication.forgets_writers(connection.info.server_version)):
         return {}, 0
-    deadline, unfit = time.monotonic() + _PUBLISH_SECONDS, dict[int, Unfit]()
-    for oid in tables:
-        if not locks.wait_for_writers(connection, [oid], timeout=deadline - time.monotonic()):
-            unfit[oid] = Unfit(
-                f"has to wait: it is published, and transactions from before still write to it. In the way: "
-                f"{locks.writers(connection, [oid])}",
-                "Let them end, or end them (pg_terminate_backend); newer releases of PostgreSQL need not wait.",
-            )
-    return unfit, end_of_wal(connection)
+    rows = coverage.read(connection, names, list(tables)).tables
+    new = [oid for oid in tables if oid not in writers or writers[oid].rows != rows.get(oid)]
+    writers |= {oid: Writers(rows.get(oid), left) for oid, left in locks.writing(connection, new).items()}
+    ends = {oid: writers[oid] for oid in tables if not writers[oid].lsn}
+    left = locks.wait_for_ends(
+        connection, set().union(*(each.left for each in ends.values())), timeout=_PUBLISH_SECONDS
+    )
+    end = end_of_wal(connection)
+    for each in ends.values():
+        each.left &= left
+        each.lsn = 0 if each.left else end
+    unfit = {
+        oid: Unfit(
+            "has to wait for transactions that were writing to it when it was published. In the way: "
+            f"{locks.writers(connection, [oid], each.left)}",
+            "Let them end, or end them (pg_terminate_backend); newer releases of PostgreSQL need not wait.",
+        )
+        for oid, each in ends.items()
+        if each.left
+    }
+    return unfit, max(writers[oid].lsn for oid in tables)
 
 
 def _extend(connection: Connection, pipeline: Settings, table: SourceTable) -> None:

@@ -173,7 +173,8 @@ class Moments:
         """Wait until every transaction that writes to the tables now has ended, so that the next snapshot shows all
         that the topics have now: a commit is in the WAL, and perhaps published, a moment before other sessions see it
         (with a synchronous standby that is away, a long moment). Returns whether all have ended in time."""
-        return locks.wait_for_writers(self._connection, oids, timeout=_SETTLE)
+        writing = locks.writing(self._connection, oids).values()
+        return not locks.wait_for_ends(self._connection, set().union(*writing), timeout=_SETTLE)
 
     def writers(self, oids: Sequence[int]) -> str:
         """The sessions that write to the tables, for a message."""

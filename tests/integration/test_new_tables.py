@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -23,10 +24,12 @@ from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import claim
 from airflow_bottledwater.state.claim import Claim, read_state
+from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.state.records import LiveProgress, live_key
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.tables import new_rows, writer
+from airflow_bottledwater.tables.watch import TableWatch
 from airflow_bottledwater.verify import driver as verification
 from tests.support.tables import dies_before_it_reads, look_often, problems
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records, limit_topic, read
@@ -334,6 +337,40 @@ def test_a_table_is_taken_in_behind_those_who_wrote_to_it_when_it_was_published(
         assert [each.lsn > end for each in made if any(pin.table.name == "later" for pin in each.pinned.values())][-1]
     flow.stream()
     assert flow.compare("later").equal
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_who_comes_later_does_not_keep_a_table_from_being_taken_in(flow: Flow) -> None:
+    """Neither does a stream that is always behind: the place at which it may be taken in stays where it is."""
+    flow.execute("CREATE TABLE later (id int PRIMARY KEY)")
+    with connect(flow.dsn) as connection:
+        cluster, told = identify(connection), Problems()
+    looks = TableWatch(flow.pipeline, cluster, claim.read_own(flow.pipeline, cluster), told, patient=False)
+
+    def place() -> int:
+        flow.execute("UPDATE first SET name = name")
+        looks.look_now()
+        return looks.waits()
+
+    with contextlib.closing(looks), psycopg.connect(flow.dsn) as later:
+        with psycopg.connect(flow.dsn, autocommit=True) as writing:
+            writing.execute("BEGIN; INSERT INTO later VALUES (1)")
+            assert place() == 0 and f"session {writing.info.backend_pid} " in told.all()[0].reason
+            later.execute("INSERT INTO later VALUES (2)")
+            writing.execute("PREPARE TRANSACTION 'later'")
+            try:
+                assert place() == 0
+                assert "prepared" in told.all()[0].reason and f"{later.info.backend_pid}" not in told.all()[0].reason
+            finally:
+                writing.execute("COMMIT PREPARED 'later'")
+        found = place()
+        assert found and place() == found
+        # who writes to it when it is published anew is another one
+        name = flow.pipeline.publication_name
+        flow.execute(f"ALTER PUBLICATION {name} DROP TABLE later", f"ALTER PUBLICATION {name} ADD TABLE later")
+        assert place() == 0 and f"session {later.info.backend_pid} " in told.all()[0].reason
+        later.commit()
+        assert place() > found
 
 
 @pytest.mark.usefixtures("forgetful")

@@ -2280,8 +2280,20 @@ MUTANTS = (
     Mutant(
         "on a server that forgets writers, a table is taken in behind those of it",
         "writer._behind_writers",
-        never("not locks.wait_for_writers(...)"),
+        swap("locks.wait_for_ends(...)", "set()"),
         f"{_NEW_TABLES}::test_a_table_is_taken_in_behind_those_who_wrote_to_it_when_it_was_published",
+    ),
+    Mutant(
+        "on a server that forgets writers, those who come later are not waited for",
+        "writer._behind_writers",
+        always("oid not in writers or writers[oid].rows != rows.get(oid)"),
+        f"{_NEW_TABLES}::test_who_comes_later_does_not_keep_a_table_from_being_taken_in",
+    ),
+    Mutant(
+        "on a server that forgets writers, a table that is published anew is waited for anew",
+        "writer._behind_writers",
+        never("writers[oid].rows != rows.get(oid)"),
+        f"{_NEW_TABLES}::test_who_comes_later_does_not_keep_a_table_from_being_taken_in",
     ),
     Mutant(
         "on a server that forgets writers, the stream begins anew behind their commits",

@@ -239,8 +239,11 @@ def extend(
     """
     alone = alone and forgets_writers(connection.info.server_version)
 
+    def locked(table: SourceTable) -> list[int]:
+        return locks.with_partitions(connection, [table.oid]) if alone else [table.oid]
+
     def lock(table: SourceTable) -> None:
-        locks.limit(connection, 1)
+        locks.limit(connection, len(locked(table)))
         if alone:
             name = sql.Identifier(table.schema, table.name) if table.partitioned else _only(table)
             connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(name))
@@ -270,7 +273,7 @@ def extend(
                 continue
             locks.in_rounds(
                 connection,
-                [table.oid],
+                locked(table),
                 (*locks.PUBLISH, *(locks.WRITE if alone else ())),
                 functools.partial(add if known is None else renew, name, table),
                 what=f"{'Adding' if known is None else 'Filtering'} {table.qualified} in publication {name!r}",

@@ -374,14 +374,17 @@ def test_who_comes_later_does_not_keep_a_table_from_being_taken_in(flow: Flow) -
 
 
 @pytest.mark.usefixtures("forgetful")
-def test_nobody_writes_to_a_table_while_create_slot_adds_it(make_flow: MakeFlow) -> None:
+@pytest.mark.parametrize("kind", ["", "PARTITION BY RANGE (id)"])
+def test_nobody_writes_to_a_table_while_create_slot_adds_it(make_flow: MakeFlow, kind: str) -> None:
     """The stream goes on before the writer's commit."""
     flow = make_flow(tables="first", create_slot_timeout=1.0)
-    flow.execute("CREATE TABLE first (id int PRIMARY KEY)", "CREATE TABLE later (id int PRIMARY KEY)")
+    flow.execute("CREATE TABLE first (id int PRIMARY KEY)", f"CREATE TABLE later (id int PRIMARY KEY) {kind}")
+    if kind:
+        flow.execute("CREATE TABLE part PARTITION OF later FOR VALUES FROM (0) TO (9)")
     flow.create()
     flow.change(tables="first,later")
     with psycopg.connect(flow.dsn) as writing:
-        writing.execute("INSERT INTO later VALUES (1)")
+        writing.execute(f"INSERT INTO {'part' if kind else 'later'} VALUES (1)")
         with pytest.raises(Outage, match=f"In the way: session {writing.info.backend_pid} .* RowExclusiveLock"):
             flow.create()
     flow.create()

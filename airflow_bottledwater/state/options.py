@@ -269,8 +269,8 @@ def _shown(pipeline: Settings, known: PipelineState, unnamed: Iterable[SourceTab
     before = TableMapping.of(pipeline.with_(table_options=(known.settings or {}).get("table_options", {})))
     return [
         f"{table.qualified} is still streamed although the settings do not name it any more, and table_options would "
-        "show more of it than at the last start. Give it the options of before, for as long as the slot exists; or "
-        "name it, if it is to be shown."
+        "show more of it than at the last start. Give it the options of before until it is not followed any more: take "
+        "it out of the publication, too, and start the stream once with them; or name it, if it is to be shown."
         for table in unnamed
         if now.shows_more(before, table)
     ]

@@ -774,11 +774,19 @@ def test_the_rules_of_a_table_that_is_removed_from_the_settings_stay(make_flow: 
     assert [each.value["id"] for each in flow.read("people")] == [1] and SECRET.encode() not in everything(flow)
     options = flow.pipeline.table_options
     flow.change(table_options={"sales.orders": hidden, "sales.invoices": hidden})
-    with pytest.raises(PreflightError, match="people is still streamed although the settings do not name it"):
+    with pytest.raises(
+        PreflightError, match="people is still streamed although the settings do not name it"
+    ) as refused:
         flow.stream()
+    assert "take it out of the publication, too, and start the stream once" in str(refused.value)
     flow.change(tables=("people", "sales.*"))
     flow.stream()  # it is meant
     flow.change(tables=("sales.*",), table_options=options)
+    flow.execute(f"ALTER PUBLICATION {flow.pipeline.slot} DROP TABLE people")
+    flow.stream()
+    flow.change(table_options={"sales.orders": hidden, "sales.invoices": hidden})
+    preflight.run(flow.pipeline)  # it is not followed any more
+    flow.change(table_options=options)
     flow.execute("DROP TABLE people")
     with pytest.raises(PreflightError, match="No table of the pipeline matches 'people'"):
         preflight.run(flow.pipeline)

@@ -145,6 +145,11 @@ class Coverage:
             return "was removed from its publication and added again"
         return "is no longer published"
 
+    def by_parents(self, oid: int) -> bool:
+        """Whether a table is a partition that only rows of its parents publish."""
+        rows = self.tables.get(oid, frozenset())
+        return bool(rows) and min(rows) >= _ATTACHED
+
     def rewritten(self, today: Coverage, oid: int) -> str:
         """Why changes of one table may not have been in the WAL since this coverage was recorded, as the end of a
         sentence; empty if all were."""

@@ -197,11 +197,11 @@ class _Planner:
         elif oid in self._seen.tables and ((oid in self._seen.below) != (oid in self._known.below)):
             yield self._moved(oid)
         elif oid in self._seen.tables and oid not in self._seen.below:
-            if self._let_go(oid):
+            if not self._let_go(oid):
+                yield from self._as_it_is(oid)
+            elif self._pipeline.new_tables == "add" or not self._detached(oid):
                 why = "is neither named by the settings nor published any more"
                 yield Step(oid, pinned.table.qualified, "", why, Do.STOP)
-            else:
-                yield from self._as_it_is(oid)
 
     def _let_go(self, oid: int) -> bool:
         """Whether neither the settings nor its publication name a table any more, and nothing else keeps it from being
@@ -211,6 +211,12 @@ class _Planner:
             return False
         lost_key = pinned.table.keyed and not seen.tables[oid].keyed
         return not lost_key and publication_of(self._pipeline, pinned) in seen.coverage.publications
+
+    def _detached(self, oid: int) -> bool:
+        """Whether a table that is not published any more was published as a partition only: when it is attached again,
+        it is none of the new tables."""
+        recorded = self._known.coverage
+        return recorded is not None and recorded.by_parents(oid)
 
     def _as_it_is(self, oid: int) -> Iterator[Step]:
         """A table that keeps its topic: what it lacks."""

@@ -175,12 +175,13 @@ def test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again(fl
     assert errors == []
 
 
+@pytest.mark.parametrize("new_tables", ["add", "stop"])
 def test_a_partition_that_was_detached_for_a_while_is_read_again(
-    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, new_tables: str
 ) -> None:
     """Only the row of the root publishes it, which is the same afterwards."""
     look_often(monkeypatch)
-    flow = make_flow(tables="events", create_publication=False, partitioned_tables="leaves")
+    flow = make_flow(tables="events", create_publication=False, partitioned_tables="leaves", new_tables=new_tables)
     attach = "ALTER TABLE events ATTACH PARTITION part FOR VALUES FROM (0) TO (9)"
     flow.execute(
         "CREATE TABLE events (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)",
@@ -200,7 +201,11 @@ def test_a_partition_that_was_detached_for_a_while_is_read_again(
     with flow.streaming() as errors:
         flow.streams()
         flow.execute(away, "DELETE FROM part WHERE id = 2")
-        until(lambda: _tables(flow) == set(), "it is not followed", failed=errors)
+        if new_tables == "add":
+            until(lambda: _tables(flow) == set(), "it is not followed", failed=errors)
+        else:
+            until(lambda: read_state(flow.pipeline, state_topic(flow)).gaps, "it is noticed", failed=errors)
+            assert problems(flow) == {}
         flow.execute(attach, "INSERT INTO part VALUES (5, 'later')")
         until(lambda: _tables(flow) and flow.compare("part").equal, "it is read again", failed=errors)
     assert errors == []

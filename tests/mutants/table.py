@@ -2414,6 +2414,13 @@ MUTANTS = (
         "test_what_is_followed_is_kept_right_also_if_the_settings_do_not_name_it_any_more[added again]",
     ),
     Mutant(
+        "where new tables are not taken in, a partition that is detached is not let go",
+        "_Planner._of_rest",
+        always("self._pipeline.new_tables == 'add' or not self._detached(oid)"),
+        "tests/unit/tables/test_plan.py::"
+        "test_a_partition_that_is_detached_is_none_of_the_new_tables_when_it_is_attached_again[stop-expected1]",
+    ),
+    Mutant(
         "a table that could not stay in its publication is not let go",
         "_Planner._let_go",
         drop("not lost_key"),

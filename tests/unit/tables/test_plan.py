@@ -83,6 +83,18 @@ def test_what_neither_the_settings_nor_a_publication_name_is_not_followed_any_mo
     assert steps(known(A, B), replace(away, kept=frozenset({2}))) == {2: (Do.READ, "b")}
 
 
+@pytest.mark.parametrize(("new_tables", "expected"), [("add", {2: (Do.STOP, "")}), ("stop", {}), ("ignore", {})])
+def test_a_partition_that_is_detached_is_none_of_the_new_tables_when_it_is_attached_again(
+    new_tables: str, expected: dict[int, Any]
+) -> None:
+    before, away = known(A, B), seen(A, unwanted=(B,), rows={2: set()})
+    before.apply({COVERAGE: Coverage({}, {1: frozenset({901}), 2: frozenset({(740 << 32) + 902})})})
+    assert steps(before, away, new_tables=new_tables) == expected
+    assert steps(before, seen(A, B, rows={2: {(745 << 32) + 902}}), new_tables=new_tables) == {2: (Do.READ, "b")}
+    # one that was in the publication by itself was taken out
+    assert steps(known(A, B), away, new_tables=new_tables) == {2: (Do.STOP, "")}
+
+
 @pytest.mark.parametrize("gap", ["added again", "another key", "changes were left out", "paused", "no key"])
 def test_what_is_followed_is_kept_right_also_if_the_settings_do_not_name_it_any_more(gap: str) -> None:
     now = {"another key": table(2, "b", "other"), "no key": keyless(2, "b")}.get(gap, B)

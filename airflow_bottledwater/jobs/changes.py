@@ -101,10 +101,14 @@ class ChangeWatch:
         """What was published since the last range, if it is to be told; the first time, an empty range that says where
         the next one begins.
 
-        :raises Outage: Kafka does not answer.
+        :raises Outage: Kafka does not answer, or no job has reported on the pipeline.
         """
         status = decode(StatusRecord, self._control.get(status_key(self._name))[0])
-        if status is None or not status.position:
+        if status is None:
+            # the name has the cluster's system identifier: a source that was upgraded or moved has another name, which
+            # whoever watches learns when the watch begins anew
+            raise Outage(f"No job has reported on a pipeline {self._name!r} in this Kafka.", "Run the pipeline.")
+        if not status.position:
             return None
         # inside of a transaction, none of its changes count yet, so that it is not divided
         lsn = Position.parse(status.position).lsn

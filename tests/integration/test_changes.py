@@ -27,6 +27,8 @@ from airflow_bottledwater.jobs.changes import ChangeWatch, between, present
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.provision import live
+from airflow_bottledwater.triggers import watching
 from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
 from tests.support.topics import Flow, MakeFlow, airflow_connections, alter_topic
 from tests.support.waiting import until
@@ -189,6 +191,28 @@ def test_a_source_that_was_set_back_is_told_from_where_it_is(flow: Flow, monkeyp
     flow.stream()
     following = next_range(flow, found)
     assert following.start == found.end and len(records([following])) == 1
+
+
+def test_the_name_of_an_upgraded_source_is_learned(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    # pg_upgrade gives the cluster another system identifier, and the status under the old name is removed
+    before = dataclasses.replace(present(flow.pipeline, flow.name), pipeline=f"1/{flow.name.partition('/')[2]}")
+    flow.execute("INSERT INTO orders VALUES (100, 1)")
+    flow.stream()
+    names = [before.pipeline]
+    monkeypatch.setattr(live, "name_of", lambda _: names.pop() if names else flow.name)
+    monkeypatch.setattr(watching, "ANEW", 0.1)
+    trigger = TableChangedTrigger(pipeline=flow.pipeline.slot, tables=TABLES)
+
+    async def told() -> ChangeRange:
+        async with watching.AsyncWatch(lambda: trigger._begin(flow.pipeline, before.as_event()), "A test") as watch:
+            while (found := await watch.fetch()) is None:
+                await asyncio.sleep(0.05)
+            range_, tell = found
+            assert tell
+            return range_
+
+    found = asyncio.run(asyncio.wait_for(told(), 30))
+    assert found.pipeline == flow.name and len(records([found])) == 1
 
 
 def test_few_changes_wait_for_more_or_for_their_time(flow: Flow) -> None:

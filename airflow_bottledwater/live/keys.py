@@ -12,6 +12,12 @@ from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.postgres.snapshot import OwnSnapshot
 
+#: the version of the database's own collation; before 15, PostgreSQL does not tell it: there it is the C library's
+_OF_DATABASE = sql.SQL(
+    "(SELECT pg_database_collation_actual_version(oid) FROM pg_database WHERE datname = current_database())"
+)
+_OF_LIBRARY = sql.SQL("(SELECT max(pg_collation_actual_version(oid)) FROM pg_collation WHERE collprovider = 'c')")
+
 
 def bound(connection: Connection, table: SourceTable, after: tuple[str, ...], rows: int) -> tuple[str, ...] | None:
     """The key that so many rows lie up to, from the one behind a key on; None if there are fewer rows.
@@ -42,14 +48,15 @@ def place(connection: Connection, table: SourceTable, partitions: Sequence[Parti
     """A number that is another one when rows may lie behind a key that were not there before: a partition was attached
     that was not made empty, or the keys are sorted by their columns in another order, by another collation, or another
     version of it. It is not 0."""
-    order = connection.execute(
+    query = sql.SQL(
         """
         SELECT a.attname, a.attcollation::int8,
-               CASE WHEN a.attcollation <> 0 THEN pg_collation_actual_version(a.attcollation) END
+               CASE a.attcollation WHEN 0 THEN NULL WHEN 'pg_catalog.default'::regcollation THEN {}
+                    ELSE pg_collation_actual_version(a.attcollation) END
         FROM pg_attribute a WHERE a.attrelid = %s AND a.attname = ANY (%s) ORDER BY a.attname
-        """,
-        (table.oid, list(table.key)),
-    ).fetchall()
+        """
+    ).format(_OF_DATABASE if connection.info.server_version >= 150000 else _OF_LIBRARY)
+    order = connection.execute(query, (table.oid, list(table.key))).fetchall()
     attached = sorted(each.oid for each in partitions if not each.created)
     return zlib.crc32(repr((table.key, order, attached)).encode()) | 1
 

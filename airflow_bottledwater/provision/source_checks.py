@@ -24,18 +24,18 @@ from airflow_bottledwater.state.identity import belonging, check_timeline, topic
 FUNCTIONS = (
     "pg_backend_pid", "pg_blocking_pids", "pg_collation_actual_version", "pg_column_size", "pg_control_checkpoint",
     "pg_control_system", "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn",
-    "pg_current_wal_lsn", "pg_current_xact_id", "pg_drop_replication_slot", "pg_export_snapshot",
-    "pg_get_expr", "pg_get_partition_constraintdef", "pg_get_publication_tables", "pg_get_userbyid", "pg_has_role",
-    "pg_is_in_recovery", "pg_logical_emit_message",
+    "pg_current_wal_lsn", "pg_current_xact_id", "pg_database_collation_actual_version", "pg_drop_replication_slot",
+    "pg_export_snapshot", "pg_get_expr", "pg_get_partition_constraintdef", "pg_get_publication_tables",
+    "pg_get_userbyid", "pg_has_role", "pg_is_in_recovery", "pg_logical_emit_message",
     "pg_logical_slot_peek_binary_changes", "pg_partition_ancestors", "pg_partition_tree", "pg_relation_filenode",
     "pg_relation_size", "pg_replication_slot_advance", "pg_snapshot_xmax", "pg_snapshot_xmin", "pg_table_size",
     "pg_terminate_backend", "pg_wal_lsn_diff", "pg_walfile_name",
 )  # fmt: skip
 #: PostgreSQL's own catalogs and views that it reads, but for those of the metrics, which can do without: as above
 RELATIONS = (
-    "pg_am", "pg_amop", "pg_attribute", "pg_cast", "pg_class", "pg_constraint", "pg_database", "pg_depend", "pg_enum",
-    "pg_event_trigger",
-    "pg_extension", "pg_index", "pg_inherits", "pg_locks", "pg_namespace", "pg_opclass", "pg_operator",
+    "pg_am", "pg_amop", "pg_attribute", "pg_cast", "pg_class", "pg_collation", "pg_constraint", "pg_database",
+    "pg_depend", "pg_enum", "pg_event_trigger", "pg_extension", "pg_index", "pg_inherits", "pg_locks", "pg_namespace",
+    "pg_opclass", "pg_operator",
     "pg_prepared_xacts", "pg_proc", "pg_publication", "pg_publication_namespace", "pg_publication_rel", "pg_range",
     "pg_replication_slots", "pg_roles", "pg_settings", "pg_stat_activity", "pg_type",
 )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.live import reading
-from airflow_bottledwater.live.keys import between, bound
+from airflow_bottledwater.live.keys import between, bound, place
 from airflow_bottledwater.live.wanted import check_order
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
@@ -165,6 +165,30 @@ def test_with_another_order_of_the_keys_it_begins_again(make_flow: MakeFlow, alt
     asked = _interrupted(flow, f"ALTER TABLE t {altered}")
     again = [m.key["k"] for m in flow.read("t") if m.snapshot.startswith(asked)]
     assert len(again) > len(set(again)) == 10000
+
+
+def test_another_version_of_the_default_collation_is_another_order_of_the_keys(each_postgres: PostgresServer) -> None:
+    def version(name: str, told: str) -> str:
+        # as a server tells it whose C library is replaced by a newer one
+        return (
+            f"CREATE FUNCTION replaced.{name}(oid) RETURNS text LANGUAGE sql AS $$ SELECT CASE WHEN {told} "
+            "THEN current_setting('replaced.version') END $$"
+        )
+
+    with connect(each_postgres.createdb("collation")) as connection:
+        connection.execute("CREATE TABLE public.t (k text PRIMARY KEY)")
+        (table,) = catalog.load(connection, catalog.resolve(connection, ["t"], (), via_root=True))
+        assert place(connection, table, []) == place(connection, table, [])
+        connection.execute("CREATE SCHEMA replaced")
+        # up to 15, it does not tell the version of the default collation
+        connection.execute(version("pg_collation_actual_version", "$1 <> 100"))
+        connection.execute(version("pg_database_collation_actual_version", "true"))
+        connection.execute("SET search_path = replaced, pg_catalog")
+        places = set()
+        for told in ("2.36", "2.41"):
+            connection.execute(f"SET replaced.version = '{told}'")
+            places.add(place(connection, table, []))
+        assert len(places) == 2
 
 
 def test_keys_that_are_sorted_in_a_way_of_their_own_are_refused(make_flow: MakeFlow) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 #: the key in the asset's store of how far each DAG has read: offsets by partition, by topic's id, by DAG's id
 READ = "bottledwater_read"
+#: the key in the asset's store of the last run of each DAG that reads what no event tells any more, and of how far the
+#: DAG had read before it
+_BEHIND = "bottledwater_behind"
 #: earlier events of the asset that are looked at: more than are announced twice or too late
 _EARLIER = 100
 
@@ -69,7 +72,8 @@ class ChangesHook(BaseHook):
     def of_run(context: Mapping[str, Any], asset: Asset) -> ChangeRange:
         """The changes that this DAG run is to read: those of the events that have triggered it, without what earlier
         events of the asset have told already. So each change is in the range of exactly one run of a DAG, also if an
-        event came twice or too late; and a run that is cleared has the same range again.
+        event came twice or too late, or Airflow has deleted earlier ones; and a run that is cleared has the same range
+        again.
 
         :param context: the task's; the asset has to be among its ``inlets``.
         :return: an empty range, if the run was not triggered by the asset.
@@ -85,13 +89,15 @@ class ChangesHook(BaseHook):
                 f"The asset {asset.name!r} is not among the task's inlets, so that the task does not see its earlier "
                 "events. Give the task inlets=[...] with this asset."
             ) from None
-        _keep_read(context, asset, [told for event in events if (told := _range(event))])
         known = list(inlet.before(events[-1].timestamp.isoformat()).ascending(False).limit(_EARLIER + len(events)))
+        reading = _Reading(context, asset)
         found = ChangeRange()
         for event in events:
-            earlier = [told for each in known if each.timestamp < event.timestamp and (told := _range(each))]
-            part = (_range(event) or ChangeRange()).without([*earlier, found])
+            told = _range(event) or ChangeRange()
+            earlier = [before for each in known if each.timestamp < event.timestamp and (before := _range(each))]
+            part = reading.from_where_it_was(told, [*earlier, found])
             found = found if part.empty else found.joined(part)
+        reading.keep()
         return found
 
     def records(self, changes: ChangeRange, tables: Sequence[str] = ()) -> Iterator[Change]:
@@ -149,18 +155,43 @@ class ChangesHook(BaseHook):
         return changes.between(found, live.name_of(found), tables, parse_lsn(start), parse_lsn(end))
 
 
-def _keep_read(context: Mapping[str, Any], asset: Asset, told: Sequence[ChangeRange]) -> None:
-    """Keep in the asset's store how far this DAG has read, by which the trigger knows whether it has to run again."""
-    try:
-        store = context["asset_state_store"][asset]
-    except KeyError:
-        return  # an inlet by its URI: Airflow has no store for it
-    read, dag = store.get(READ) or {}, context["dag"].dag_id
-    offsets = dict(read.get(dag, {}))
-    for topic in (topic for each in told for topic in each.tables.values()):
-        offsets[topic.id] = max(offsets.get(topic.id, []), list(topic.end))
-    if offsets != read.get(dag):
-        store.set(READ, {**read, dag: offsets})
+class _Reading:
+    """How far a DAG has read, as the asset's store has it: by it, the trigger knows whether the DAG has to run again,
+    and a run whether events before its own were deleted (``airflow db clean``), so that it has to read more."""
+
+    def __init__(self, context: Mapping[str, Any], asset: Asset) -> None:
+        self._dag, self._run = context["dag"].dag_id, context["run_id"]
+        try:
+            self._store = context["asset_state_store"][asset]
+        except KeyError:
+            self._store = None  # an inlet by its URI: Airflow has no store for it
+        self._read: dict[str, list[int]] = self._of(READ, {})
+        run, before = self._of(_BEHIND, (None, {}))
+        self._behind = run == self._run
+        #: before this run, also if it was cleared
+        self._before = before if self._behind else self._read
+        self._now = dict(self._read)
+
+    def _of(self, key: str, default: Any) -> Any:
+        return default if self._store is None else (self._store.get(key) or {}).get(self._dag, default)
+
+    def from_where_it_was(self, told: ChangeRange, earlier: Sequence[ChangeRange]) -> ChangeRange:
+        """The part of a range that no earlier one tells, and what lies between where the DAG was and that part."""
+        for topic in told.tables.values():
+            self._now[topic.id] = max(self._now.get(topic.id, []), list(topic.end))
+        alone, whole = told.without(earlier), told.reaching(self._before).without(earlier)
+        self._behind |= alone != whole
+        return whole
+
+    def keep(self) -> None:
+        """Keep that all of this is read."""
+        if self._store is not None and self._now != self._read:
+            if self._behind:  # before it is marked as read, so that whatever ends this task takes nothing away
+                self._set(_BEHIND, [self._run, self._before])
+            self._set(READ, self._now)
+
+    def _set(self, key: str, value: Any) -> None:
+        self._store.set(key, {**(self._store.get(key) or {}), self._dag: value})
 
 
 def _range(event: Any) -> ChangeRange | None:

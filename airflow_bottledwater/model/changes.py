@@ -8,7 +8,7 @@ what earlier ones have.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -38,6 +38,11 @@ class TopicRange:
         """The part that begins, in each partition, no earlier than there."""
         start = tuple(min(end, max(first, at)) for first, at, end in zip(self.start, offsets, self.end, strict=False))
         return TopicRange(self.topic, self.id, (*start, *self.start[len(start) :]), self.end)
+
+    def reaching(self, offsets: Sequence[int]) -> TopicRange:
+        """The range that begins, in each partition, no later than there; a partition without an offset is a new one."""
+        before = (*offsets, *[0] * len(self.start))
+        return TopicRange(self.topic, self.id, tuple(map(min, self.start, before)), self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,14 @@ class ChangeRange:
                 if known := ends.get((each.topic, each.id)):
                     tables[table] = each.begun_at(known)
         return ChangeRange(self.pipeline, start, self.end, tables)
+
+    def reaching(self, read: Mapping[str, Sequence[int]]) -> ChangeRange:
+        """The range that begins, in each topic, no later than there; at the LSN 0 if that is before its own start.
+
+        :param read: offsets by partition, by topic's id; a topic that is missing begins as it does.
+        """
+        tables = {table: each.reaching(read.get(each.id, each.start)) for table, each in self.tables.items()}
+        return self if tables == self.tables else ChangeRange(self.pipeline, 0, self.end, tables)
 
     def joined(self, later: ChangeRange) -> ChangeRange:
         """This range and the one that follows it, as one."""

@@ -291,7 +291,13 @@ class Airflow:
         return [ChangesHook.of_run(self.context(event), ASSET) for event in self.events]
 
     def context(self, *triggering: Any) -> dict[str, Any]:
-        return {"triggering_asset_events": {ASSET: list(triggering)}, "inlet_events": {ASSET: Inlet(self.events)}}
+        return {
+            "triggering_asset_events": {ASSET: list(triggering)},
+            "inlet_events": {ASSET: Inlet(self.events)},
+            "asset_state_store": {},
+            "dag": SimpleNamespace(dag_id="on_changes"),
+            "run_id": "run",
+        }
 
 
 class Inlet:

@@ -5379,8 +5379,8 @@ MUTANTS = (
     ),
     Mutant(
         "a DAG says how far it has read",
-        "changes._keep_read",
-        drop("store.set(...)"),
+        "_Reading.keep",
+        drop("self._set(READ, self._now)"),
         "tests/unit/triggers/test_watcher.py::test_a_dag_that_has_not_read_what_was_told_is_told_again",
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,10 +57,12 @@ def test_what_airflow_keeps_back_is_read_by_the_run_of_an_event_without_changes(
     from airflow.models.dag import DagModel
     from airflow.models.dagrun import DagRun
     from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.utils.db_cleanup import run_cleanup
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
     store: dict[str, Any] = {}
+    read: list[dict[str, Any]] = []
 
     def tell(*told: ChangeRange) -> None:
         for each in told:
@@ -87,12 +90,18 @@ def test_what_airflow_keeps_back_is_read_by_the_run_of_an_event_without_changes(
             inlet = SimpleNamespace(ascending=lambda _: inlet, limit=lambda _: all_events)
             inlet.before = lambda _: inlet
             context = {
-                "triggering_asset_events": {BURST: events},
+                "triggering_asset_events": {BURST: list(events)},
                 "inlet_events": {BURST: inlet},
                 "asset_state_store": {BURST: SimpleNamespace(get=store.get, set=store.__setitem__)},
                 "dag": dag,
+                "run_id": f"run {len(read)}",
             }
+            read.append(context)
             return ChangesHook.of_run(context, BURST)
+
+    def paused(on: bool) -> None:
+        with create_session() as session:
+            session.get(DagModel, dag.dag_id).is_paused = on
 
     tell(at(0, 1))
     assert run() == at(0, 1)
@@ -103,3 +112,28 @@ def test_what_airflow_keeps_back_is_read_by_the_run_of_an_event_without_changes(
     tell(at(4, 4))
     assert run() == at(2, 4)
     assert store["bottledwater_read"] == {"on_burst": {"i": [4]}} and run() is None
+    # paused, while 'airflow db clean' deletes the first events that it has not read
+    paused(True)
+    tell(at(4, 5), at(5, 6), at(6, 7))
+    assert run() is None
+    with create_session() as session:
+        run_cleanup(
+            clean_before_timestamp=session.scalars(select(AssetEvent.timestamp).order_by(AssetEvent.id.desc())).all()[
+                1
+            ],
+            table_names=["asset_event"],
+            skip_archive=True,
+            confirm=False,
+            session=session,
+        )
+        assert [each.extra["payload"]["to"] for each in session.scalars(select(AssetEvent))] == ["0/7"]
+    paused(False)
+    tell(at(7, 8))
+    whole = dataclasses.replace(at(4, 8), start=0)
+    assert run() == whole
+    # a run is cleared; others are not changed by it, nor it by others
+    assert run() is None
+    tell(at(8, 9))
+    assert run() == at(8, 9)
+    assert ChangesHook.of_run(read[-2], BURST) == whole and ChangesHook.of_run(read[-1], BURST) == at(8, 9)
+    assert store["bottledwater_read"] == {"on_burst": {"i": [9]}}

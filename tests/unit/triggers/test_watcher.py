@@ -300,10 +300,11 @@ def test_a_dag_that_has_not_read_what_was_told_is_told_again(monkeypatch: pytest
     inlet = SimpleNamespace(before=lambda _: inlet, ascending=lambda _: inlet, limit=lambda _: events[::-1])
 
     def run(*triggering: Any) -> ChangeRange:
-        context = {"triggering_asset_events": {asset: triggering}, "inlet_events": {asset: inlet}}
+        context: dict[str, Any] = {"triggering_asset_events": {asset: triggering}, "inlet_events": {asset: inlet}}
         kept = {asset: SimpleNamespace(get=store.get, set=store.__setitem__)}
         dag = SimpleNamespace(dag_id="on_orders")
-        return ChangesHook.of_run({**context, "asset_state_store": kept, "dag": dag}, asset)
+        context |= {"asset_state_store": kept, "dag": dag, "run_id": str(triggering)}
+        return ChangesHook.of_run(context, asset)
 
     def told(*found: ChangeRange | None) -> list[Any]:
         Found(monkeypatch, *found)

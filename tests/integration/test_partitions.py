@@ -883,6 +883,21 @@ def test_a_replica_identity_of_a_partition_that_is_gone_is_told(
     assert flow.compare("p").equal
 
 
+def test_a_table_that_is_truncated_together_with_it_is_no_partition(
+    make_flow: MakeFlow, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its columns are those of the other one, and its replica identity is not."""
+    flow = make_flow(tables="p,archive")
+    flow.execute("CREATE TABLE archive (LIKE p)", "ALTER TABLE archive ADD PRIMARY KEY (id)")
+    flow.create()
+    flow.snapshot()
+    flow.execute("TRUNCATE p, archive", "INSERT INTO p VALUES (1, 'a', 'again')")
+    flow.stream()
+    assert "had another replica identity" not in caplog.text
+    (event,) = read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_events")
+    assert {*event.value["topics"]} == {flow.topic("p"), flow.topic("archive")}
+
+
 @pytest.mark.parametrize("format", ["json", "avro"])
 def test_a_replica_identity_that_was_another_for_a_moment_makes_no_wrong_key(
     make_flow: MakeFlow, registry: SchemaRegistry, format: str, caplog: pytest.LogCaptureFixture

@@ -7,9 +7,13 @@ old row is what the *partition's* replica identity has written into the WAL.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import psycopg
+from psycopg import sql
 
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.connect import Connection, quoted
@@ -257,6 +261,17 @@ def attached(known: Known, table: SourceTable, today: Sequence[Partition]) -> li
         elif each.parent in parents:
             parents.add(each.oid)
     return list(found.values())
+
+
+def empty(connection: Connection, partition: Partition) -> bool:
+    """Whether a partition has no rows now, and all that is put into it is in the WAL. It counts as one with rows if
+    another session has it locked, or it may not be read."""
+    name, found = sql.Identifier(partition.schema, partition.name), False
+    if partition.leaf and partition.logged:
+        with contextlib.suppress(psycopg.Error), connection.transaction(force_rollback=True):
+            connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE NOWAIT").format(name))
+            found = connection.execute(sql.SQL("SELECT FROM ONLY {} LIMIT 1").format(name)).fetchone() is None
+    return found
 
 
 def followed(known: Known, table: SourceTable, today: Sequence[Partition]) -> dict[int, KnownPartition]:

@@ -62,10 +62,17 @@ def unread(
 
 
 def followed(connection: Connection, known: PipelineState) -> dict[str, Partitions]:
-    """The records of tables below which something has changed that the stream was told of."""
+    """The records of tables below which something has changed that the stream was told of, or of which it need not be
+    told: what was attached without rows below a table that has no key, and so cannot be read again."""
     found = {}
     for table, partitioned, today in _partitioned(connection, known):
-        if (more := partitions.followed(partitioned, table, today)) != partitioned:
+        more = partitions.followed(partitioned, table, today)
+        if not table.keyed:
+            parents, new = {table.oid, *more}, partitions.attached(more, table, today)
+            more |= partitions.remembered(
+                each for each in new if each.parent in parents and partitions.empty(connection, each)
+            )
+        if more != partitioned:
             found[partitions_key(table.oid)] = Partitions(more)
     return found
 

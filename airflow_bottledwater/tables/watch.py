@@ -366,7 +366,9 @@ class TableWatch:
         for name in sorted(seen.unsent.keys() - attached - set(self.unfollowed)):
             log.warning(
                 "%s %s. PostgreSQL sends no change for its rows, so the topic may differ from the table. Bring the "
-                "topic to the table again with a live snapshot with sweep of the whole table.",
+                "topic to the table again with a live snapshot with sweep of the whole table. Of one without a key, which "
+                "cannot be read again, only rows that were attached can be had: detach them, and insert them into the "
+                "table.",
                 name,
                 seen.unsent[name],
             )

@@ -766,6 +766,32 @@ def test_what_postgresql_is_silent_about_is_told_and_mended_by_a_live_snapshot(
         told_nothing(flow, errors)
 
 
+def test_what_is_attached_without_rows_to_a_table_without_a_key_needs_no_action(
+    make_flow: MakeFlow, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows cannot be read again there; inserted into the table, as the advice says, they are sent."""
+    flow = make_flow(tables="k", allow_unkeyed=True)
+    flow.execute("CREATE TABLE k (id int) PARTITION BY RANGE (id)", "CREATE TABLE later (id int)")
+    flow.create()
+    flow.snapshot()
+    attach = "ALTER TABLE k ATTACH PARTITION later FOR VALUES FROM (0) TO (9)"
+    flow.execute(attach)
+    flow.stream()
+    flow.execute("INSERT INTO k VALUES (1)", "CREATE TABLE full_one AS SELECT 11 AS id")
+    flow.execute("ALTER TABLE k ATTACH PARTITION full_one FOR VALUES FROM (10) TO (19)")
+    with flow.streaming() as errors:
+        until_told(flow, {"public.full_one"}, errors)
+        assert "detach them, and insert them into the table" in caplog.text and "later" not in caplog.text
+        flow.transaction(
+            "ALTER TABLE k DETACH PARTITION full_one",
+            "CREATE TABLE other PARTITION OF k FOR VALUES FROM (10) TO (19)",
+            "INSERT INTO k SELECT * FROM full_one",
+        )
+        until_told(flow, set(), errors)
+    flow.stream()
+    assert sorted(each.value["id"] for each in flow.read("k")) == [1, 11]
+
+
 def test_the_truncation_of_the_whole_table_is_an_event_and_nothing_else(make_flow: MakeFlow) -> None:
     flow = make_flow()
     flow.create()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ SUFFIXES = (".yaml", ".yml")
 #: the JSON schema of the file, for editors
 SCHEMA = Path(__file__).with_name("pipeline.schema.json")
 _PLAIN = ["string", "number", "boolean"]
+#: octal and sexagesimal numbers
+_OTHER_BASE = re.compile(r"[-+]?0[0-9_]|.*:")
 #: by the type of a setting, the others that its values may have in a file
 _FORMS = {
     "array": ["string"],
@@ -45,9 +48,12 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return made
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int | str:
-        """A number only if it is written as one: 0123 would become another name, 83."""
+        """A number, but for what YAML 1.1 reads to other bases without saying so: 0123 would become another name, 83,
+        and 12:30 would become 750."""
+        if _OTHER_BASE.match(node.value):
+            return str(node.value)
         number: int = super().construct_yaml_int(node)
-        return number if str(number) == node.value else str(node.value)
+        return number
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)

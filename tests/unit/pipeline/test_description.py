@@ -118,6 +118,17 @@ def test_what_yaml_makes_of_texts_and_a_key_of_a_section_are_refused(tmp_path: P
         ("name: 0123", {"name": "0123"}),
         ("name: 2024", {"name": "2024"}),
         (
+            "source: {table_options: {a: {rename: {nm: 12:30}}}}",
+            {"source": {"table_options": {"a": {"rename": {"nm": "12:30"}}}}},
+        ),
+        (
+            "kafka: {topic_config: {retention.ms: 86_400_000}, partitions: 0x10}\nmax_transaction_bytes: 100_000_000",
+            {
+                "kafka": {"topic_config": {"retention.ms": "86400000"}, "partitions": 16},
+                "max_transaction_bytes": 100_000_000,
+            },
+        ),
+        (
             "{source: , on_error: , kafka: {partitions: '6', share_topics: 'true', topic_config: {a: false}}}",
             {"kafka": {"partitions": 6, "share_topics": True, "topic_config": {"a": "False"}}},
         ),

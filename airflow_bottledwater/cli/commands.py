@@ -155,7 +155,8 @@ def status(
         if as_json:
             raise click.UsageError("--check and --json do not belong together")
         limits = {"max_lag": max_lag, "max_age": max_age, "max_dead_letters": max_dead_letters}
-        probe.answer(pipeline_of(values), limits, timeout=timeout)
+        # the probe asks the servers itself, for at most this time, and says in one line that they do not answer
+        probe.answer(pipeline_of(values, asks=False), limits, timeout=timeout)
         return
     if max_lag is not None or max_age is not None:
         raise click.UsageError("--max-lag and --max-age belong to --check")
@@ -189,7 +190,7 @@ def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
     from airflow_bottledwater.provision.drop import drop, forget
 
     # a cluster that is gone cannot be asked
-    pipeline = pipeline_of(values, later=not forget_cluster)
+    pipeline = pipeline_of(values, later=True, asks=not forget_cluster)
     say(forget(pipeline, forget_cluster) if forget_cluster else drop(pipeline, when=when))
 
 

@@ -205,12 +205,14 @@ def spark_options(function: F) -> F:
     return function
 
 
-def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Settings:
+def pipeline_of(values: dict[str, Any], *, later: bool = False, asks: bool = True) -> Settings:
     """The pipeline that the options describe: defaults, then the file, then the command line.
 
     :param values: the values of all options that describe a pipeline.
     :param later: whether the pipeline exists, so that its settings that are not given are those of its last start. A
         file says so by ``saved``.
+    :param asks: whether they are looked up there, which asks PostgreSQL and Kafka. A command that needs no settings but
+        the pipeline's name and its connections does without.
     :raises SettingError: a setting is unknown or not allowed, or a secret is on the command line.
     :raises click.UsageError: the options contradict each other, or the database is missing.
     """
@@ -239,7 +241,7 @@ def pipeline_of(values: dict[str, Any], *, later: bool = False) -> Settings:
     if registry and "format" in given and not pipeline.record_format.uses_registry:
         raise click.UsageError(f"Specifying --schema-registry doesn't make sense for --format={pipeline.format}")
     name_slot(pipeline.slot)
-    if later or described.saved:
+    if asks and (later or described.saved):
         from airflow_bottledwater.state import saved
 
         given_by = described.settings().keys() | given.keys()

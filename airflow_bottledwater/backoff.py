@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from airflow_bottledwater import errors
@@ -107,3 +110,49 @@ class Backoff:
             log.info("The outage is over, after %s.", duration(time.time() - self.waits.since))
         self._since = self._refused = self.waits = None
         self._last_logged, self._pause = -math.inf, 0.1
+
+
+#: the event that is set when the work of this thread is asked to stop
+_stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
+
+
+@contextlib.contextmanager
+def stoppable(stopped: threading.Event | None) -> Iterator[None]:
+    """Within this block, every wait of this thread for PostgreSQL, and each :func:`pause`, ends soon after the event is
+    set.
+
+    :raises StopRequested: in the block, when the event is set.
+    """
+    token = _stopped.set(stopped)
+    try:
+        yield
+    finally:
+        _stopped.reset(token)
+
+
+def check_stopped() -> None:
+    """Raise if the work of this thread was asked to stop (:func:`stoppable`).
+
+    :raises StopRequested: it was.
+    """
+    stopped = _stopped.get()
+    if stopped is not None and stopped.is_set():
+        raise errors.StopRequested("The job was asked to stop.")
+
+
+def pause(seconds: float) -> None:
+    """Sleep, but not beyond a request to stop.
+
+    :raises StopRequested: see :func:`check_stopped`.
+    """
+    stopped = _stopped.get()
+    if stopped is None:
+        time.sleep(seconds)
+    else:
+        stopped.wait(seconds)
+        check_stopped()
+
+
+def threads(number: int, name: str) -> ThreadPoolExecutor:
+    """A pool of threads whose waits end when those of this thread do, see :func:`stoppable`."""
+    return ThreadPoolExecutor(number, name, _stopped.set, (_stopped.get(),))

@@ -177,8 +177,8 @@ class _JobRuns:
 
     def asked(self) -> bool:
         """Whether the pipeline was asked to stop while no job ran, since the command began."""
+        from airflow_bottledwater.backoff import stoppable
         from airflow_bottledwater.jobs import fence
-        from airflow_bottledwater.postgres.connect import stoppable
 
         with stoppable(self.stopped):
             return fence.asked_meanwhile(self.pipeline, self.begun)

@@ -8,11 +8,11 @@ import threading
 import time
 from typing import Protocol
 
+from airflow_bottledwater.backoff import stoppable
 from airflow_bottledwater.errors import BottledWaterError, JobDied
 from airflow_bottledwater.jobs.restarts import RESTARTS, Restarts, reached
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.postgres.connect import stoppable
 
 log = logging.getLogger("bottledwater")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
+from airflow_bottledwater.backoff import stoppable
 from airflow_bottledwater.errors import SlotError, StopRequested
 from airflow_bottledwater.guard.standbys import StandbyBrake
 from airflow_bottledwater.jobs.control import Controller
@@ -24,7 +25,7 @@ from airflow_bottledwater.model.amounts import duration, roughly, size
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
-from airflow_bottledwater.postgres.connect import Connection, session, stoppable
+from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.pressure import DropCost, Pressure, Standbys, ask, drop_cost, standbys
 from airflow_bottledwater.state.control_records import GuardStep
 

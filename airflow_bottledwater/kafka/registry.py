@@ -9,11 +9,10 @@ import math
 import os
 import re
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from airflow_bottledwater.backoff import pause, threads
 from airflow_bottledwater.errors import CredentialsRefused, Refused, SchemaRefused
 from airflow_bottledwater.kafka.registry_errors import ID_NOT_GIVEN, SCHEMA_NOT_THERE, TOO_MANY_REQUESTS, translate
 from airflow_bottledwater.pipeline.settings import Settings
@@ -147,6 +146,7 @@ class Registry:
 
         :param about: the subject, for messages.
         :param none: the codes for which it is None.
+        :raises StopRequested: the work of this thread is asked to stop while it waits.
         """
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
@@ -161,7 +161,7 @@ class Registry:
                     return None
                 if seconds is None or getattr(error, "http_status_code", 0) != TOO_MANY_REQUESTS:
                     raise translate(error, self.url, about) from error
-                time.sleep(seconds)
+                pause(seconds)
         raise AssertionError("the last attempt returns or raises")
 
     def register(self, subject: str, schema: str) -> int:
@@ -260,7 +260,7 @@ class Registry:
 
     def register_all(self, schemas: Sequence[tuple[str, str]]) -> list[int]:
         """Call :meth:`register` for each (subject, schema), several at a time; returns the ids in this order."""
-        with ThreadPoolExecutor(_AT_ONCE, "register") as pool:
+        with threads(_AT_ONCE, "register") as pool:
             return list(pool.map(lambda each: self.register(*each), schemas))
 
     def refused(self, schemas: Sequence[tuple[str, str]]) -> list[str]:
@@ -289,7 +289,7 @@ class Registry:
             except Refused as error:
                 return error
 
-        with ThreadPoolExecutor(_AT_ONCE, "check") as pool:
+        with threads(_AT_ONCE, "check") as pool:
             return list(pool.map(lambda each: answer(*each), schemas))
 
     def _closed(self, subject: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
-from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.backoff import Backoff, pause, stoppable
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import select_list
 from airflow_bottledwater.errors import CredentialsRefused, RecordError, Refused, StopRequested
@@ -31,7 +31,7 @@ from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import catalog, copy, large_rows, partitions, slot
-from airflow_bottledwater.postgres.connect import Connection, connect, own, pause, stoppable
+from airflow_bottledwater.postgres.connect import Connection, connect, own
 from airflow_bottledwater.postgres.large_rows import LargeRow
 from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.postgres.receive import MessageBlock

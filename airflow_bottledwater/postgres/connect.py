@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import conninfo, generators, pq, sql
 
+from airflow_bottledwater.backoff import check_stopped
 from airflow_bottledwater.errors import DOCS, BottledWaterError, CredentialsRefused, Outage, Refused, StopRequested
 from airflow_bottledwater.postgres.dsn import describe, parse
 
@@ -54,45 +53,6 @@ _UNCONFIRMED = 60_000
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
-
-#: the event that is set when the work of this thread is asked to stop
-_stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
-
-
-@contextlib.contextmanager
-def stoppable(stopped: threading.Event | None) -> Iterator[None]:
-    """Within this block, every wait of this thread for PostgreSQL ends soon after the event is set.
-
-    :raises StopRequested: in the block, when the event is set.
-    """
-    token = _stopped.set(stopped)
-    try:
-        yield
-    finally:
-        _stopped.reset(token)
-
-
-def check_stopped() -> None:
-    """Raise if the work of this thread was asked to stop (:func:`stoppable`).
-
-    :raises StopRequested: it was.
-    """
-    stopped = _stopped.get()
-    if stopped is not None and stopped.is_set():
-        raise StopRequested("The job was asked to stop.")
-
-
-def pause(seconds: float) -> None:
-    """Sleep, but not beyond a request to stop.
-
-    :raises StopRequested: see :func:`check_stopped`.
-    """
-    stopped = _stopped.get()
-    if stopped is None:
-        time.sleep(seconds)
-    else:
-        stopped.wait(seconds)
-        check_stopped()
 
 
 def _watched(waiting: Generator[Any, Any, T], check: Callable[[], None]) -> Generator[Any, Any, T]:

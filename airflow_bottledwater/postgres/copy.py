@@ -60,7 +60,7 @@ def lines(
     :param block_size: bytes of a block.
     :param idle: called about twice a second while nothing arrives; it may raise to end the COPY.
     :raises psycopg.Error: the query failed.
-    :raises StopRequested: see :func:`~airflow_bottledwater.postgres.connect.stoppable`.
+    :raises StopRequested: see :func:`~airflow_bottledwater.backoff.stoppable`.
     :raises Outage: nothing arrives, and the server does not answer.
     """
     result = command(connection, query)

@@ -11,9 +11,10 @@ from typing import TypeVar
 import psycopg
 from psycopg import sql
 
+from airflow_bottledwater.backoff import pause
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.postgres import partitions, sessions
-from airflow_bottledwater.postgres.connect import Connection, pause
+from airflow_bottledwater.postgres.connect import Connection
 
 log = logging.getLogger(__name__)
 

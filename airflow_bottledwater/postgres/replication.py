@@ -19,9 +19,10 @@ import numpy as np
 import psycopg
 from psycopg import pq, sql
 
+from airflow_bottledwater.backoff import stoppable
 from airflow_bottledwater.errors import BottledWaterError, Outage, ProtocolError, SlotError, SlotInUse, StopRequested
 from airflow_bottledwater.model.lsn import format_lsn
-from airflow_bottledwater.postgres.connect import command, connect, outage, probe, stoppable
+from airflow_bottledwater.postgres.connect import command, connect, outage, probe
 from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.publication import as_option
 from airflow_bottledwater.postgres.receive import CopyReader, MessageBlock

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+from airflow_bottledwater.backoff import pause
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.model.slot import Cluster
-from airflow_bottledwater.postgres.connect import Connection, connect, pause
+from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.dsn import describe
 
 #: the prefix of the logical messages that pipelines write themselves; nobody publishes them

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from airflow_bottledwater.backoff import check_stopped, pause
 from airflow_bottledwater.errors import BottledWaterError, Outage, SlotError, SlotInUse
 from airflow_bottledwater.model.boundary import widen_xid
 from airflow_bottledwater.model.lsn import format_lsn, parse_lsn
 from airflow_bottledwater.postgres import sessions
-from airflow_bottledwater.postgres.connect import Connection, check_stopped, connect, outage, pause
+from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.publication import as_option
 from airflow_bottledwater.postgres.server import OWN_PREFIX
 

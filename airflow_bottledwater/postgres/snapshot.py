@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 import psycopg
 from psycopg import sql
 
+from airflow_bottledwater.backoff import pause
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import HolderEnded, Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog, locks, partitions, row_filter, sessions, slot
-from airflow_bottledwater.postgres.connect import Connection, connect, outage, pause
+from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.backoff import Backoff, stoppable
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, StateError
 from airflow_bottledwater.kafka.clients import GRANT
@@ -20,7 +20,7 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, coverage, partitions, publication, slot
-from airflow_bottledwater.postgres.connect import Connection, session, stoppable
+from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.provision import kafka_checks, preflight
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.state import options, records, saved

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.backoff import Backoff, stoppable
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
     BottledWaterError,
@@ -34,7 +34,7 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, slot
 from airflow_bottledwater.postgres import snapshot as pg
-from airflow_bottledwater.postgres.connect import Connection, session, stoppable
+from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import check_primary, end_of_wal, identify
 from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.snapshot.plans import Plans

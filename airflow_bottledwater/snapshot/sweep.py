@@ -10,13 +10,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from airflow_bottledwater.backoff import check_stopped
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.topic_reader import blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.postgres import catalog
-from airflow_bottledwater.postgres.connect import Connection, check_stopped
+from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.server import wait_flushed
 from airflow_bottledwater.postgres.snapshot import begin_reading
 from airflow_bottledwater.publish.removed import removals

@@ -36,7 +36,7 @@ def begin(pipeline: Settings, stopped: threading.Event) -> Start:
 
     :raises StopRequested: the event was set meanwhile.
     """
-    from airflow_bottledwater.postgres.connect import stoppable
+    from airflow_bottledwater.backoff import stoppable
     from airflow_bottledwater.stream.start import begin
 
     with stoppable(stopped):

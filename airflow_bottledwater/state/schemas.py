@@ -18,10 +18,11 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from airflow_bottledwater import backoff
+from airflow_bottledwater.backoff import stoppable, threads
 from airflow_bottledwater.encoding import meaning
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import DOCS, BottledWaterError, Outage, Refused, SchemasLost
@@ -29,7 +30,7 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres import catalog, connect
+from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -46,6 +47,8 @@ _INTERVAL, _PAUSE = 60.0, 0.1
 _AGAIN = (0.5, 1.5, 3.0, 5.0)
 #: questions at the same time when a job starts
 _AT_ONCE = 8
+#: schemas of a running stream that are compared before anything is said of them
+_AT_A_TIME = 20
 #: the name of this part among the problems of a job
 _PART = "schemas"
 
@@ -119,7 +122,7 @@ def lost(
     for seconds in _AGAIN:
         if not missing:
             break
-        connect.pause(seconds)
+        backoff.pause(seconds)
         missing = _unknown(registry, missing, pause)
     return missing
 
@@ -131,7 +134,7 @@ def _unknown(
     wanted, same = list(wanted), meaning.OF[registry.schema_type].same
     numbers = sorted({each.number for each in wanted})
     if pause is None:
-        with ThreadPoolExecutor(_AT_ONCE, "schemas") as pool:
+        with threads(_AT_ONCE, "schemas") as pool:
             known = dict(zip(numbers, pool.map(registry.schema, numbers), strict=True))
     else:
         known = {}
@@ -146,10 +149,11 @@ def wait_for(pipeline: Settings, pinned: PinnedTable) -> None:
     to replace.
 
     :raises Outage: it has lost one. The stream notices it, too, and begins anew.
+    :raises StopRequested: the job is asked to stop.
     """
     try:
         missing = lost(_registry(pipeline), pinned_schemas(pipeline, [pinned]))
-    except BottledWaterError as error:
+    except (Outage, Refused) as error:
         log.info("The ids of the schemas could not be compared with the registry: %s", error)
         return
     if missing:
@@ -205,7 +209,7 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
     wanted = pinned_schemas(pipeline, known.values(), later)
     try:
         missing, subjects = lost(registry, wanted), registry.subjects()
-    except BottledWaterError as error:
+    except (Outage, Refused) as error:
         log.warning("The ids of the schemas could not be compared with the registry: %s", error)
         return Settled()
     # with new keys that are accepted, a table is recorded anew
@@ -258,7 +262,7 @@ def _register_deleted(registry: Registry, each: PinnedSchema) -> None:
     log.warning("Subject %s was deleted from the registry; it is registered again.", each.subject)
     try:
         registry.register(each.subject, each.schema)
-    except BottledWaterError as error:
+    except (Outage, Refused) as error:
         log.warning("Readers find the schema by its id only: %s", error)
 
 
@@ -388,13 +392,24 @@ class SchemaWatch:
         self._ended.set()
 
     def _run(self) -> None:
-        while not self._ended.is_set():
-            problems = []
-            try:
-                self._found = lost(self._registry, self._wanted, lambda: self._ended.wait(_PAUSE))
-            except BottledWaterError as error:
-                what = f"It cannot be asked whether it still has the schemas of the records: {error.what}"
-                problems = [Problem("schemas-unchecked", f"schema registry {self._registry.url}", what, error.remedy)]
-            if not self._ended.is_set():
-                self._problems.tell(_PART, problems)
-            self._ended.wait(self._interval)
+        with stoppable(self._ended):
+            while not self._ended.is_set():
+                problems = []
+                try:
+                    self._found = self._lost()
+                except BottledWaterError as error:
+                    what = f"It cannot be asked whether it still has the schemas of the records: {error.what}"
+                    problems = [
+                        Problem("schemas-unchecked", f"schema registry {self._registry.url}", what, error.remedy)
+                    ]
+                if not self._ended.is_set():
+                    self._problems.tell(_PART, problems)
+                self._ended.wait(self._interval)
+
+    def _lost(self) -> list[PinnedSchema]:
+        """The first schemas that are lost. Those of all tables would be asked for several times before a registry that
+        was emptied is noticed."""
+        wanted = self._wanted
+        parts = (wanted[first : first + _AT_A_TIME] for first in range(0, len(wanted), _AT_A_TIME))
+        found = (lost(self._registry, part, lambda: backoff.pause(_PAUSE)) for part in parts)
+        return next(filter(None, found), [])

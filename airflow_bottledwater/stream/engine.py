@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.backoff import Backoff, stoppable
 from airflow_bottledwater.errors import (
     RecordError,
     Refused,
@@ -32,7 +32,7 @@ from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import OTHERS, TABLES, Sampler
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres.connect import own, session, stoppable
+from airflow_bottledwater.postgres.connect import own, session
 from airflow_bottledwater.state import claim, letters
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pipeline_state import PipelineState

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from airflow_bottledwater.backoff import stoppable
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage, PreflightError, Refused, StateError
 from airflow_bottledwater.model.job import Owner
@@ -23,7 +24,7 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres import snapshot as pg
-from airflow_bottledwater.postgres.connect import Connection, session, stoppable
+from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic, coverage, held, options, saved
 from airflow_bottledwater.state.claim import read_state

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.backoff import Backoff, check_stopped
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage, Refused, StateError
 from airflow_bottledwater.kafka import topic_reader
@@ -20,7 +20,7 @@ from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, locks, slot
-from airflow_bottledwater.postgres.connect import Connection, check_stopped
+from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot, SnapshotExporter
 from airflow_bottledwater.postgres.watch import HolderWatch

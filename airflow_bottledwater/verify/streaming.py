@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from airflow_bottledwater.backoff import pause
 from airflow_bottledwater.errors import Outage, SlotInUse, TakenOver
 from airflow_bottledwater.jobs.alive import suspect
 from airflow_bottledwater.jobs.status import read_status
@@ -14,7 +15,7 @@ from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
-from airflow_bottledwater.postgres.connect import Connection, pause
+from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.state.control_records import StatusRecord
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
+from airflow_bottledwater.backoff import stoppable
 from airflow_bottledwater.errors import BeginsAnew
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres.connect import stoppable
 from airflow_bottledwater.publish.encode import EncodedBatch
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.driver import RunLanes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import httpx
@@ -9,7 +10,8 @@ import pytest
 from confluent_kafka.schema_registry import RegisteredSchema, Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused, SchemaRefused
+from airflow_bottledwater.backoff import stoppable
+from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused, SchemaRefused, StopRequested
 from airflow_bottledwater.kafka import registry
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.registry_errors import translate
@@ -293,7 +295,7 @@ def test_a_registry_that_gets_too_many_requests_is_asked_more_slowly(
         return Schema('"int"', "AVRO")
 
     monkeypatch.setattr(client, "get_schema", get_schema)
-    monkeypatch.setattr(registry.time, "sleep", slept.append)
+    monkeypatch.setattr(registry, "pause", slept.append)
     here = at("http://sr", client, monkeypatch)
     if refusals == 2:
         assert here.schema(1) == '"int"' and len(slept) == 2
@@ -301,3 +303,21 @@ def test_a_registry_that_gets_too_many_requests_is_asked_more_slowly(
     with pytest.raises(Outage, match=r"gets more requests than it takes: .*raise the limit"):
         here.schema(1)
     assert len(slept) == 5
+
+
+def test_a_job_that_is_asked_to_stop_does_not_wait_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the thread that is asked to, nor in those that ask for it."""
+    client, stopped = Contexts('"int"'), threading.Event()
+
+    def refuse(*_: object) -> None:
+        stopped.set()
+        raise SchemaRegistryError(429, 42901, "Rate limit exceeded")
+
+    monkeypatch.setattr(client, "get_latest_version", refuse)
+    monkeypatch.setattr(client, "lookup_schema", refuse)
+    here = at("http://sr", client, monkeypatch)
+    monkeypatch.setattr(registry, "_SLOWER", (3.0,))
+    for ask in (lambda: here.lookup("t-value", '"int"'), lambda: here.register_all([("t-value", '"int"')])):
+        stopped.clear()
+        with stoppable(stopped), pytest.raises(StopRequested):
+            ask()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.backoff import stoppable
+from airflow_bottledwater.errors import Outage, SchemasLost, StopRequested
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
@@ -82,3 +84,35 @@ def test_what_a_follower_of_the_registry_gets_to_know_a_moment_later_is_not_lost
     monkeypatch.setattr(Registry, "schema", by_id)
     assert schemas.lost(Registry(pipeline.registry), wanted) == []
     assert (asked.count(7), asked.count(8)) == (1, 3)
+
+
+def test_a_job_that_is_asked_to_stop_while_it_asks_the_registry_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Settings.of(postgres="host=db", format="avro", registry={"url": "http://registry"})
+    pinned = PinnedTable(SourceTable(1, "public", "t", "d", ("id",), (Column("id", INT),)), "t", "topic-id", 1, 7, 8, 3)
+    claim = cast("Any", SimpleNamespace(state=SimpleNamespace(tables={1: pinned}, later={}, accepted=set())))
+    stopped = threading.Event()
+    monkeypatch.setattr(Registry, "schema", lambda *_: stopped.set())
+    with stoppable(stopped):
+        for asks in (lambda: settle(pipeline, cast("Any", None), claim), lambda: schemas.wait_for(pipeline, pinned)):
+            stopped.clear()
+            with pytest.raises(StopRequested):
+                asks()
+
+
+def test_a_running_stream_notices_a_registry_that_was_emptied_before_it_has_asked_for_all_schemas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipeline = Settings.of(postgres="host=db", format="avro", registry={"url": "http://registry"})
+    tables = [SourceTable(oid, "public", f"t{oid}", "d", ("id",), (Column("id", INT),)) for oid in range(1, 201)]
+    known = {each.oid: PinnedTable(each, each.name, "id", 1, 7, 2 * each.oid, 3) for each in tables}
+    state, asked, told = SimpleNamespace(tables=known, later={}), list[int](), threading.Event()
+    monkeypatch.setattr(schemas, "_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(schemas, "_PAUSE", 0.0)
+    monkeypatch.setattr(Registry, "schema", lambda _, number: asked.append(number))
+    problems = cast("Any", SimpleNamespace(tell=lambda *_: told.set()))
+    watch = schemas.SchemaWatch(pipeline, cast("Any", state), problems)
+    assert told.wait(20)
+    watch.close()
+    with pytest.raises(SchemasLost):
+        watch.check(cast("Any", state))
+    assert len(asked) < len(known)

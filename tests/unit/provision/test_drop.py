@@ -106,7 +106,7 @@ class World:
         monkeypatch.setattr(drop.slot, "state", lambda *_: None)
         monkeypatch.setattr(drop.slot, "states", lambda *_: [])
         monkeypatch.setattr(drop.slot, "drop", lambda *_: False)
-        monkeypatch.setattr(drop.publication, "drop", lambda *_: [])
+        monkeypatch.setattr(drop.publication, "drop", lambda *_: ([], []))
 
     def dies_before(self) -> None:
         """A write."""

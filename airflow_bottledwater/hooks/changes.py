@@ -77,7 +77,8 @@ class ChangesHook(BaseHook):
 
         :param context: the task's; the asset has to be among its ``inlets``.
         :return: an empty range, if the run was not triggered by the asset.
-        :raises AirflowFailException: the asset is not among the task's inlets.
+        :raises AirflowFailException: the asset is not among the task's inlets; or the events are of several pipelines,
+            in which tables of one name have several topics.
         """
         events = sorted(context["triggering_asset_events"].get(asset, ()), key=lambda event: event.timestamp)
         if not events:
@@ -96,7 +97,13 @@ class ChangesHook(BaseHook):
             told = _range(event) or ChangeRange()
             earlier = [before for each in known if each.timestamp < event.timestamp and (before := _range(each))]
             part = reading.from_where_it_was(told, [*earlier, found])
-            found = found if part.empty else found.joined(part)
+            try:
+                found = found if part.empty else found.joined(part)
+            except ValueError as error:
+                raise AirflowFailException(
+                    f"The run has events of several pipelines, and their changes are no one range: {error}. Give each "
+                    "pipeline an asset of its own, schedule the DAG by both (schedule=a | b), and call of_run for each."
+                ) from None
         reading.keep()
         return found
 

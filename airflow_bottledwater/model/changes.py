@@ -121,17 +121,27 @@ class ChangeRange:
         return self if tables == self.tables else ChangeRange(self.pipeline, 0, self.end, tables)
 
     def joined(self, later: ChangeRange) -> ChangeRange:
-        """This range and the one that follows it, as one."""
-        if not self.tables or self.pipeline != later.pipeline:
+        """This range and a later one, as one. The LSNs of one of another pipeline say nothing here: then they are those
+        of the later one, with all records of both.
+
+        :raises ValueError: tables of two pipelines have one name and several topics.
+        """
+        if not self.tables:
             return later
-        tables = dict(self.tables)
+        before = {each.id: each for each in self.tables.values()}
+        tables = {}
         for table, each in later.tables.items():
-            before = tables.get(table)
-            if before is not None and before.id == each.id:
-                more = each.start[len(before.start) :]
-                each = TopicRange(each.topic, each.id, (*before.start, *more), each.end)
+            if (known := before.pop(each.id, None)) is not None:
+                start = (*known.start, *each.start[len(known.start) :])
+                each = TopicRange(each.topic, each.id, start, each.end)
             tables[table] = each
-        return ChangeRange(self.pipeline, self.start, later.end, tables)
+        kept = {table: each for table, each in self.tables.items() if each.id in before}
+        for table, each in kept.items():
+            # a topic that was made again has nothing of before
+            if each.records and table in tables and tables[table].topic != each.topic:
+                raise ValueError(f"table {table} is in topic {each.topic} and in topic {tables[table].topic}")
+        start_lsn = self.start if self.pipeline == later.pipeline else later.start
+        return ChangeRange(later.pipeline, start_lsn, later.end, {**kept, **tables})
 
     def spark_options(self, *tables: str) -> dict[str, str]:
         """The options of Spark's source ``kafka`` that let it read exactly these records, committed ones only; the

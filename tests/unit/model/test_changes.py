@@ -47,6 +47,20 @@ def test_ranges_that_follow_each_other_are_one() -> None:
     assert FIRST.joined(changes((20, 30), (0, 0), (1, 1), "again")).records == 2
 
 
+def test_ranges_of_several_pipelines_are_one_unless_their_tables_have_the_same_names() -> None:
+    other = ChangeRange("2/d/s", 5, 6, {"public.b": TopicRange("q.b", "k", (1,), (3,))})
+    assert FIRST.joined(other) == ChangeRange("2/d/s", 5, 6, {**FIRST.tables, **other.tables})
+    # as after an upgrade of the server: the pipeline has another name, and goes on in the same topic
+    upgraded = ChangeRange("2/d/s", 5, 6, SECOND.tables)
+    assert FIRST.joined(upgraded).tables == FIRST.joined(SECOND).tables
+    # so does a table that was renamed, and another one has its name now
+    swapped = {"public.b": SECOND.tables["public.a"], "public.a": TopicRange("p.new", "n", (0,), (2,))}
+    joined = FIRST.joined(ChangeRange("1/d/s", 20, 30, swapped))
+    assert joined.tables == {"public.b": FIRST.joined(SECOND).tables["public.a"], "public.a": swapped["public.a"]}
+    with pytest.raises(ValueError, match=r"public\.a is in topic p\.a and in topic q\.a"):
+        FIRST.joined(ChangeRange("2/d/s", 5, 6, {"public.a": TopicRange("q.a", "k", (1,), (3,))}))
+
+
 def test_spark_reads_the_same_offsets() -> None:
     options = FIRST.spark_options("public.a")
     assert options["subscribe"] == "p.a" and options["kafka.isolation.level"] == "read_committed"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import Asset, AssetWatcher
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.module_loading import import_string
 
 from airflow_bottledwater.errors import Outage, Refused, SettingError, StateError
@@ -322,6 +323,31 @@ def test_a_dag_that_has_not_read_what_was_told_is_told_again(monkeypatch: pytest
     del store["bottledwater_read"]
     assert run(events[0]) and len(told(None, None)) == 1
     assert run(*events[1:]) == at(9, 12) and not told(*[None] * 9)
+
+
+def test_a_run_with_events_of_several_pipelines_reads_all_of_their_changes() -> None:
+    asset, events, store = Asset("a"), list[Any](), dict[str, Any]()
+    inlet = SimpleNamespace(before=lambda _: inlet, ascending=lambda _: inlet, limit=lambda _: events[::-1])
+
+    def run(other: ChangeRange) -> ChangeRange:
+        events[:] = [
+            SimpleNamespace(
+                timestamp=datetime.datetime(2026, 1, day, tzinfo=datetime.UTC), extra={"payload": each.as_event()}
+            )
+            for day, each in enumerate((at(5, 9), other), 1)
+        ]
+        context: dict[str, Any] = {"triggering_asset_events": {asset: events}, "inlet_events": {asset: inlet}}
+        kept = {asset: SimpleNamespace(get=store.get, set=store.__setitem__)}
+        return ChangesHook.of_run(
+            {**context, "asset_state_store": kept, "dag": SimpleNamespace(dag_id="d"), "run_id": "r"}, asset
+        )
+
+    with pytest.raises(AirflowFailException, match=r"public\.a is in topic a and in topic o.*schedule=a \| b"):
+        run(ChangeRange("2/d/shop", 1, 2, {"public.a": TopicRange("o", "j", (1,), (2,))}))
+    assert not store
+    other = {"public.b": TopicRange("b", "j", (1,), (2,))}
+    assert run(ChangeRange("2/d/shop", 1, 2, other)).tables == {**at(5, 9).tables, **other}
+    assert store["bottledwater_read"] == {"d": {"i": [9], "j": [2]}}
 
 
 def test_two_assets_with_the_same_trigger_are_refused() -> None:

@@ -23,32 +23,7 @@ from airflow_bottledwater.extras import explained
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _fingerprint() -> str:
-    """A hash of all sources that go into compiled code, and of where they are: a kernel contains functions and
-    constants of other files, but numba's own cache only checks the file that a function is in; and each installation
-    fills a cache of its own, one process at a time."""
-    package = Path(__file__).parent
-    shared = (
-        "compiled",
-        "encoding/wire",
-        "encoding/layout",
-        "encoding/outbox",
-        "kafka/hashes",
-        "kafka/librdkafka",
-        "verify/fields",
-        "verify/messages",
-        "verify/skip",
-    )
-    digest = hashlib.sha256(str(package).encode())
-    for source in (*(package / f"{name}.py" for name in shared), *sorted((package / "encoding/kernels").glob("*.py"))):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-# empty if there is no place for it: numba then compiles at every start
-os.environ.setdefault("NUMBA_CACHE_DIR", str(cache.folder("compiled", _fingerprint()) or ""))
-
-with explained():  # after the line above: numba reads the cache folder when it is imported
+with explained():
     import llvmlite.binding as llvm
     import numba
     import numba.extending
@@ -61,7 +36,34 @@ with explained():  # after the line above: numba reads the cache folder when it 
     from numba.core.compiler import Compiler
     from numba.core.registry import CPUDispatcher, cpu_target
 
-# something else (a plugin of pytest) may have imported numba before this module
+
+def _fingerprint() -> str:
+    """A hash of all that compiled code is made from and for: the sources, and where they are, the versions, and the
+    processor. A kernel contains functions and constants of other files, but numba's own cache only checks the file that
+    a function is in; what another numba, or another kind of processor, has left there is compiled anew; and each
+    installation fills a cache of its own, one process at a time."""
+    package = Path(__file__).parent
+    shared = (
+        "compiled",
+        "encoding/wire",
+        "encoding/layout",
+        "encoding/outbox",
+        "kafka/hashes",
+        "kafka/librdkafka",
+        "verify/fields",
+        "verify/messages",
+        "verify/skip",
+    )
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    digest = hashlib.sha256(repr((str(package), prebuilt.versions(), processor)).encode())
+    for source in (*(package / f"{name}.py" for name in shared), *sorted((package / "encoding/kernels").glob("*.py"))):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+_MADE_FROM = _fingerprint()
+# empty if there is no place for it: numba then compiles at every start
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache.folder("compiled", _MADE_FROM) or ""))
 numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 # while the sources are those that are imported: a package may be replaced while a process runs
 prebuilt.find()
@@ -217,7 +219,8 @@ def warm_up(part: str, *steps: Callable[[], None]) -> None:
 def _filling_cache(part: str) -> Iterator[None]:
     folder, started = Path(os.environ["NUMBA_CACHE_DIR"]), time.monotonic()
     kept = bool(os.environ["NUMBA_CACHE_DIR"])
-    done = folder / f"complete-{part}"
+    # the folder may be one that was given, or that of a process of another version which has started this one
+    done = folder / f"complete-{part}-{_MADE_FROM}"
     if prebuilding:
         prebuilt_parts.append(part)
     if prebuilding or (kept and done.exists()) or part in prebuilt.find().parts:

@@ -15,6 +15,9 @@ pytestmark = pytest.mark.slow
 
 CODE = """
 import logging, os, resource, sys
+if os.environ["ANOTHER"]:
+    import numba
+    numba.__version__ += ".post1"
 if limit := int(os.environ["LIMIT"]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 logging.basicConfig(level=logging.INFO)
@@ -39,13 +42,17 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     module.write_text(CODE)
     (tmp_path / "temporary").mkdir()
 
-    def start(*kinds: str, cache: str = "cache", limit: int = 0) -> subprocess.Popen[str]:
+    def start(
+        *kinds: str, cache: str = "cache", limit: int = 0, another: str = "", **given: str
+    ) -> subprocess.Popen[str]:
         environment = {
             "XDG_CACHE_HOME": str(tmp_path / cache),
             "TMPDIR": str(tmp_path / "temporary"),
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "HOME": str(tmp_path),
             "LIMIT": str(limit),
+            "ANOTHER": another,
+            **given,
         }
         return subprocess.Popen(
             [sys.executable, str(module), *kinds],
@@ -70,10 +77,21 @@ def test_processes_that_start_cold_at_once_leave_a_cache_for_the_next(
     kinds = ["int64", "float64", "uint8"]
     cold = [start(*order) for order in (kinds, kinds[::-1], kinds[1:])]
     assert {result(process)[0].partition("]")[0] for process in cold} == {"[42, 42, 42", "[42, 42"}
-    assert list((tmp_path / "cache").glob("bottledwater/compiled/*/complete-test"))
+    assert list((tmp_path / "cache").glob("bottledwater/compiled/*/complete-test-*"))
     # each variant is found, and is what it says that it is
     out, err = result(start(*kinds))
     assert (out, "Compiling" in err) == ("[42, 42, 42] 3", False)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_what_another_numba_has_left_is_no_cache(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, given: bool
+) -> None:
+    folder = {"NUMBA_CACHE_DIR": str(tmp_path)} if given else {}
+    for another in ("", "numba"):
+        # one process at a time fills it
+        assert "Compiling code for this machine (test)" in result(start("int64", another=another, **folder))[1]
+    assert "Compiling" not in result(start("int64", another="numba", **folder))[1]
 
 
 def test_a_home_that_cannot_be_written_to_leaves_the_temporary_folder(
@@ -84,7 +102,7 @@ def test_a_home_that_cannot_be_written_to_leaves_the_temporary_folder(
     assert out == "[42] 0"
     assert "Compiling code for this machine (test)" in err.splitlines()[0]
     assert result(start("int64", cache="file"))[0] == "[42] 1"
-    assert list((tmp_path / "temporary").glob("bottledwater-*/complete-test"))
+    assert list((tmp_path / "temporary").glob("bottledwater-*/complete-test-*"))
 
 
 def test_a_full_disk_costs_compiling_and_is_said(start: Callable[..., subprocess.Popen[str]]) -> None:

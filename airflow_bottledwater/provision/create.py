@@ -23,7 +23,7 @@ from airflow_bottledwater.postgres import catalog, coverage, partitions, publica
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.provision import kafka_checks, preflight
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.state import options, records, saved
+from airflow_bottledwater.state import options, records, saved, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import own, topic_of, topic_problems
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -150,7 +150,7 @@ def assume(
         claim.write(
             {
                 records.COVERAGE: coverage.read(connection, publication.names(pipeline.publication_name), oids),
-                records.INTENT: _intent(pipeline, claim.state, cluster.system_identifier, found.via_root),
+                records.INTENT: _intent(pipeline, claim, found.via_root),
                 records.SAVED_SETTINGS: records.SavedSettings(pipeline.chosen(), TableMapping.of(pipeline).hash_key),
                 records.SLOT: record,
                 **{records.table_key(p.table.oid): p for p in pinned},
@@ -163,19 +163,16 @@ def assume(
 
 
 def _intent(
-    pipeline: Settings,
-    known: PipelineState,
-    system_identifier: str,
-    via_root: bool,
-    fingerprint: dict[str, str] | None = None,
+    pipeline: Settings, claim: Claim, via_root: bool, fingerprint: dict[str, str] | None = None
 ) -> records.Intent:
+    known = claim.state
     # until there is a slot, preflight has seen that the publications are this pipeline's, or are not there
     made = known.slot is None or known.intent is None or known.intent.create_publication
     return records.Intent(
         pipeline.slot,
         pipeline.publication_name,
         time.time(),
-        system_identifier,
+        claim.cluster.system_identifier,
         "root" if via_root else "leaves",
         pipeline.format,
         pipeline.topic_prefix,
@@ -183,6 +180,7 @@ def _intent(
         pipeline.envelope,
         pipeline.envelope_schema,
         pipeline.create_publication and made,
+        store.topic_id(pipeline.kafka, claim.topic),
     )
 
 
@@ -204,8 +202,7 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
         before = (claim.state.intent and claim.state.intent.fingerprint) or catalog.fingerprint(
             connection, [t.oid for t in tables]
         )
-        identifier = claim.cluster.system_identifier
-        claim.write({records.INTENT: _intent(pipeline, claim.state, identifier, via_root, before)})
+        claim.write({records.INTENT: _intent(pipeline, claim, via_root, before)})
         added = [t for t in tables if t.oid not in claim.state.tables]
         if problems := topic_problems(claim.state, added, TableMapping.of(pipeline)):
             raise Refused(" ".join(problems))

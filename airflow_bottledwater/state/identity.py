@@ -67,7 +67,9 @@ def check_settings(pipeline: Settings, known: PipelineState) -> None:
     """Check that what is published goes where the pipeline's records are, and is made as they are. Otherwise the same
     key would be in a topic twice, once in each format; and new topics would get what belongs into those that exist.
 
-    :raises StateError: a setting is another one than the one that the pipeline was made with; nothing was changed.
+    :raises StateError: a setting is another one than the one that the pipeline was made with, or its state was copied;
+        nothing was changed.
+    :raises Outage: Kafka or the source does not answer.
     """
     if known.intent is None:
         return
@@ -97,12 +99,33 @@ def check_settings(pipeline: Settings, known: PipelineState) -> None:
                 "Give the settings with which the pipeline was made (on the command line, best in a file: --config). "
                 "For other ones, make another pipeline, with a slot and a topic_prefix of its own.",
             )
+    _check_state_topic(pipeline, known.slot, known.intent.state_topic_id)
     _check_topic_options(pipeline, known)
 
 
 def _shown(value: str | bool) -> str:
     """A setting as files and options have it."""
     return str(value).lower() if isinstance(value, bool) else value or "(none)"
+
+
+def _check_state_topic(pipeline: Settings, record: SlotRecord, made: str) -> None:
+    """Check that the saved state is no copy. One in another Kafka, made by a program that mirrors topics, may have the
+    position of a transaction of which records are missing there, or that was aborted.
+
+    :param record: the slot, as the state describes it.
+    :param made: Kafka's id of the topic when the pipeline was made; empty if it is not known.
+    :raises StateError: it is one; nothing was changed.
+    """
+    topic = store.state_topic_name(record.database, record.name)
+    if made and store.topic_id(pipeline.kafka, topic) != made:
+        raise StateError(
+            f"State topic {topic!r} of Kafka at {pipeline.kafka.get('bootstrap.servers', '?')} is not the one with "
+            f"which slot {record.name!r} was made, but a copy of it: this is another Kafka, to which topics were "
+            "mirrored, or the topic was deleted and restored. What the pipeline has published may be missing here. "
+            "Nothing was changed.",
+            "Point the connection at the Kafka with which the pipeline was made. To go on with this one: 'bottledwater "
+            "drop-slot --when always', then start again with a snapshot.",
+        )
 
 
 def _check_topic_options(pipeline: Settings, known: PipelineState) -> None:

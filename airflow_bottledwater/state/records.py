@@ -139,6 +139,7 @@ class Intent:
     :param partitioned_tables: root or leaves, as the publications were made.
     :param format: as the records are made; ``envelope`` and ``envelope_schema`` likewise.
     :param create_publication: whether this pipeline has made its publications, so that it changes and drops them.
+    :param state_topic_id: Kafka's id of the state topic, which a copy of it does not have.
     """
 
     slot: str
@@ -152,6 +153,7 @@ class Intent:
     envelope: str = "none"
     envelope_schema: bool = False
     create_publication: bool = True
+    state_topic_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

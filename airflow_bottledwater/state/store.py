@@ -208,6 +208,17 @@ def gone(topic: str) -> StateError:
     return StateError(f"State topic {topic!r} does not exist any more.", LOST_STATE)
 
 
+def topic_id(config: Mapping[str, str], topic: str) -> str:
+    """Kafka's id of a state topic.
+
+    :raises StateError: the topic does not exist.
+    :raises Outage: Kafka does not answer.
+    """
+    if (found := Topics(config).describe([topic], confirm=True).get(topic)) is None:
+        raise gone(topic)
+    return found.id
+
+
 def read_records(
     config: Mapping[str, str],
     topic: str,

@@ -35,7 +35,7 @@ from airflow_bottledwater.provision.drop import drop, forget
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest
-from airflow_bottledwater.state.store import read_records, state_topic_name
+from airflow_bottledwater.state.store import new_topic, read_records, state_topic_name
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.start import begin
 from airflow_bottledwater.verify import driver as verification
@@ -277,6 +277,34 @@ def test_nothing_is_published_in_another_format_or_to_other_topics(source: Sourc
         with pytest.raises(BottledWaterError, match=f"was made with {next(iter(other))} = .* and the settings say"):
             act(source.pipeline.with_(**other))
         assert read_records(source.pipeline.kafka, topic) == before, name
+    source.execute("INSERT INTO items VALUES (2, 'b')")
+    assert running.run_stream(source.pipeline, bounded=True)["published"] == 1
+
+
+def test_a_copy_of_the_saved_state_is_not_gone_on_with(source: Source) -> None:
+    """Such as a program that mirrors topics makes in another Kafka: nothing else may show that it is another one, since
+    the topics of an outbox are not compared."""
+    source.execute("INSERT INTO items VALUES (1, 'a')")
+    create(source.pipeline)
+    driver.run(source.pipeline, running.in_threads(source.pipeline))
+    topic = state_topic_name(conninfo_to_dict(source.dsn)["dbname"], source.name)
+    before, topics = read_records(source.pipeline.kafka, topic), Topics(source.pipeline.kafka)
+    admin = AdminClient({"bootstrap.servers": source.kafka.bootstrap})
+    admin.delete_topics([topic])[topic].result()
+    until(lambda: topic not in topics.names(), "the topic is gone")
+    topics.make(new_topic(topic, 1))
+    producer = Producer({"bootstrap.servers": source.kafka.bootstrap})
+    for key, value in before.items():
+        producer.produce(topic, json.dumps(value).encode(), key.encode())
+    producer.flush()
+    for name, act in PUBLISHING.items():
+        with pytest.raises(BottledWaterError, match=r"is not the one with which slot .* but a copy of it"):
+            act(source.pipeline)
+        assert read_records(source.pipeline.kafka, topic) == before, name
+    # as the message says
+    drop(source.pipeline, when="always")
+    create(source.pipeline)
+    driver.run(source.pipeline, running.in_threads(source.pipeline))
     source.execute("INSERT INTO items VALUES (2, 'b')")
     assert running.run_stream(source.pipeline, bounded=True)["published"] == 1
 

@@ -1071,8 +1071,8 @@ MUTANTS = (
         "the settings of a creation that fails are not those of the last start",
         "create._create",
         swap(
-            "claim.write({records.INTENT: _intent(pipeline, claim.state, identifier, via_root, before)})",
-            "claim.write({records.INTENT: _intent(pipeline, claim.state, identifier, via_root, before), "
+            "claim.write({records.INTENT: _intent(pipeline, claim, via_root, before)})",
+            "claim.write({records.INTENT: _intent(pipeline, claim, via_root, before), "
             "**saved.changed(pipeline, claim.state)})",
         ),
         f"{_CHOOSE}::test_the_settings_of_a_creation_that_fails_are_not_those_of_the_last_start",

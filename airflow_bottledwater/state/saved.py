@@ -36,8 +36,10 @@ def changed(pipeline: Settings, known: PipelineState) -> dict[str, StateRecord |
     if before == now and key == known.hash_key:
         return {}
     for name in sorted(before.keys() | now.keys()) if before is not None else ():
+        if name not in SETTINGS:
+            continue  # another version's
         was, now_is = (values.get(name, SETTINGS[name].default) for values in (before or {}, now))
-        if name in SETTINGS and was != now_is:
+        if was != now_is:
             log.info("Setting %s is %r now; at the last start it was %r.", name, now_is, was)
     return {SAVED_SETTINGS: SavedSettings(now, key)}
 
@@ -70,7 +72,7 @@ def settings_of(pipeline: Settings) -> dict[str, Any]:
 
     :param pipeline: has at least the slot's name and the connections.
     :raises Outage: PostgreSQL or Kafka does not answer.
-    :raises StateError: there is no such pipeline; or the state is another cluster's, or malformed.
+    :raises StateError: there is no such pipeline; or the state is another cluster's, malformed, or another version's.
     """
     found = _saved(pipeline)
     if found is None:
@@ -102,4 +104,11 @@ def _saved(pipeline: Settings) -> dict[str, Any] | None:
     found = read_own(pipeline, cluster).settings
     if found is None:
         return None
+    if unknown := found.keys() - SETTINGS.keys():
+        raise StateError(
+            f"The saved settings of pipeline {pipeline.slot!r} have {min(unknown)!r}, which this version does not "
+            "know. They were written by another version of the provider.",
+            "Install that one here, too. If this version is to take its place, start the stream once with all settings "
+            "given, not by its name only.",
+        )
     return {name: value for name, value in found.items() if name not in _OF_EACH_USE}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -25,12 +26,15 @@ from rich.console import Console
 from airflow_bottledwater import cli, processes
 from airflow_bottledwater.cli import jobs, report
 from airflow_bottledwater.cli.options import spark_of
-from airflow_bottledwater.errors import BottledWaterError, Refused, SettingError
+from airflow_bottledwater.errors import BottledWaterError, Refused, SettingError, StateError
 from airflow_bottledwater.jobs.status import PipelineReport, TableReport
 from airflow_bottledwater.jobs.supervise import LOG, LogReader
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.provision import redrive
+from airflow_bottledwater.state import saved
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import SAVED_SETTINGS, SavedSettings
 from tests.support.status import status_of
 
 ROOT = Path(__file__).parents[2]
@@ -261,6 +265,18 @@ def test_a_file_may_leave_settings_to_the_saved_state(monkeypatch: pytest.Monkey
     monkeypatch.setattr("airflow_bottledwater.cli.probe.answer", lambda *_, **__: None)
     assert _invoke("drop-slot", "-c", str(file), "--forget-cluster", "71")[:2] == (0, "forgotten\n")
     assert _invoke("status", "-c", str(file), "--check")[0] == 0 and len(asked) == 2
+
+
+def test_saved_settings_of_another_version_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = PipelineState({SAVED_SETTINGS: {"values": {"format": "json", "colour": "red"}}})
+    monkeypatch.setattr(saved, "session", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(saved, "identify", lambda _: None)
+    monkeypatch.setattr(saved, "read_own", lambda *_: state)
+    code, _, error = _invoke("redrive", *REQUIRED)
+    assert code == 1 and isinstance(error, StateError) and "'colour', which this version does not know" in str(error)
+    # as it says: a start with all settings leaves none of them
+    (record,) = saved.changed(Settings(postgres="host=db", slot="shop", format="json"), state).values()
+    assert record == SavedSettings({"slot": "shop", "format": "json"})
 
 
 @pytest.mark.parametrize("text", ["host=db password=Ma9ker horse battery", "host=db port=Ma9ker"])

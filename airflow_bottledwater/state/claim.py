@@ -28,7 +28,16 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_timeline
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import CLAIM, IDS, Ids, StateRecord, encode, id_prefix, state_writer_id
+from airflow_bottledwater.state.records import (
+    CLAIM,
+    IDS,
+    Ids,
+    StateRecord,
+    check_kinds,
+    encode,
+    id_prefix,
+    state_writer_id,
+)
 
 log = logging.getLogger(__name__)
 
@@ -183,8 +192,8 @@ class Claim:
     :param backoff: waits out outages.
     :raises TakenOver: another job claimed the slot at the same time, or since this process, which is a job, has claimed
         it.
-    :raises StateError: the state is another cluster's, or does not know a slot that has to be there, or the pipeline
-        was made with other settings; nothing was changed.
+    :raises StateError: the state is another cluster's, or a newer version's, or does not know a slot that has to be
+        there, or the pipeline was made with other settings; nothing was changed.
     :raises SlotError: the job would go on with a pipeline of another timeline; nothing was changed.
     :raises StopRequested: this process is a job that was asked to stop before it began.
     """
@@ -249,8 +258,10 @@ class Claim:
                 before.claim is None or before.claim.id != ours
             ):
                 raise TakenOver(f"The slot was taken over by {before.claim}; this job does not claim it again.")
-            if kind in _CONTINUING and before.slot is not None:
-                check_timeline(before.slot, self.cluster)
+            if kind in _CONTINUING:
+                check_kinds(before.raw)
+                if before.slot is not None:
+                    check_timeline(before.slot, self.cluster)
             if kind in _PUBLISHING:
                 check_settings(self.pipeline, before)
             self.job = Job.next(before.claim, kind, _job.owner if _job is not None else None)

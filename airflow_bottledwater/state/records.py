@@ -11,7 +11,7 @@ oid and by what has written dead letters of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -451,18 +451,37 @@ def encode(record: StateRecord) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def _kind(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def _newer(key: str, what: str) -> StateError:
+    return StateError(
+        f"The slot's state has a record {key!r} that this version does not know ({what}).",
+        "It was written by a newer version of the provider: install that one here, too.",
+    )
+
+
+def check_kinds(keys: Iterable[str]) -> None:
+    """Check that this version knows the kinds of all records: it asks for none of another kind, which may say what must
+    not be published.
+
+    :raises StateError: it does not know one.
+    """
+    for key in keys:
+        if _kind(key) not in _KINDS:
+            raise _newer(key, "its key")
+
+
 def decode(key: str, raw: Mapping[str, Any]) -> StateRecord:
     """The inverse of :func:`encode`.
 
     :raises StateError: the record is malformed, or of a kind or with a field that this version does not know.
     """
-    kind = _KINDS.get(key.partition("/")[0])
-    if kind is None or (unknown := raw.keys() - {field.name for field in fields(kind)}):
-        what = "its key" if kind is None else f"its field {min(unknown)!r}"
-        raise StateError(
-            f"The slot's state has a record {key!r} that this version does not know ({what}).",
-            "It was written by a newer version of the provider: install that one here, too.",
-        )
+    check_kinds([key])
+    kind = _KINDS[_kind(key)]
+    if unknown := raw.keys() - {field.name for field in fields(kind)}:
+        raise _newer(key, f"its field {min(unknown)!r}")
     try:
         return msgspec.convert(raw, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:

@@ -309,6 +309,20 @@ def test_a_copy_of_the_saved_state_is_not_gone_on_with(source: Source) -> None:
     assert running.run_stream(source.pipeline, bounded=True)["published"] == 1
 
 
+def test_what_a_newer_version_has_recorded_is_not_passed_over(source: Source) -> None:
+    create(source.pipeline)
+    topic = state_topic_name(conninfo_to_dict(source.dsn)["dbname"], source.name)
+    producer = Producer({"bootstrap.servers": source.kafka.bootstrap})
+    producer.produce(topic, b"{}", b"hold/7")
+    producer.flush()
+    before = read_records(source.pipeline.kafka, topic)
+    with pytest.raises(StateError, match="install that one here, too"):
+        driver.run(source.pipeline, running.in_threads(source.pipeline))
+    assert read_records(source.pipeline.kafka, topic) == before
+    drop(source.pipeline, when="always")
+    create(source.pipeline)
+
+
 def claimed_by(pipeline: Any) -> str:
     """The system identifier of a pipeline's cluster."""
     with connect(pipeline.postgres) as connection:

@@ -79,6 +79,12 @@ def test_what_is_no_record_of_this_version_is_refused(key: str, raw: dict[str, o
     assert problem in str(raised.value)
 
 
+def test_a_record_of_another_kind_is_refused_although_nobody_asks_for_it() -> None:
+    records.check_kinds(RECORDS)
+    with pytest.raises(StateError, match=r"has a record 'hold/7' that this version does not know \(its key\)"):
+        records.check_kinds([*RECORDS, "hold/7"])
+
+
 def test_open_dead_letters_are_told_by_the_name_that_their_table_has_now() -> None:
     now = PinnedTable(replace(_TABLE, oid=7, schema="public", name="now"), "shop.t", "id", 6, 1, 2, 2**33)
     known = PipelineState({})

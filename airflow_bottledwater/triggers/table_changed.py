@@ -112,15 +112,20 @@ class TableChangedTrigger(WatcherTrigger):
         super().__init__(pipeline=pipeline, poll_interval=poll_interval)
         self.tables = [tables] if isinstance(tables, str) else list(tables)
         self.min_rows, self.max_wait = min_rows, max_wait
+        #: the pipeline's, once the source was asked for it
+        self._name = ""
 
     async def _begin(self, pipeline: Settings, kept: Any) -> Watch:
         from airflow_bottledwater.jobs.changes import ChangeWatch
         from airflow_bottledwater.provision import live
 
+        self._name = await asyncio.to_thread(live.name_of, pipeline)
+        if kept is None:  # by its name, what was told with other connections is known, too
+            kept = await self._kept()
         last = ChangeRange.of_event(kept) if kept else None
         changes = ChangeWatch(
             pipeline,
-            await asyncio.to_thread(live.name_of, pipeline),
+            self._name,
             self.tables,
             min_records=self.min_rows,
             max_wait=self.max_wait,
@@ -139,7 +144,8 @@ class TableChangedTrigger(WatcherTrigger):
 
     def _keys(self) -> list[str]:
         # the second one is that of all choices of tables, so that what was told is known when `tables` changes
-        return [self._key(sorted(self.tables)), self._key(None)]
+        names = ["", self._name] if self._name else [""]
+        return [self._key(watched, name) for name in names for watched in (sorted(self.tables), None)]
 
     def _together(self, kept: list[Any]) -> Any:
         # of each table where it was told last, by whichever trigger; the position is this trigger's own

@@ -182,10 +182,14 @@ class WatcherTrigger(StoredTrigger, BaseEventTrigger):
         watched = self.serialize()[1]
         return [self._key({name: watched[name] for name in watched.keys() - {"pipeline", "poll_interval"}})]
 
-    def _key(self, watched: Any) -> str:
-        """The key of what is watched of the pipeline."""
+    def _key(self, watched: Any, name: str = "") -> str:
+        """The key of what is watched of the pipeline.
+
+        :param name: the pipeline's, with which it is known by other connections, too; empty for these connections.
+        """
         of = described(self.pipeline)
-        what = json.dumps([of.source.conn_id, of.kafka.conn_id, of.name, watched], sort_keys=True)
+        who = [name] if name else [of.source.conn_id, of.kafka.conn_id, of.name]
+        what = json.dumps([*who, watched], sort_keys=True)
         return f"{self.KEY}_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
 
     def _keeping(self, kept: Any) -> Callable[[], Awaitable[None]]:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import datetime
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -172,6 +173,15 @@ def test_each_watcher_of_an_asset_goes_on_where_it_was(monkeypatch: pytest.Monke
     found.found = [dataclasses.replace(at(9, 12), tables={**told("a", 12).tables, **told("b", 12).tables})]
     watched(store, 1, "a", "b")
     assert kept("b", "a") == (12, {"a": 12, "b": 12}) and kept("a") == (5, {"a": 12, "b": 12})
+    # the pipeline has other connections, for the same servers or for others
+    connect("other", conn_type="postgres", host="db", schema="shop")
+    monkeypatch.setattr(sys.modules[__name__], "SHOP", Description("shop", source=Source("other"), kafka=Kafka("k")))
+    assert kept("a") == (5, {"a": 12, "b": 12})
+    monkeypatch.setattr(live, "name_of", lambda _: "2/d/shop")
+    monkeypatch.setattr(sys.modules[__name__], "SHOP", Description("shop", source=Source("pg"), kafka=Kafka("other")))
+    connect("other", conn_type="kafka", extra={"bootstrap.servers": "k:9092"})
+    found.found.append(None)
+    assert not watched(store, 1, "a") and found.last[-1] is None
 
 
 @pytest.mark.usefixtures("connections")

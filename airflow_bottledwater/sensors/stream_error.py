@@ -47,6 +47,8 @@ _NEVER = timedelta(days=3650).total_seconds()
 #: the key in the task's state for what was seen of the stream: in mode ``reschedule``, the sensor starts anew at each
 #: poke
 _SEEN = "bottledwater_seen"
+#: seconds between two pokes, at least three times their interval, above which Airflow was away
+_AWAY = 60.0
 
 
 class StreamErrorSensor(PipelineMixin, LookingSensor):
@@ -127,23 +129,24 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
         """
         store: Any = context["task_state_store"]
         ti: Any = context["ti"]
-        pipeline = self.pipeline_hook.pipeline()
+        pipeline, seen, now = self.pipeline_hook.pipeline(), store.get(_SEEN), time.time()
+        # while Airflow is away, it submits no job either: that time is not the stream's silence
+        away = max(0.0, now - seen.get("looked", now) - max(3 * self.poke_interval, _AWAY)) if seen else 0.0
         try:
             status, _ = read(pipeline, self._cluster(), now=True)
         except BottledWaterError:
-            if seen := store.get(_SEEN):
+            if seen:
                 # the silence is Kafka's, or the source's
-                store.set(_SEEN, {**seen, "since": time.time()})
+                store.set(_SEEN, {**seen, "since": now, "looked": now})
             raise
         record = [status.job.id, status.state, status.at] if status else None
-        seen = store.get(_SEEN)
         if not seen or seen["try"] != ti.try_number:
-            seen = {"try": ti.try_number, "earlier": ended(status), "record": record, "since": time.time()}
-            store.set(_SEEN, seen)
-        elif seen["record"] != record:
-            seen = {**seen, "record": record, "since": time.time()}
-            store.set(_SEEN, seen)
-        event = self._evaluate(pipeline, status, earlier=seen["earlier"], silent=time.time() - seen["since"])
+            seen = {"try": ti.try_number, "earlier": ended(status), "record": record, "since": now}
+        else:
+            since = seen["since"] + away if seen["record"] == record else now
+            seen = {**seen, "record": record, "since": since}
+        store.set(_SEEN, {**seen, "looked": now})
+        event = self._evaluate(pipeline, status, earlier=seen["earlier"], silent=now - seen["since"])
         owner = None if event is None else owner_of(event)
         if owner is not None and tasks.owners_fate(owner).may_continue:
             return False  # a retry, say, submits another job

@@ -408,10 +408,10 @@ def test_without_a_trigger_the_tasks_state_remembers_what_was_seen(
     store = SimpleNamespace(get=values.get, set=lambda key, value: values.update({key: value}))
     context: Any = {"ti": SimpleNamespace(try_number=1), "task_state_store": store}
 
-    def look(status: Any, after: float) -> bool:
+    def look(status: Any, after: float, interval: float = 200.0) -> bool:
         now[0] += after
         looks.append(status)
-        return StreamErrorSensor(task_id="t", pipeline=ORDERS, deferrable=False).poke(context)
+        return StreamErrorSensor(task_id="t", pipeline=ORDERS, deferrable=False, poke_interval=interval).poke(context)
 
     assert not look(told("failed", "j0", error="old"), 0)
     assert not look(told("failed", "j0", error="old"), 500)
@@ -432,6 +432,12 @@ def test_without_a_trigger_the_tasks_state_remembers_what_was_seen(
     # the next try begins anew
     context["ti"].try_number = 2
     assert not look(told(at=7.0), 10)
+    # while Airflow was away, it submitted no job; the time is counted for which it has looked
+    assert not look(told(at=7.0), 3 * 86400, interval=10)
+    for _ in range(8):
+        assert not look(told(at=7.0), 60, interval=10)
+    with pytest.raises(AirflowFailException, match="has not reported for 600 s"):
+        look(told(at=7.0), 60, interval=10)
     assert look(told("stopped", at=8.0), 10)
 
 

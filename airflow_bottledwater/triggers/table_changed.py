@@ -25,8 +25,10 @@ log = logging.getLogger(__name__)
 
 #: seconds between two looks at how far the DAGs have read
 _READ_EVERY = 60.0
-#: looks after which a DAG that does not run is waited for no longer: nearly three days
-_MOST_LOOKS = 4096
+#: looks between two events without changes, at most: Airflow keeps none of them for a DAG that is paused
+_MOST_APART = 64
+#: looks after which a DAG that does not run is waited for no longer: a month
+_MOST_LOOKS = 30 * 24 * 60
 
 
 class _ReadWatch:
@@ -65,11 +67,12 @@ class _ReadWatch:
         before, self._behind = self._behind, {}
         for dag, offsets in (await self._read()).items():
             if any(list(each.end) > offsets.get(each.id, []) for each in last.tables.values()):
-                was, looks = before.get(dag, (None, 0))
-                self._behind[dag] = offsets, looks + 1 if was == offsets else 0
+                was, n = before.get(dag, (None, 0))
+                self._behind[dag] = offsets, n + 1 if was == offsets else 0
         self._next = time.monotonic() + _READ_EVERY
-        # after 1, 2, 4, 8, ... looks
-        return any(0 < looks <= _MOST_LOOKS and looks & (looks - 1) == 0 for _, looks in self._behind.values())
+        # after 1, 2, 4, ..., 64, 128, 192, ... looks
+        looks = [n for _, n in self._behind.values()]
+        return any(0 < n <= _MOST_LOOKS and n % min(1 << n.bit_length() - 1, _MOST_APART) == 0 for n in looks)
 
     def close(self) -> None:
         """End the watch."""

@@ -39,9 +39,10 @@ def rule_out(
 
     :param service: the records for the service topics in the same transaction: events and dead letters.
     :param progress: see :meth:`PublishSession.transact`.
-    :raises NewProducerNeeded: the topics' limits have changed, or the topic does exist: the work is to be repeated.
+    :raises NewProducerNeeded: the topics' limits have changed, the topic does exist, or a clock is wrong: the work is
+        to be repeated.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
-    :raises Refused: trying again does not help: rights, a clock or the service topics' settings are the cause.
+    :raises Refused: trying again does not help: rights or the service topics' settings are the cause.
     """
     session.close()
     if session.compare_topics():
@@ -64,7 +65,7 @@ def find_refused(session: PublishSession, records: Records) -> dict[int, str]:
     without them.
 
     :returns: the reason for each, by the record's number.
-    :raises NewProducerNeeded: the attempt failed, so that it is not known whether there are any.
+    :raises NewProducerNeeded: the attempt failed, so that it is not known whether there are any; or a clock is wrong.
     :raises Refused: a topic accepts no record at all, so that no row has a fault.
     """
 
@@ -104,11 +105,11 @@ def find_refused(session: PublishSession, records: Records) -> dict[int, str]:
 def _check_time(error: RecordRefused) -> None:
     """Check that a record is not refused for its timestamp.
 
-    :raises Refused: it is.
+    :raises NewProducerNeeded: it is. A host that comes from sleep has the right time some minutes later.
     """
     if error.code == _INVALID_TIMESTAMP:
-        raise Refused(
+        raise NewProducerNeeded(
             f"{error.what} The time of a record is too far from the broker's.",
             "Compare the clocks of this host, of PostgreSQL and of the brokers, and see the topics' "
-            "message.timestamp.after.max.ms and message.timestamp.before.max.ms; then start again.",
+            "message.timestamp.after.max.ms and message.timestamp.before.max.ms.",
         )

@@ -145,14 +145,19 @@ class SourceLook:
         self._connection = None
 
 
+def _elapsed() -> float:
+    """Seconds by a clock that only grows, and that does not stop while the host is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Age:
     """How old the oldest change is that is not published: the time since the WAL first reached beyond what is, so that
     no clocks of two hosts are compared.
 
-    :param now: a clock that only grows, in seconds.
+    :param now: a clock that only grows, in seconds, also while the host is suspended.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = _elapsed) -> None:
         self._now = now
         self._ends: deque[tuple[float, int]] = deque()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -93,6 +94,15 @@ def test_the_lag_in_seconds_is_the_time_since_the_wal_was_beyond_what_is_publish
     assert age.behind(500, 500) == 0
     now = 40.0
     assert age.behind(500, 501) == 10
+
+
+def test_the_lag_grows_while_the_host_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = [0.0]
+    monkeypatch.setattr("time.clock_gettime", lambda clock: slept[0] if clock == time.CLOCK_BOOTTIME else 0.0)
+    age = Age()
+    assert age.behind(100, 300) == 0
+    slept[0] = 5 * 3600.0
+    assert age.behind(100, 300) == 5 * 3600
 
 
 def test_a_lag_from_before_the_job_is_told_by_the_last_commit() -> None:

@@ -111,6 +111,11 @@ class NewTopic:
     configs: tuple[Mapping[str, str], ...]
 
 
+#: for how long a compacted topic keeps the tombstone of a deleted key, so that a reader who was away learns of it:
+#: thirty days, instead of Kafka's one
+TOMBSTONES = {"delete.retention.ms": str(30 * 24 * 3600 * 1000)}
+
+
 def small_segments(config: Mapping[str, str]) -> tuple[dict[str, str], ...]:
     """A topic's configuration with segments of 16 MiB; and with 50 MiB, since some managed Kafkas allow no smaller ones
     (Confluent Cloud: segment.bytes is at least 52428800,

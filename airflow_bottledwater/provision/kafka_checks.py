@@ -13,7 +13,7 @@ from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.clients import GRANT, errors, made, producer_config, reader_config, unknown_property
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.producer import TransactionalProducer
-from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, NewTopic, Topic, Topics
+from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, TOMBSTONES, NewTopic, Topic, Topics
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
@@ -398,11 +398,12 @@ def new_topic(pipeline: Settings, name: str, table: SourceTable | None, replicat
     options = None if table is None else TableMapping.of(pipeline).options_of(table)
     config = {**safe, **policy, **({} if options is None else {**pipeline.topic_config, **options.topic_config})}
     partitions = 1 if options is None else options.partitions or pipeline.partitions
-    if "delete" not in config["cleanup.policy"] or config.get("retention.ms") == "-1":
-        return NewTopic(name, partitions, replication, (config,))
-    # a broker that does not allow the property does no harm: whoever publishes sees the topic as it is, and sends no
-    # commit time as timestamp
-    return NewTopic(name, partitions, replication, ({"message.timestamp.type": "LogAppendTime", **config}, config))
+    wished = dict(TOMBSTONES) if "compact" in config["cleanup.policy"] else {}
+    if "delete" in config["cleanup.policy"] and config.get("retention.ms") != "-1":
+        # whoever publishes sees the topic as it is, and sends no commit time as timestamp
+        wished["message.timestamp.type"] = "LogAppendTime"
+    # a broker that does not allow one of these does no harm
+    return NewTopic(name, partitions, replication, tuple([{**wished, **config}, config][not wished :]))
 
 
 def _of_memory(name: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from psycopg.conninfo import conninfo_to_dict
 
 import airflow_bottledwater.provision.create as creation
@@ -90,6 +91,10 @@ def test_what_is_made_is_recorded(source: Source) -> None:
         f"{source.name}.items": (3, "compact", pinned[f"{source.name}.items"].topic_id),
         f"{source.name}.log": (3, "delete", pinned[f"{source.name}.log"].topic_id),
     }
+    of_items = ConfigResource(ResourceType.TOPIC, f"{source.name}.items")
+    admin = AdminClient(pipeline.kafka)
+    (properties,) = admin.describe_configs([of_items]).values()
+    assert properties.result()["delete.retention.ms"].value == str(30 * 86400 * 1000)
     assert pinned[f"{source.name}.log"].key_schema == 0
     assert all(p.oldest_xid == record.oldest_xid and p.value_schema for p in pinned.values())
     assert not recorded.complete

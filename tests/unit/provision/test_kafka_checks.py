@@ -14,7 +14,7 @@ from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import kafka_checks
-from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import OwnerRecord, encode, owner_key
 from airflow_bottledwater.state.identity import check_topic, own, owners
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -174,3 +174,19 @@ def test_a_topic_of_the_pipeline_is_made_as_it_is_demanded(name: str) -> None:
         check_topic(name, None, None)
     for key in config.keys() & {"cleanup.policy", "retention.ms"}:
         assert f"{key}={config[key]}" in str(gone.value)
+
+
+def test_a_tombstone_is_kept_for_a_reader_who_was_away_for_weeks() -> None:
+    """Where rows, or what is followed, are deleted by tombstones; not in a slot's own topic, which is read at once."""
+    pipeline, month = Settings.of(postgres="host=db"), str(30 * 86400 * 1000)
+    state_topic = store.state_topic_name("shop", "shop")
+    for made, kept in (
+        (kafka_checks.new_topic(pipeline, "payments", TABLE, 1), month),
+        (kafka_checks.new_topic(pipeline, "log", replace(TABLE, identity="n", key=()), 1), None),
+        (store.new_topic(store.CONTROL_TOPIC, 1), month),
+        (store.new_topic(state_topic, 1), None),
+    ):
+        assert made.configs[0].get("delete.retention.ms") == kept
+        assert "delete.retention.ms" not in made.configs[-1], "a broker may not allow it"
+    chosen = pipeline.with_(topic_config={"delete.retention.ms": "5"})
+    assert kafka_checks.new_topic(chosen, "payments", TABLE, 1).configs[0]["delete.retention.ms"] == "5"

@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_bottledwater.errors import (
     BeginsAnew,
+    BottledWaterError,
     CredentialsRefused,
     Interrupted,
     StaleBatch,
@@ -25,6 +26,7 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
+from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.control_records import (
     REQUEST,
     SNAPSHOT,
@@ -58,6 +60,7 @@ class Controller(Reporter):
 
     def __init__(self, pipeline: Settings, cluster: Cluster, job: Job) -> None:
         self.name = cluster.pipeline(pipeline.slot)
+        self._pipeline, self._cluster = pipeline, cluster
         super().__init__(pipeline, "status", {request_key(self.name), status_key(self.name)}.__contains__)
         self.status = StatusRecord("starting", job, pipeline.slot, pipeline.on_error)
         self.status.heartbeat, self.status.first = pipeline.heartbeat_interval, job.started
@@ -94,6 +97,7 @@ class Controller(Reporter):
         except TakenOver:
             self.replaced = True
             self._ended.wait(_UNDER_WAY)
+            self._forget_if_dropped()
             self.abandon()
             raise
         except (StaleBatch, BeginsAnew):  # another attempt of this job goes on, or it begins anew
@@ -121,6 +125,16 @@ class Controller(Reporter):
         if result == "stopped":
             self.status.stopped_by = self._by or submitted.stopped_by()
         self._finish()
+
+    def _forget_if_dropped(self) -> None:
+        """Delete the status of a pipeline that was dropped while this job was asleep: it has heard nothing of that, if
+        its deletion was compacted away before it woke, and has reported since."""
+        try:
+            claim = read_own(self._pipeline, self._cluster).claim
+            if claim is not None and claim.kind == "drop":
+                self._topic.write({status_key(self.name): None}, wait=10.0)
+        except BottledWaterError as error:
+            log.warning("The status of a pipeline that may have been dropped is left as it is: %s", error)
 
     def abandon(self) -> None:
         """End the thread of a job that was taken over: the status is the other job's by now."""

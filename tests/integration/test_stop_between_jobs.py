@@ -154,6 +154,17 @@ def test_the_status_of_a_pipeline_that_was_dropped_does_not_come_back(
     assert status.read_status(flow.pipeline, name) is None
 
 
+def test_a_job_that_slept_through_the_drop_of_its_pipeline_leaves_no_status(flow: Flow) -> None:
+    """The deletion of the status was compacted away before the job woke."""
+    start = begin(flow.pipeline)
+    drop(flow.pipeline, when="always")
+    runs = Controller(flow.pipeline, start.cluster, start.job)
+    with pytest.raises(TakenOver), runs.reporting():
+        until(lambda: status.read_status(flow.pipeline, flow.name), "it reports")
+        raise TakenOver("The slot was taken over.")
+    assert status.read_status(flow.pipeline, flow.name) is None
+
+
 def test_a_signal_that_is_passed_on_does_not_replace_a_stop(flow: Flow) -> None:
     job = _runs(flow)
     job.abandon()

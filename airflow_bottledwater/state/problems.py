@@ -30,6 +30,7 @@ class Problems:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        #: their ``since`` are of the monotonic clock, since the other one may be set meanwhile
         self._found: dict[str, dict[tuple[str, str], Problem]] = {}
         self._logged: dict[tuple[str, str, str], float] = {}
 
@@ -40,20 +41,16 @@ class Problems:
         :param found: what is wrong now; empty if nothing is. One that was told before, of the same kind and subject,
             keeps its ``since``.
         """
-        now = time.time()
+        now, shift = time.monotonic(), time.time() - time.monotonic()
         with self._lock:
             before = self._found.get(part, {})
             after: dict[tuple[str, str], Problem] = {}
             for problem in found:
                 key = (problem.kind, problem.subject)
                 known = before.get(key)
-                since = known.since if known else problem.since or now
+                since = known.since if known else problem.since - shift if problem.since else now
                 after[key] = replace(problem, since=since)
-                if (
-                    known is None
-                    or known.reason != problem.reason
-                    or now - self._logged.get((part, *key), 0.0) >= _AGAIN
-                ):
+                if known is None or known.reason != problem.reason or now - self._logged[part, *key] >= _AGAIN:
                     log.warning("%s", problem)
                     self._logged[part, *key] = now
             for key in before.keys() - after.keys():
@@ -64,11 +61,12 @@ class Problems:
     def all(self) -> list[Problem]:
         """All that is wrong now, the oldest first. Of many of one kind, the last one says how many more there are."""
         kinds: dict[str, list[Problem]] = {}
+        shift = time.time() - time.monotonic()
         with self._lock:
             for problem in sorted(
                 (problem for part in self._found.values() for problem in part.values()), key=lambda each: each.since
             ):
-                kinds.setdefault(problem.kind, []).append(problem)
+                kinds.setdefault(problem.kind, []).append(replace(problem, since=problem.since + shift))
         return sorted((each for found in kinds.values() for each in _named(found)), key=lambda each: each.since)
 
 

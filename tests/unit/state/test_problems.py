@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,8 +23,23 @@ ITEMS = Problem("not-followed", "public.items", "Its registry is away.")
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr("airflow_bottledwater.state.problems.time.time", lambda: now[0])
+    clocks = SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0] - 900)
+    monkeypatch.setattr(problems, "time", clocks)
     return now
+
+
+def test_a_clock_that_is_set_neither_hides_a_problem_nor_makes_one_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, since_boot = [10_000.0], [100.0]
+    monkeypatch.setattr(problems, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: since_boot[0]))
+    told = Problems()
+    told.tell("tables", [ORDERS])
+    for step in (-7200.0, 9000.0):
+        wall[0], since_boot[0] = wall[0] + step + 5, since_boot[0] + 5
+        assert not problems.lasting(told.all(), wall[0])
+    wall[0], since_boot[0] = wall[0] - 7200 + problems.GRACE, since_boot[0] + problems.GRACE
+    told.tell("tables", [ORDERS])
+    assert problems.lasting(told.all(), wall[0])
+    assert told.all()[0].since == wall[0] - problems.GRACE - 10
 
 
 def test_each_part_replaces_its_own_and_a_lasting_one_keeps_its_beginning(clock: list[float]) -> None:

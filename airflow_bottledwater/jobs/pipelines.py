@@ -96,7 +96,8 @@ def wrong(
     if not status.wanted:
         return []
     now = time.time() if now is None else now
-    found = [_ended(status, now, limits)] if status.ended else [_works(status, now, limits, alive)]
+    found = [_ahead(status, now, limits)]
+    found.append(_ended(status, now, limits) if status.ended else _works(status, now, limits, alive))
     if alive and not status.ended:
         found.append(_behind(status, now, limits))
     if status.repeats >= REPEATS:
@@ -113,6 +114,16 @@ def _told(status: StatusRecord) -> list[Problem]:
     """The problems that count. A bounded run may be shorter than the time that a problem is given: what it has left
     counts at once."""
     return status.standing if status.ended else problems.lasting(status.standing, status.at)
+
+
+def _ahead(status: StatusRecord, now: float, limits: HealthLimits) -> str:
+    """Whether the clock of the job's host is ahead, so that nothing is old enough to be a problem; empty if it is not."""
+    if (ahead := max(status.at, status.job.started) - now) <= limits.silence:
+        return ""
+    return (
+        f"The clock of host {status.job.host} is {ahead:.0f} s ahead of this host's, so that it is not known how long ago "
+        "its job has ended or begun. Set the clocks of both."
+    )
 
 
 def _ended(status: StatusRecord, now: float, limits: HealthLimits) -> str:

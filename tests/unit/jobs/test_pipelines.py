@@ -56,6 +56,9 @@ NEW = [Problem("not-followed", "public.a", "It has no key.", since=NOW - 5)]
         # it is submitted again
         (reported("failed", 599, error="away"), True, ""),
         (reported("failed", 601, error="away"), True, "none has followed: away"),
+        # by the clock of a host that is ahead, nothing ever is long ago
+        (reported("failed", -599, error="away"), True, ""),
+        (reported("failed", -10_800, error="away"), True, "is 10800 s ahead of this host's"),
         # a snapshot, which a stream follows
         (reported("finished", 599, kind="snapshot"), True, ""),
         (reported("finished", 601, kind="snapshot"), True, "The snapshot job has finished"),

@@ -4,7 +4,7 @@ them again."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +12,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, StateError
 from airflow_bottledwater.pipeline.groups import TypeSettings
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
+from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state.claim import read_own
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 _OF_EACH_USE = {name for name, setting in SETTINGS.items() if setting.changes == "at each use"}
 #: the settings that say which rows of a table its topic has, and how their values are written there
 _OF_ROWS = ("table_options", "hash_key_version", *(each.name for each in fields(TypeSettings)))
+#: the options of a table that say nothing of that
+_NOT_OF_ROWS = {"partitions", "topic_config", "on_error"}
 
 
 def changed(pipeline: Settings, known: PipelineState) -> dict[str, StateRecord | None]:
@@ -53,7 +56,7 @@ def check_started(pipeline: Settings, known: PipelineState) -> None:
     now = pipeline.chosen()
     for name in _OF_ROWS if known.settings is not None else ():
         was, asked = (values.get(name, SETTINGS[name].default) for values in (known.settings or {}, now))
-        if was == asked:
+        if was == asked or (name == "table_options" and _alike(was, asked, known)):
             continue
         if isinstance(was, dict):
             patterns = [each for each in {**was, **asked} if was.get(each) != asked.get(each)]
@@ -64,6 +67,18 @@ def check_started(pipeline: Settings, known: PipelineState) -> None:
             "Start the stream with the new settings first (in Airflow, clear its task); or give the settings of its "
             "last start, which are in its saved state: leave them out, with the pipeline's name and connections only.",
         )
+
+
+def _alike(was: Mapping[str, Any], asked: Mapping[str, Any], known: PipelineState) -> bool:
+    """Whether two values of ``table_options`` say the same of the rows of all tables that the pipeline has."""
+
+    def of_rows(values: Mapping[str, Any]) -> list[Any]:
+        rules = {pattern: Table.of(options) for pattern, options in values.items()}
+        found = [Table.of_table(rules, each.table.schema, each.table.name) for each in known.tables.values()]
+        names = [each.name for each in fields(Table) if each.name not in _NOT_OF_ROWS]
+        return [getattr(options, name) for options in found for name in names]
+
+    return of_rows(was) == of_rows(asked)
 
 
 def settings_of(pipeline: Settings) -> dict[str, Any]:

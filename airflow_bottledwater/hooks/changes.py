@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: the key in the asset's store of how far each DAG has read: offsets by partition, by topic's id, by DAG's id
 READ = "bottledwater_read"
+#: the key of when it has read so far, by DAG's id: in seconds since 1970
+READ_AT = "bottledwater_read_at"
 #: the key in the asset's store of the last run of each DAG that reads what no event tells any more, and of how far the
 #: DAG had read before it
 _BEHIND = "bottledwater_behind"
@@ -195,6 +198,7 @@ class _Reading:
         if self._store is not None and self._now != self._read:
             if self._behind:  # before it is marked as read, so that whatever ends this task takes nothing away
                 self._set(_BEHIND, [self._run, self._before])
+            self._set(READ_AT, time.time())
             self._set(READ, self._now)
 
     def _set(self, key: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.observability import stats
 
-from airflow_bottledwater.hooks.changes import READ
+from airflow_bottledwater.hooks.changes import READ, READ_AT
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 _READ_EVERY = 60.0
 #: looks between two events without changes, at most: Airflow keeps none of them for a DAG that is paused
 _MOST_APART = 64
-#: looks after which a DAG that does not run is waited for no longer: a month
-_MOST_LOOKS = 30 * 24 * 60
+#: seconds after which a DAG that does not run is waited for no longer: it may have been deleted, or have another name
+_FORGOTTEN = 30 * 86_400.0
 
 
 class _ReadWatch:
@@ -72,7 +72,7 @@ class _ReadWatch:
         self._next = time.monotonic() + _READ_EVERY
         # after 1, 2, 4, ..., 64, 128, 192, ... looks
         looks = [n for _, n in self._behind.values()]
-        return any(0 < n <= _MOST_LOOKS and n % min(1 << n.bit_length() - 1, _MOST_APART) == 0 for n in looks)
+        return any(n > 0 and n % min(1 << n.bit_length() - 1, _MOST_APART) == 0 for n in looks)
 
     def close(self) -> None:
         """End the watch."""
@@ -137,9 +137,13 @@ class TableChangedTrigger(WatcherTrigger):
         return _ReadWatch(changes, last, self._read)
 
     async def _read(self) -> dict[str, Any]:
-        """How far each DAG has read; nothing if that is not known."""
+        """How far each DAG has read within the last month; nothing if that is not known."""
+        store = self.asset_state_store
         try:
-            return {} if self.asset_state_store is None else await self.asset_state_store.aget(READ) or {}
+            if store is None:
+                return {}
+            read, at = await store.aget(READ) or {}, await store.aget(READ_AT) or {}
+            return {dag: read[dag] for dag in read if time.time() - at.get(dag, 0.0) < _FORGOTTEN}
         except Exception as error:
             # its errors are of many classes; it is asked again
             log.info("Airflow does not say how far the DAGs have read (%s).", type(error).__name__)

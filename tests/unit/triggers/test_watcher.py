@@ -337,6 +337,15 @@ def test_a_dag_that_has_not_read_what_was_told_is_told_again(monkeypatch: pytest
     assert run(*events[1:]) == at(9, 12) and not told(*[None] * 9)
 
 
+def test_a_dag_that_has_read_nothing_for_a_month_is_told_nothing_again() -> None:
+    """It may have been deleted, and each event without changes runs every other DAG of the asset."""
+    trigger, read = TableChangedTrigger(pipeline=SHOP, tables=["a"]), {"here": {"i": [9]}, "gone": {"i": [5]}}
+    assert asyncio.run(trigger._read()) == {}
+    at = {"here": time.time() - 29 * 86_400, "gone": time.time() - 31 * 86_400}
+    trigger.asset_state_store = Store(bottledwater_read=read, bottledwater_read_at=at)  # type: ignore[assignment]
+    assert asyncio.run(trigger._read()) == {"here": {"i": [9]}}
+
+
 def test_a_run_with_events_of_several_pipelines_reads_all_of_their_changes() -> None:
     asset, events, store = Asset("a"), list[Any](), dict[str, Any]()
     inlet = SimpleNamespace(before=lambda _: inlet, ascending=lambda _: inlet, limit=lambda _: events[::-1])
@@ -360,6 +369,7 @@ def test_a_run_with_events_of_several_pipelines_reads_all_of_their_changes() -> 
     other = {"public.b": TopicRange("b", "j", (1,), (2,))}
     assert run(ChangeRange("2/d/shop", 1, 2, other)).tables == {**at(5, 9).tables, **other}
     assert store["bottledwater_read"] == {"d": {"i": [9], "j": [2]}}
+    assert 0 <= time.time() - store["bottledwater_read_at"]["d"] < 600
 
 
 def test_two_assets_with_the_same_trigger_are_refused() -> None:

@@ -4,7 +4,9 @@ single tables."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
+from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 from airflow_bottledwater.errors import BottledWaterError
@@ -12,6 +14,10 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import SnapshotRequest, TableRequest, decode
 from airflow_bottledwater.state.control_topic import ControlTopic
 
+log = logging.getLogger(__name__)
+
+#: what is said of a request of which this version does not know all
+UNKNOWN = "It was written by another version of the provider than the job's: use the same version in both places."
 #: seconds between two looks of a job for new requests
 _INTERVAL = 0.3
 
@@ -23,17 +29,21 @@ class OpenRequests(Generic[R]):
 
     :param prefix: that of their keys in the shared topic, behind which their ids are.
     :ivar open: by their ids, the oldest first.
+    :ivar unknown: the ids of those of which this version does not know all: carried out without that, more could be
+        done than was asked for.
     :ivar complete: whether all requests from before were read; until then, some of these may be answered.
     """
 
     def __init__(self, pipeline: Settings, prefix: str, kind: type[R]) -> None:
         self._prefix = prefix
         self._kind: type[R] = kind
+        self._fields = {field.name for field in fields(kind)}
         self._topic = ControlTopic.of(pipeline.kafka)
         self._heard = self._topic.subscribe(lambda key: key.startswith(prefix))
         self._looked = 0.0
         self._end: int | None = None
         self.open: dict[str, R] = {}
+        self.unknown: set[str] = set()
         self.complete = False
 
     def poll(self) -> None:
@@ -77,9 +87,12 @@ class OpenRequests(Generic[R]):
 
     def _take(self, changes: list[tuple[str, dict[str, Any] | None]]) -> None:
         for key, value in changes:
-            request = decode(self._kind, value)
-            if request is None:
-                self.open.pop(key.removeprefix(self._prefix), None)
-            else:
-                self.open[key.removeprefix(self._prefix)] = request
+            request_id, request = key.removeprefix(self._prefix), decode(self._kind, value)
+            self.open.pop(request_id, None)
+            self.unknown.discard(request_id)
+            if request is not None and value is not None and value.keys() <= self._fields:
+                self.open[request_id] = request
+            elif value is not None:
+                log.error("Request %s is not carried out: %s", request_id, UNKNOWN)
+                self.unknown.add(request_id)
         self.open = dict(sorted(self.open.items(), key=lambda item: (item[1].at, item[0])))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_bottledwater.errors import StateError
-from airflow_bottledwater.jobs.open_requests import OpenRequests
+from airflow_bottledwater.jobs.open_requests import UNKNOWN, OpenRequests
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import (
@@ -42,7 +42,14 @@ class SnapshotRequests(OpenRequests[SnapshotRequest]):
         return any(not request.paused for request in self.open.values())
 
     def _completed(self) -> None:
-        """Once, remove the reports on live snapshots that have ended long ago, and that nobody has waited for."""
+        """Answer those that this version does not know. Once, remove the reports on live snapshots that have ended long
+        ago, and that nobody has waited for."""
+        while self.unknown:
+            # the report first, since whoever waits takes a request without one for cancelled
+            request_id = self.unknown.pop()
+            failed = encode(SnapshotReport("failed", error=UNKNOWN, at=time.time()))
+            answer = {reading_key(self._name, request_id): failed, snapshot_key(self._name, request_id): None}
+            self._topic.write(answer, wait=0)
         if self.complete:
             return
         super()._completed()

@@ -1,13 +1,24 @@
-"""Which requests to stop a job obeys."""
+"""Which requests a job obeys."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from airflow_bottledwater.jobs.requests import REQUEST_HOLDS, holds
-from airflow_bottledwater.state.control_records import StatusRecord, StopRequest
+from airflow_bottledwater.jobs.snapshots import SnapshotRequests
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state.control_records import (
+    SnapshotReport,
+    SnapshotRequest,
+    StatusRecord,
+    StopRequest,
+    decode,
+    encode,
+)
+from airflow_bottledwater.state.control_topic import ControlTopic
 from tests.support.status import status_of
 
 NOW = 1_000_000.0
@@ -46,3 +57,45 @@ def request(epoch: int, *, age: float = 10.0) -> StopRequest:
 )
 def test_what_was_asked_before_a_job_listened(asked: StopRequest, last: StatusRecord | None, obeyed: bool) -> None:
     assert holds(asked, last, 7, NOW) is obeyed
+
+
+class Topic:
+    """The shared topic, with what is heard of it and what is written to it."""
+
+    at = 0
+
+    def __init__(self, *heard: tuple[str, Any]) -> None:
+        self.heard, self.written = list(heard), dict[str, Any]()
+
+    def subscribe(self, _: Any) -> Topic:
+        return self
+
+    def poll(self) -> list[tuple[str, Any]]:
+        return self.heard
+
+    def read_to_end(self) -> None:
+        pass
+
+    def known(self) -> dict[str, Any]:
+        return {}
+
+    def write(self, records: dict[str, Any], wait: float) -> None:
+        self.written |= records
+
+
+@pytest.mark.parametrize("more", [{"columns": ["a"]}, {"where": 7}], ids=str)
+def test_a_request_of_which_not_all_is_known_is_answered_and_not_carried_out(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    asked = encode(SnapshotRequest(("a",)))
+    prefix = "snapshot/1/d/shop/"
+    topic = Topic(
+        (f"{prefix}a", asked), (f"{prefix}b", asked | more), (f"{prefix}c", asked | more), (f"{prefix}c", None)
+    )
+    monkeypatch.setattr(ControlTopic, "of", lambda _: topic)
+    requests = SnapshotRequests(Settings(postgres="host=db", slot="shop"), "1/d/shop")
+    requests.read()
+    assert list(requests.open) == ["a"] and topic.written.keys() == {"reading/1/d/shop/b", f"{prefix}b"}
+    report = decode(SnapshotReport, topic.written["reading/1/d/shop/b"])
+    assert report is not None and report.state == "failed" and "another version" in report.error
+    assert topic.written[f"{prefix}b"] is None

@@ -6,6 +6,8 @@ UV := .local/uv/bin/uv
 UV_VERSION := 0.13.8
 PYTEST := $(BIN)/python -m pytest
 export UV_PYTHON_DOWNLOADS := never
+# empty is unset: with it, as in many containers, pytest would rewrite the asserts of all files in each process of each run
+export PYTHONDONTWRITEBYTECODE :=
 export UV_LINK_MODE := copy
 
 .DEFAULT_GOAL := help

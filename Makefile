@@ -123,8 +123,8 @@ fuzz: setup ## damaged rows, random tables and histories with new seeds for MINU
 	@end=$$(( $$(date +%s) + 60 * $(or $(MINUTES),10) )); while [ $$(date +%s) -lt $$end ]; do \
 	  seed=$$(od -An -N3 -tu4 /dev/urandom | tr -d ' '); echo "seed $$seed"; \
 	  BOTTLEDWATER_EXAMPLES_FACTOR=8 $(PYTEST) tests/unit/encoding/test_fuzz.py tests/unit/stream/test_assembler.py \
-	    tests/unit/publish/test_unchanged.py tests/integration/test_types_against_postgres.py -q -n 2 \
-	    -k "damaged or numeric or random or twin or assembler" \
+	    tests/unit/publish/test_unchanged.py tests/unit/verify/test_scan.py tests/integration/test_types_against_postgres.py \
+	    -q -n 2 -k "damaged or numeric or random or twin or assembler or hash" \
 	    --hypothesis-seed=$$seed || exit 1; done
 
 bench: setup ## all benchmarks, or one (BENCH=name); sizes times BENCH_SCALE

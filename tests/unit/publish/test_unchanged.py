@@ -132,7 +132,7 @@ def changes(draw: st.DrawFn) -> tuple[int, RowMessage]:
     return relation, RowMessage(kind, table.oid, tag, old, new)
 
 
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(150))
 @given(
     st.lists(changes(), min_size=1, max_size=14),
     st.dictionaries(

@@ -370,7 +370,7 @@ small = st.sampled_from([1, 30, 60, 100, 200, 10**6])
 blocks = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
 
-@settings(max_examples=examples(250))
+@settings(max_examples=examples(100))
 @given(cases(), small, small, blocks, st.booleans(), st.lists(st.integers(1, 20), max_size=3), st.booleans())
 def test_batches_are_contiguous_and_hold_what_the_model_says(
     case: tuple[History, Position, dict[int, Boundary]],
@@ -776,7 +776,7 @@ SHAPES = st.lists(
 
 
 @given(st.data(), SHAPES)
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_columns_that_are_left_out_or_masked_are_so_in_batches(data: st.DataObject, said: list[str | None]) -> None:
     """Rows of each kind, with old rows and without, lose these columns and values, and nothing else."""
     gone = [place for place, mask in enumerate(said) if mask is None]

@@ -217,9 +217,9 @@ FORMS = (*FORMATS, "avro envelope", "json envelope", "json schema")
 WAYS = [(way, form) for way in ("compiled", "plain") for form in FORMS]
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("way", "format"), WAYS)
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(st.lists(ROW, max_size=4))
 def test_equal_rows_and_records_have_equal_hashes(way: str, format: str, table: list[Any]) -> None:
     found = scan(way, format)
@@ -228,9 +228,9 @@ def test_equal_rows_and_records_have_equal_hashes(way: str, format: str, table: 
     assert [ours[0].tolist(), ours[1].tolist()] == [theirs[0].tolist(), theirs[1].tolist()]
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("way", "format"), WAYS)
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(ROW, ROW, st.integers(0, len(COLUMNS) - 1))
 def test_a_row_with_another_value_in_a_column_has_another_hash(
     way: str, format: str, row: tuple[Any, ...], other: tuple[Any, ...], at: int
@@ -245,9 +245,9 @@ def test_a_row_with_another_value_in_a_column_has_another_hash(
     assert (keys[0] == other_keys[0]) == (at > 1)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("way", "format"), WAYS)
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(ROW, st.binary(max_size=40), st.integers(0, 200))
 def test_damaged_bytes_have_another_hash_and_harm_nothing(
     way: str, format: str, row: tuple[Any, ...], noise: bytes, at: int

@@ -364,6 +364,7 @@ def test_the_state_of_a_job_that_has_not_reported_yet_is_not_forgotten(source: S
 
 
 # ---------------------------------------------------------------------- servers that were set back, or promoted
+@pytest.mark.some(1)
 @pytest.mark.parametrize("with_slot", [True, False], ids=["snapshot-of-the-disk", "base-backup"])
 def test_nothing_that_a_promoted_copy_of_the_files_does_touches_the_original(
     kafka: KafkaBroker, tmp_path: Path, with_slot: bool

@@ -187,6 +187,7 @@ def test_a_value_that_cannot_be_looked_up_by_a_hash_is_a_record_error(make_flow:
     assert "its key is published as a hash" in letter.value["error"], letter
     assert [m for m in flow.read("orders") if m.pos] == []
 
+@pytest.mark.some(1)
 
 @pytest.mark.parametrize("options", [{"mask": {"id": "hash"}}, {"rename": {"id": "name"}}])
 def test_a_new_name_by_which_the_key_has_another_form_sets_only_its_table_aside(

@@ -338,6 +338,7 @@ def test_a_letter_is_dropped_whose_row_was_published_since_as_it_is_in_the_lette
     assert_exactly_once_in_order(flow.read("a"))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("copied", [True, False])
 def test_a_letter_of_a_row_that_was_only_rewritten_since_stays(make_flow: MakeFlow, copied: bool) -> None:
     flow = make_flow(tables="p", on_error="log", skip_snapshot=not copied, topic_config={"max.message.bytes": "20000"})

@@ -263,6 +263,7 @@ def test_a_schema_of_altered_rows_is_known_and_compared(make_flow: MakeFlow, fro
     assert readable(flow) == {1, 2, 3, 4}
     assert used not in ids(flow) and not state_of(flow).later
 
+@pytest.mark.some(1)
 
 @pytest.mark.parametrize("format", ["avro", "protobuf", "json-schema"])
 def test_schemas_of_columns_that_come_and_go_are_not_taken_for_lost(

@@ -471,6 +471,7 @@ def shown(flow: Flow) -> set[int]:
     return {message.key["id"] for message in flow.read("orders") if message.value is not None}
 
 
+@pytest.mark.some(2)
 @unfiltered
 def test_rows_that_a_filter_hides_stay_hidden_where_it_is_made_ineffective(
     make_flow: MakeFlow, statement: str, mend: str

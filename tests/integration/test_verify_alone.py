@@ -96,6 +96,7 @@ def test_that_no_stream_runs_is_said_at_once(make_flow: MakeFlow) -> None:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("how", ["running", "over", "retired"])
 def test_a_pipeline_that_was_stopped_is_not_started_by_a_verification(make_flow: MakeFlow, how: str) -> None:
     flow = make_flow(tables="keyed")

@@ -23,7 +23,6 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.errors import PreflightError, Refused
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog
@@ -320,7 +319,7 @@ def _separate() -> Iterator[None]:
 
 def _wrong(flow: Flow) -> list[str]:
     """What is not as it is meant, and not told."""
-    job = status.report(flow.pipeline).job
+    job = flow.job
     problems = [each for each in job.problems if each.kind != ROWS_ELSEWHERE] if job else []
     told = {each.subject for each in problems}
     # a topic without keys passes to no other table

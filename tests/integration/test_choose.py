@@ -699,7 +699,7 @@ def test_a_large_value_is_found_beside_columns_that_are_left_out(make_flow: Make
 
 
 def _problems(flow: Flow) -> Any:
-    job = status.report(flow.pipeline).job
+    job = flow.job
     return job and [str(each) for each in job.problems]
 
 

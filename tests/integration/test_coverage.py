@@ -333,7 +333,7 @@ def test_a_new_partition_is_told_of_and_taken_in_with_all_its_rows(make_flow: Ma
         )
 
         def told() -> bool:
-            job = status.report(flow.pipeline).job
+            job = flow.job
             flow.execute("UPDATE p SET n = n - 1 WHERE id = 1")
             return job is not None and job.progress.get("not_followed") == ["public.p2"]
 

@@ -14,7 +14,6 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.cli import cli
 from airflow_bottledwater.errors import PreflightError, Refused
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
@@ -213,7 +212,7 @@ def test_triggers_that_do_not_fire_are_a_problem_of_the_stream(make_flow: MakeFl
 
     def problems() -> list[str]:
         flow.stream()
-        job = status.report(flow.pipeline).job
+        job = flow.job
         return [each.kind for each in job.problems] if job else []
 
     assert problems() == []

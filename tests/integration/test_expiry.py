@@ -11,7 +11,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
@@ -158,7 +157,7 @@ def test_a_topic_that_begins_to_forget_rows_is_a_problem_of_the_running_stream(
 
         def told() -> list[str]:
             flow.published("INSERT INTO u VALUES (1)")
-            job = status.report(flow.pipeline).job
+            job = flow.job
             return [each.kind for each in job.problems] if job else []
 
         until(lambda: errors or told() == ["expiry"], "the status is red")

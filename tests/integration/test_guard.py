@@ -15,7 +15,7 @@ import pytest
 
 from airflow_bottledwater.errors import BottledWaterError, SlotError
 from airflow_bottledwater.guard import guard, standbys
-from airflow_bottledwater.jobs import snapshots, status
+from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.metrics.source import SourceLook
@@ -54,7 +54,7 @@ def flow_statements() -> tuple[str, ...]:
 
 
 def job(flow: Flow) -> StatusRecord:
-    found = status.report(flow.pipeline).job
+    found = flow.job
     assert found is not None
     return found
 

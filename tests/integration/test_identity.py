@@ -570,7 +570,7 @@ def test_a_new_table_does_not_take_the_topic_of_another_program(
         flow.execute("CREATE TABLE payments (id int PRIMARY KEY)", "INSERT INTO payments VALUES (1)")
 
         def problems() -> str:
-            job = status.report(flow.pipeline).job
+            job = flow.job
             return " ".join(str(each) for each in job.problems) if job else ""
 
         until(lambda: "no pipeline is known" in problems(), "the table is red", failed=errors)

@@ -72,11 +72,7 @@ class Job:
 
     def streams(self) -> None:
         until(
-            lambda: (
-                (r := status.report(self.flow.pipeline).job)
-                and r.state == "streaming"
-                and r.job.pid == self.process.pid
-            ),
+            lambda: (r := self.flow.job) and r.state == "streaming" and r.job.pid == self.process.pid,
             "it streams",
         )
 
@@ -212,12 +208,12 @@ def test_a_job_reports_who_has_stopped_it(flow: Flow, make: MakeJob, by: str) ->
     else:
         assert stop.stop(flow.pipeline, job.identity, final=by == "task")
     job.end()
-    found = status.report(flow.pipeline).job
+    found = flow.job
     assert found is not None and (found.state, found.stopped_by) == ("stopped", by)
     assert (found.wanted, found.over) == (by != "request", by != "replacement")
     # a person decides about a pipeline whose job has ended, too
     _stop(flow)
-    found = status.report(flow.pipeline).job
+    found = flow.job
     assert found is not None and not found.wanted
 
 
@@ -262,7 +258,7 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
             "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [flow.pipeline.slot]
         ).fetchone()
     assert row == (False,)
-    found = status.report(flow.pipeline).job
+    found = flow.job
     assert found is not None and found.state == "stopped"
     # a task that still waits for this very job submits it again
     assert job.end().asked and not asked_meanwhile(flow.pipeline, began)
@@ -329,7 +325,7 @@ def test_the_command_ends_the_processes_of_a_job_on_this_host(
     command = process_job.command("stream", flow.pipeline.write(folder), job_id)
     supervise.start(folder, command, dict(os.environ))
     try:
-        until(lambda: (r := status.report(flow.pipeline).job) and r.state == "streaming", "it streams")
+        until(lambda: (r := flow.job) and r.state == "streaming", "it streams")
         driver = run_directory.read(folder, run_directory.Driver)
         assert driver is not None
         os.kill(driver.pid, signal.SIGSTOP)

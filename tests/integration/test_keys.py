@@ -11,7 +11,6 @@ import pytest
 from airflow_bottledwater.encoding import hashes
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import PreflightError, Refused
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.postgres import catalog, large_rows
@@ -74,7 +73,7 @@ def _verified(flow: Flow) -> Verification:
 
 
 def _problems(flow: Flow) -> str:
-    job = status.report(flow.pipeline).job
+    job = flow.job
     return " ".join(map(str, job.problems)) if job else ""
 
 
@@ -187,8 +186,8 @@ def test_a_value_that_cannot_be_looked_up_by_a_hash_is_a_record_error(make_flow:
     assert "its key is published as a hash" in letter.value["error"], letter
     assert [m for m in flow.read("orders") if m.pos] == []
 
-@pytest.mark.some(1)
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("options", [{"mask": {"id": "hash"}}, {"rename": {"id": "name"}}])
 def test_a_new_name_by_which_the_key_has_another_form_sets_only_its_table_aside(
     make_flow: MakeFlow, options: dict[str, Any]

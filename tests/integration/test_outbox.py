@@ -241,8 +241,7 @@ def test_a_row_that_no_dead_letter_can_hold_is_not_lost(make_flow: MakeFlow) -> 
 
 
 def _problems(flow: Flow) -> str:
-    job = status.report(flow.pipeline).job
-    return "" if job is None else str(job.problems)
+    return "" if (job := flow.job) is None else str(job.problems)
 
 
 def unsorted(flow: Flow, kind: str, of: str = "outbox") -> list[Event]:

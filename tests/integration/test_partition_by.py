@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import PreflightError, StateError
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.provision.drop import drop
@@ -353,7 +352,7 @@ def test_a_key_that_loses_a_column_sets_the_table_aside(make_flow: MakeFlow) -> 
         flow.execute("ALTER TABLE orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id)")
 
         def told() -> str:
-            job = status.report(flow.pipeline).job
+            job = flow.job
             return " ".join(map(str, job.problems)) if job else ""
 
         until(lambda: "chosen by column 'customer'" in told(), "it is told", failed=errors)

@@ -267,7 +267,7 @@ def test_a_new_empty_partition_needs_no_action(make_flow: MakeFlow) -> None:
 def told(flow: Flow) -> set[str]:
     """What the job's status says of what is not followed."""
     flow.execute("INSERT INTO p_new VALUES (100000 + (SELECT count(*) FROM p_new), 'new', 'tick')")
-    job = status.report(flow.pipeline).job
+    job = flow.job
     return set(job.progress.get("not_followed", ())) if job is not None else set()
 
 

@@ -9,7 +9,6 @@ import psycopg
 import pytest
 
 from airflow_bottledwater.errors import PreflightError, Refused, SettingError, StateError
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.jobs.open_requests import OpenRequests
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
@@ -107,7 +106,7 @@ def test_a_table_is_paused_and_goes_on_while_the_others_do_not_notice(
 
 
 def _job(flow: Flow) -> StatusRecord:
-    found = status.report(flow.pipeline).job
+    found = flow.job
     assert found is not None
     return found
 

@@ -485,7 +485,7 @@ def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, 
         requests.pass_on(flow.pipeline, start.cluster, start.job, interrupted=15 if how == "passed on" else 0)
     thread.join(60)
     assert not thread.is_alive() and not errors
-    told = status.report(flow.pipeline).job
+    told = flow.job
     assert told is not None
     if how == "asked":
         assert (told.state, told.error) == ("stopped", "")
@@ -509,7 +509,7 @@ def test_only_a_snapshot_that_was_asked_to_stop_is_reported_as_stopped(make_flow
 
     with pytest.raises(StopRequested):
         driver.run(flow.pipeline, lanes, stopped=stopped)
-    told = status.report(flow.pipeline).job
+    told = flow.job
     assert told is not None
     assert (told.state, told.permanent, told.over) == (
         ("failed", False, False) if how == "signal" else ("stopped", False, True)

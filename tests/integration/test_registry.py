@@ -17,7 +17,6 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from airflow_bottledwater.errors import Outage, PreflightError, RecordError, Refused
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
@@ -263,8 +262,8 @@ def test_a_schema_of_altered_rows_is_known_and_compared(make_flow: MakeFlow, fro
     assert readable(flow) == {1, 2, 3, 4}
     assert used not in ids(flow) and not state_of(flow).later
 
-@pytest.mark.some(1)
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("format", ["avro", "protobuf", "json-schema"])
 def test_schemas_of_columns_that_come_and_go_are_not_taken_for_lost(
     make_flow: MakeFlow, front: RegistryFront, format: str
@@ -321,7 +320,7 @@ def test_a_lost_schema_of_altered_rows_without_a_key_is_a_problem(make_flow: Mak
     used = altered(flow)
     front.lost = {used}
     flow.stream()
-    job = status.report(flow.pipeline).job
+    job = flow.job
     assert job is not None
     (found,) = job.problems
     assert found.kind == "schemas-lost" and f"schema {used}:" in found.reason
@@ -340,9 +339,7 @@ def test_records_of_a_table_without_a_key_that_nobody_can_read_any_more_are_a_pr
     (pinned,) = state_of(flow).tables.values()
     front.lost = {pinned.value_schema}
     with flow.streaming() as errors:
-        (found,) = until(
-            lambda: (job := status.report(flow.pipeline).job) and job.problems, "the problem", failed=errors
-        )
+        (found,) = until(lambda: (job := flow.job) and job.problems, "the problem", failed=errors)
         assert (found.kind, found.subject) == ("schemas-lost", f"topic {flow.topic('t')}")
         assert "cannot be published again" in found.reason and "backup" in found.remedy
         # it goes on with the schema of now
@@ -462,7 +459,7 @@ def test_a_registry_that_is_away_at_the_start_is_a_problem_and_not_needed(
         flow.published("INSERT INTO t VALUES (2, 1, NULL)")
 
         def problems() -> list[Any]:
-            job = status.report(flow.pipeline).job
+            job = flow.job
             return job.problems if job else []
 
         found = until(problems, "the problem", failed=errors)

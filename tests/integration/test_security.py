@@ -168,7 +168,7 @@ def test_a_right_that_is_taken_away_ends_the_stream_for_good_and_is_named(server
     assert not transient(errors[0])
     assert "Kafka denies Write" in str(errors[0])
     assert f"{flow.pipeline.topic_prefix}.sales.a" in str(errors[0])
-    job = status.report(flow.pipeline).job
+    job = flow.job
     assert job is not None
     assert (job.state, job.error, job.permanent) == ("failed", str(errors[0]), True)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.local import artifacts
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.process import run
@@ -62,7 +61,7 @@ def test_a_stream_moves_at_the_rate_that_kafka_takes(make_flow: MakeFlow, slow: 
         with flow.streaming() as errors:
 
             def told() -> str:
-                job = status.report(flow.pipeline).job
+                job = flow.job
                 return " ".join(each.reason for each in job.problems) if job else ""
 
             until(lambda: "a second" in told(), "the rate is told")
@@ -159,7 +158,7 @@ def test_a_quota_of_the_broker_slows_a_stream_down_and_it_says_so(make_flow: Mak
             said = set[str]()
 
             def published() -> bool:
-                job = status.report(flow.pipeline).job
+                job = flow.job
                 said.update(each.reason for each in (job.problems if job else ()))
                 return len(flow.read("a")) >= 2000
 

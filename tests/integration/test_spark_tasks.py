@@ -18,7 +18,6 @@ from confluent_kafka import Producer
 from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 
 from airflow_bottledwater.errors import Outage, Refused, TakenOver
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.jobs.submit import LOCAL_CONF
 from airflow_bottledwater.postgres import watch
 from airflow_bottledwater.snapshot import driver as snapshot_driver
@@ -122,7 +121,7 @@ def test_tasks_read_on_under_a_new_snapshot_when_theirs_is_given_up(
             results.append(error)
 
     def found() -> Any:
-        return status.report(flow.pipeline).job
+        return flow.job
 
     taking = threading.Thread(target=work, daemon=True)
     taking.start()

@@ -74,7 +74,7 @@ def _runs(flow: Flow) -> Controller:
     made = Controller(flow.pipeline, start.cluster, start.job)
     made.status.state = "streaming"
     made.start()
-    until(lambda: (job := status.report(flow.pipeline).job) and job.job.id == start.job.id, "its first status")
+    until(lambda: (job := flow.job) and job.job.id == start.job.id, "its first status")
     return made
 
 

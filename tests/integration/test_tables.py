@@ -14,7 +14,6 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from airflow_bottledwater.errors import Outage
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.local.registry import SchemaRegistry
@@ -191,7 +190,7 @@ def test_a_table_that_cannot_leave_its_publication_yet_keeps_nobody_waiting(make
     flow.execute("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE u DROP CONSTRAINT u_pkey")
 
     def told() -> dict[str, Problem]:
-        job = status.report(flow.pipeline).job
+        job = flow.job
         return {each.subject: each for each in job.problems if each.kind == "writes-fail"} if job else {}
 
     def writable(table: str) -> bool:

@@ -8,7 +8,6 @@ import logging
 import pytest
 
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.stream.engine import follow
@@ -134,8 +133,8 @@ def test_a_table_that_is_created_in_a_large_transaction_is_taken_in(flow: Flow) 
     assert len({m.key["id"] for m in flow.read("first")}) == 300
     assert _tables(flow) == {"first", "fresh"} and flow.compare("fresh").equal
 
-@pytest.mark.some(1)
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["ALL TABLES", "TABLES IN SCHEMA public"])
 def test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again(flow: Flow, kind: str) -> None:
     name = flow.pipeline.slot
@@ -260,7 +259,7 @@ def test_the_tables_of_a_schema_may_be_more_than_the_pipelines(make_flow: MakeFl
 
 
 def _skipped(flow: Flow) -> dict[str, int]:
-    job = status.report(flow.pipeline).job
+    job = flow.job
     return dict(job.progress.get("skipped_by_table", {})) if job else {}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_bottledwater.jobs import status
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import engine
@@ -26,8 +25,7 @@ def look_often(patch: pytest.MonkeyPatch, *, interval: float = 10.0, lasts: floa
 
 def problems(flow: Flow) -> dict[str, Problem]:
     """What the pipeline's job tells, by its subject."""
-    job = status.report(flow.pipeline).job
-    return {each.subject: each for each in job.problems} if job else {}
+    return {each.subject: each for each in job.problems} if (job := flow.job) else {}
 
 
 def dies_before_it_reads(flow: Flow) -> None:

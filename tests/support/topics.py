@@ -29,7 +29,7 @@ from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.snapshot.task import SnapshotResult
-from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest
+from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest, StatusRecord
 from tests.support import running
 from tests.support.compare import Comparison, compare
 from tests.support.waiting import LONG, until
@@ -143,6 +143,7 @@ class Flow:
 
     def __init__(self, dsn: str, kafka: KafkaBroker, registry: SchemaRegistry | None, **settings: Any) -> None:
         self.dsn, self.kafka, self.registry = dsn, kafka, registry
+        self._named = ("", "", "")
         name = f"f{uuid.uuid4().hex[:8]}"
         self.pipeline = Settings.of(
             postgres=dsn,
@@ -216,7 +217,7 @@ class Flow:
 
     def streams(self) -> None:
         """Wait until the pipeline's stream says that it streams."""
-        until(lambda: getattr(status.report(self.pipeline).job, "state", "") == "streaming", "the stream runs")
+        until(lambda: self.state == "streaming", "the stream runs")
 
     def published(self, *statements: str) -> None:
         """Run statements beside a stream, the first of which changes rows, and wait until that is published."""
@@ -253,10 +254,18 @@ class Flow:
         return self.cluster.pipeline(self.pipeline.slot)
 
     @property
+    def job(self) -> StatusRecord | None:
+        """What the pipeline's job said last; None if none has. For those who ask again and again: a whole report asks
+        the source, and reads the state."""
+        asked = self.dsn, self.pipeline.slot
+        if asked != self._named[:2]:
+            self._named = *asked, self.name
+        return status.read_status(self.pipeline, self._named[2])
+
+    @property
     def state(self) -> str:
         """Of the pipeline's job, as it said last; empty if none has."""
-        job = status.report(self.pipeline).job
-        return job.state if job else ""
+        return job.state if (job := self.job) else ""
 
     def topic(self, table: str) -> str:
         """The topic of a table of the public schema, or another topic of the pipeline by its name without the

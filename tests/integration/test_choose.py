@@ -722,6 +722,7 @@ def _with_a_letter(make_flow: MakeFlow, **options: Any) -> Flow:
 def test_what_is_left_out_at_the_next_start_is_not_redriven(make_flow: MakeFlow) -> None:
     flow = _with_a_letter(make_flow)
     flow.change(table_options={"people": {"exclude": "emails"}})
+@pytest.mark.long
     for run in (flow.stream, lambda: redrive.redrive(flow.pipeline)):
         with pytest.raises(PreflightError, match="did you mean 'email'"):
             run()
@@ -746,6 +747,7 @@ def test_a_letter_is_not_published_behind_a_row_that_shows_more(make_flow: MakeF
     assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=1)
     assert flow.read("people")[-1].value["n"] == 1
     # the advice
+@pytest.mark.long
     assert redrive.dismiss(flow.pipeline) == redrive.RedriveResult(dismissed=1)
     verified(flow)
 

@@ -201,6 +201,7 @@ def test_a_right_that_is_revoked_is_told_until_it_is_granted(
         flow.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
+@pytest.mark.long
 def test_a_catalog_that_cannot_be_looked_at_for_long_is_told_until_it_can_be(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +299,7 @@ def test_what_hides_no_change_is_no_gap(make_flow: MakeFlow) -> None:
     assert flow.compare("a").differences == []
 
 
+@pytest.mark.long
 def test_a_table_that_the_settings_no_longer_name_need_not_be_published(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="a,b")
     flow.create()

@@ -230,6 +230,7 @@ def test_a_column_that_is_added_meanwhile_is_in_the_rows(flow: Flow, monkeypatch
     assert found[-1].value["extra"] == 7
 
 
+@pytest.mark.long
 def test_a_commit_that_was_published_before_others_can_see_it_is_not_undone(tmp_path: Path, kafka: KafkaBroker) -> None:
     """It waits for a synchronous standby: the stream has it already, a snapshot shows the row before it."""
     settings = {"synchronous_standby_names": "nobody", "synchronous_commit": "local"}

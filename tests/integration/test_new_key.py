@@ -109,6 +109,7 @@ OTHER_KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_another_key_of_columns_with_the_same_names_is_taken_up(make_flow: MakeFlow) -> None:
     flow = make_flow(tables=tuple(OTHER_KEYS), table_options={"chosen": Table(key=("b",))})
     for name, (key, _) in OTHER_KEYS.items():

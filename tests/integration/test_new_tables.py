@@ -85,6 +85,7 @@ def test_a_job_that_dies_between_taking_in_and_reading_is_made_up_for(flow: Flow
     assert sorted(m.key["id"] for m in flow.read("later")) == [1, 2]
 
 
+@pytest.mark.long
 def test_a_definition_that_fits_only_compressed_is_recorded_while_the_stream_runs(flow: Flow) -> None:
     """Preflight lets it pass, and a start can write it."""
     columns = ", ".join(f"c{i} numeric" for i in range(1599))

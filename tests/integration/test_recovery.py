@@ -244,6 +244,7 @@ def test_a_letter_of_a_truncated_table_without_a_key_is_dropped(make_flow: MakeF
     assert _values(flow.read("a")) == [(2, 1)]
 
 
+@pytest.mark.long
 def test_a_letter_whose_row_was_deleted_while_its_slot_was_lost_brings_no_row_back(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"})
     flow.create()
@@ -540,6 +541,7 @@ def test_dead_letters_of_another_pipeline_in_a_shared_topic_are_left_alone(
         drop(two.pipeline, when="always")
 
 
+@pytest.mark.long
 def test_without_its_facts_a_slot_goes_on_at_the_users_word(make_flow: MakeFlow) -> None:
     flow = make_flow()
     flow.execute("INSERT INTO a VALUES (1, 'x', 1)")

@@ -100,6 +100,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
     assert not Path(f"/run/netns/bw{number}-1").exists()
 
 
+@pytest.mark.long
 def test_the_servers_of_this_machine_are_reached_from_a_host(network: Network, tmp_path: Path) -> None:
     code = (
         "import sys, psycopg, urllib.request\n"

@@ -12,7 +12,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -26,7 +25,9 @@ from airflow_bottledwater.provision import create, preflight, redrive
 from airflow_bottledwater.state.store import CONTROL_TOPIC
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.verify import driver
+from tests.support.compare import records
 from tests.support.pipeline import logged
+from tests.support.tables import look_often
 from tests.support.topics import Flow, MakeFlow, limit_topic
 from tests.support.verifying import verify_beside_a_stream
 from tests.support.waiting import until
@@ -34,6 +35,11 @@ from tests.support.waiting import until
 SECRET = "Ma9ker"
 #: too large for its page, so that an update which leaves it alone does not send it
 _LARGE = f"(SELECT string_agg('{SECRET}' || md5(i::text), '') FROM generate_series(1, 400) i)"
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_often(monkeypatch)
 
 
 @pytest.fixture
@@ -64,46 +70,28 @@ def verified(flow: Flow) -> Verification:
 def decoded(flow: Flow, registry: SchemaRegistry, table: str) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
     """Keys and values of an Avro topic, as Confluent's deserialiser gives them."""
     read = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
-    config = {**flow.pipeline.kafka, "group.id": "decoded", "isolation.level": "read_committed"}
-    consumer, topic = Consumer(config), flow.topic(table)
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    found = []
-    try:
-        while messages := consumer.consume(10_000, 3.0):
-            for message in messages:
-                key = read(message.key(), SerializationContext(topic, MessageField.KEY))
-                value = read(message.value(), SerializationContext(topic, MessageField.VALUE))
-                found.append((key, value))
-    finally:
-        consumer.close()
-    return found
+    topic = flow.topic(table)
+    return [
+        (
+            read(each.key(), SerializationContext(topic, MessageField.KEY)),
+            read(each.value(), SerializationContext(topic, MessageField.VALUE)),
+        )
+        for each in records(flow.pipeline.kafka, topic)
+    ]
 
 
 def everything(flow: Flow) -> bytes:
     """All bytes in the pipeline's topics, also uncommitted ones, with what is encoded in dead letters; and those in the
     topics that all pipelines share."""
-    topics, shared = Topics(flow.pipeline.kafka), (CONTROL_TOPIC, METRICS_TOPIC)
-    described = topics.describe([name for name in topics.names() if flow.pipeline.slot in name or name in shared])
-    config = {"group.id": "all", "isolation.level": "read_uncommitted", "enable.partition.eof": True}
-    consumer = Consumer({**flow.pipeline.kafka, **config})
-    left = {(name, p) for name, topic in described.items() for p in range(topic.partitions)}
-    consumer.assign([TopicPartition(name, p, 0) for name, p in left])
-    found = b""
-    try:
-        while left:
-            for message in consumer.consume(10_000, 3.0):
-                if message.error():  # it is at the end of a partition; the shared topics go on
-                    left.discard((message.topic(), message.partition()))
-                    continue
-                value, headers = message.value() or b"", message.headers() or []
-                found += (message.key() or b"") + value + b"".join(each or b"" for _, each in headers)
-                if (
-                    message.topic() == flow.pipeline.topic_prefix + "._bottledwater_dead_letters"
-                    and b'"again"' in value
-                ):
-                    found += base64.b64decode(json.loads(value)["again"]["message"])
-    finally:
-        consumer.close()
+    shared = (CONTROL_TOPIC, METRICS_TOPIC)
+    topics = [name for name in Topics(flow.pipeline.kafka).names() if flow.pipeline.slot in name or name in shared]
+    parts = []
+    for message in records(flow.pipeline.kafka, *topics, committed=False):
+        value, headers = message.value() or b"", message.headers() or []
+        parts += [message.key() or b"", value, *(each or b"" for _, each in headers)]
+        if message.topic() == flow.pipeline.topic_prefix + "._bottledwater_dead_letters" and b'"again"' in value:
+            parts.append(base64.b64decode(json.loads(value)["again"]["message"]))
+    found = b"".join(parts)
     assert b"public" in found
     return found
 
@@ -722,7 +710,6 @@ def _with_a_letter(make_flow: MakeFlow, **options: Any) -> Flow:
 def test_what_is_left_out_at_the_next_start_is_not_redriven(make_flow: MakeFlow) -> None:
     flow = _with_a_letter(make_flow)
     flow.change(table_options={"people": {"exclude": "emails"}})
-@pytest.mark.long
     for run in (flow.stream, lambda: redrive.redrive(flow.pipeline)):
         with pytest.raises(PreflightError, match="did you mean 'email'"):
             run()
@@ -735,6 +722,7 @@ def test_what_is_left_out_at_the_next_start_is_not_redriven(make_flow: MakeFlow)
     assert SECRET not in json.dumps([each.value for each in flow.read("people")])
 
 
+@pytest.mark.long
 def test_a_letter_is_not_published_behind_a_row_that_shows_more(make_flow: MakeFlow) -> None:
     flow = _with_a_letter(make_flow, exclude=["n"], mask={"email": "first:3"})
     flow.change(table_options={"people": {"exclude": ["n"], "mask": {"email": "first:5"}}})
@@ -747,7 +735,6 @@ def test_a_letter_is_not_published_behind_a_row_that_shows_more(make_flow: MakeF
     assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=1)
     assert flow.read("people")[-1].value["n"] == 1
     # the advice
-@pytest.mark.long
     assert redrive.dismiss(flow.pipeline) == redrive.RedriveResult(dismissed=1)
     verified(flow)
 
@@ -760,6 +747,7 @@ def test_a_letter_is_redriven_by_the_options_of_its_tables_new_name(make_flow: M
     assert [each.value for each in flow.read("people")] == [{"id": 1, "n": 1, "scan": "", "scan_at": None}]
 
 
+@pytest.mark.long
 def test_the_rules_of_a_table_that_is_removed_from_the_settings_stay(make_flow: MakeFlow) -> None:
     """It is still streamed, and would be in the clear without them; so would one that was renamed."""
     hidden = {"exclude": "email"}

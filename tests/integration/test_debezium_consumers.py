@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
@@ -17,6 +16,7 @@ from airflow_bottledwater.encoding.envelope import connect_schema
 from airflow_bottledwater.local import artifacts
 from airflow_bottledwater.local.registry import SchemaRegistry
 from tests.support import wire as w
+from tests.support.compare import records
 from tests.support.jars import retrieved
 from tests.support.topics import Flow, MakeFlow
 
@@ -98,13 +98,7 @@ def _flat(java: Any, **options: str) -> Any:
 
 
 def _records(flow: Flow) -> list[tuple[bytes | None, bytes | None]]:
-    consumer = Consumer({**flow.pipeline.kafka, "group.id": "java", "isolation.level": "read_committed"})
-    consumer.assign([TopicPartition(flow.topic("orders"), 0, 0)])
-    found = []
-    while messages := consumer.consume(1000, 4.0):
-        found += [(each.key(), each.value()) for each in messages]
-    consumer.close()
-    return found
+    return [(each.key(), each.value()) for each in records(flow.pipeline.kafka, flow.topic("orders"))]
 
 
 @pytest.fixture(params=["json", "avro"])

@@ -7,15 +7,15 @@ import json
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from airflow_bottledwater.errors import SettingError, StateError
-from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import preflight, redrive
+from tests.support.compare import records
 from tests.support.topics import Flow, MakeFlow, limit_topic, read
 from tests.support.verifying import verify_beside_a_stream
 from tests.support.waiting import until
@@ -51,9 +51,6 @@ def events(flow: Flow, table: str) -> list[tuple[Any, Event | None]]:
     """Keys and values of a topic, without the schemas in front of them; those in Avro by Confluent's deserialiser."""
     topic, pipeline = flow.topic(table), flow.pipeline
     read = AvroDeserializer(SchemaRegistryClient({"url": pipeline.registry["url"]})) if pipeline.registry else None
-    consumer = Consumer({**pipeline.kafka, "group.id": "events", "isolation.level": "read_committed"})
-    partitions = Topics(pipeline.kafka).describe([topic])[topic].partitions
-    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
 
     def decoded(data: bytes | None, field: str) -> Any:
         if data is None:
@@ -66,14 +63,10 @@ def events(flow: Flow, table: str) -> list[tuple[Any, Event | None]]:
             found = found["payload"]
         return found
 
-    found = []
-    try:
-        while messages := consumer.consume(10_000, 3.0):
-            for each in messages:
-                found.append((decoded(each.key(), MessageField.KEY), decoded(each.value(), MessageField.VALUE)))
-    finally:
-        consumer.close()
-    return found
+    return [
+        (decoded(each.key(), MessageField.KEY), decoded(each.value(), MessageField.VALUE))
+        for each in records(pipeline.kafka, topic)
+    ]
 
 
 def table_of(found: list[tuple[Any, Event | None]]) -> dict[Any, dict[str, Any]]:
@@ -172,16 +165,13 @@ def test_a_difference_in_the_new_row_is_found_and_swept(
     flow.execute("UPDATE orders SET note = 'new' WHERE id = 1")
     flow.stream()
     # behind the pipeline's back: the record of another key again, and a key that the table does not have
-    config = {**flow.pipeline.kafka, "group.id": "raw", "isolation.level": "read_committed"}
-    consumer, topic = Consumer(config), flow.topic("orders")
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    records = {each.key(): each.value() for each in consumer.consume(100, 5.0)}
-    consumer.close()
-    keys = sorted(records)
+    topic = flow.topic("orders")
+    published = {each.key(): each.value() for each in records(flow.pipeline.kafka, topic)}
+    keys = sorted(published)
     producer = Producer(flow.pipeline.kafka)
-    producer.produce(topic, records[keys[1]], keys[0], 0)
+    producer.produce(topic, published[keys[1]], keys[0], 0)
     surplus = keys[5].replace(b"6", b"7") if form != "avro" else keys[5][:-1] + bytes([14])
-    producer.produce(topic, records[keys[5]], surplus, 0)
+    producer.produce(topic, published[keys[5]], surplus, 0)
     assert not producer.flush(60)
     found = verify_beside_a_stream(flow)
     assert found.tables[0].counts == {"different": 1, "surplus": 1}
@@ -243,12 +233,10 @@ def test_an_old_row_is_in_a_header_if_asked(make_flow: MakeFlow) -> None:
     flow.snapshot()
     flow.execute("UPDATE people SET n = 2", "UPDATE people SET id = 5", "DELETE FROM people")
     flow.stream()
-    consumer = Consumer({**flow.pipeline.kafka, "group.id": "raw", "isolation.level": "read_committed"})
-    consumer.assign([TopicPartition(flow.topic("people"), 0, 0)])
     found = [
-        (each.value() and json.loads(each.value()), dict(each.headers() or [])) for each in consumer.consume(9, 5.0)
+        (each.value() and json.loads(each.value()), dict(each.headers() or []))
+        for each in records(flow.pipeline.kafka, flow.topic("people"))
     ]
-    consumer.close()
     before = [headers.get("before") and json.loads(headers["before"]) for _, headers in found]
     one = {"id": 1, "number": 1, "email": "***", "large": None, "bits": None}
     two = {**one, "number": 2}

@@ -24,6 +24,7 @@ from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import OwnerRecord, encode, owner_key
 from airflow_bottledwater.state.identity import owners
 from airflow_bottledwater.verify import driver
+from tests.support.compare import records
 from tests.support.together import put_together
 from tests.support.topics import Flow, MakeFlow, limit_topic
 from tests.support.waiting import until
@@ -246,15 +247,7 @@ def _problems(flow: Flow) -> str:
 
 def unsorted(flow: Flow, kind: str, of: str = "outbox") -> list[Event]:
     """Like :func:`events`, of a topic with records that came later than their places."""
-    topic = flow.topic(f"{of}.{kind}")
-    consumer = Consumer({"bootstrap.servers": flow.kafka.bootstrap, "group.id": uuid.uuid4().hex})
-    partitions = Topics(flow.pipeline.kafka).describe([topic])[topic].partitions
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
-    found = []
-    while (message := consumer.poll(3.0)) is not None:
-        found.append(Event(message))
-    consumer.close()
-    return found
+    return [Event(message) for message in records(flow.pipeline.kafka, flow.topic(f"{of}.{kind}"))]
 
 
 def other_pipeline(flow: Flow) -> Flow:

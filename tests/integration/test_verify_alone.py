@@ -24,10 +24,16 @@ from airflow_bottledwater.state.claim import work_for
 from airflow_bottledwater.state.control_records import StatusRecord
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.tables import look
-from airflow_bottledwater.verify import driver
+from airflow_bottledwater.verify import driver, streaming
 from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def soon_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stream is waited for long, since none of these reconnects."""
+    monkeypatch.setattr(streaming, "_PATIENCE", 0.3)
 
 
 @pytest.fixture

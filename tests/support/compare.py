@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import fastavro
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from psycopg import sql
 
@@ -42,41 +43,47 @@ class Comparison:
         return not self.differences
 
 
-def latest(kafka: Mapping[str, str], topic: str) -> tuple[dict[bytes, bytes | None], int, int]:
-    """The last committed value of each key, and how many records came from the snapshot and from the stream."""
-    described = Topics(kafka).describe([topic])
-    if topic not in described:
-        return {}, 0, 0
+def records(kafka: Mapping[str, str], *topics: str, committed: bool = True) -> Iterator[Message]:
+    """All records of topics, up to their ends of now, without waiting for more."""
     consumer = Consumer(
         {
             **kafka,
-            "group.id": "compare",
+            "group.id": uuid.uuid4().hex,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
-            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",  # also behind records that were deleted
+            "fetch.wait.max.ms": 50,
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
         }
     )
-    partitions = described[topic].partitions
-    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
-    values: dict[bytes, bytes | None] = {}
-    ended: set[int] = set()
-    snapshot = stream = 0
+    described = Topics(kafka).describe(topics)
+    left = {(topic, p) for topic in topics for p in range(described[topic].partitions)}
+    consumer.assign([TopicPartition(topic, p, 0) for topic, p in left])
     try:
-        while len(ended) < partitions:
-            for message in consumer.consume(10_000, 1.0):
-                error = message.error()
-                if error is not None:
-                    if error.code() == KafkaError._PARTITION_EOF:
-                        ended.add(message.partition())
-                        continue
-                    raise KafkaException(error)
-                if message.headers():
-                    stream += 1
+        while left:
+            # what is there; with a time-out, consume() waits for as many as it is asked for (a tombstone is false)
+            first = consumer.poll(1.0)
+            for message in [*([] if first is None else [first]), *consumer.consume(5000, 0)]:
+                if (error := message.error()) is None:
+                    yield message
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    left.discard((message.topic(), message.partition()))  # others may go on writing to it
                 else:
-                    snapshot += 1
-                values[message.key()] = message.value()
+                    raise KafkaException(error)
     finally:
         consumer.close()
+
+
+def latest(kafka: Mapping[str, str], topic: str) -> tuple[dict[bytes, bytes | None], int, int]:
+    """The last committed value of each key, and how many records came from the snapshot and from the stream."""
+    values: dict[bytes, bytes | None] = {}
+    snapshot = stream = 0
+    for message in records(kafka, topic) if Topics(kafka).describe([topic]) else ():
+        if message.headers():
+            stream += 1
+        else:
+            snapshot += 1
+        values[message.key()] = message.value()
     return values, snapshot, stream
 
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.jobs import snapshots, status
-from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.lsn import Position
@@ -31,7 +30,7 @@ from airflow_bottledwater.snapshot import driver
 from airflow_bottledwater.snapshot.task import SnapshotResult
 from airflow_bottledwater.state.control_records import SnapshotReport, SnapshotRequest, StatusRecord
 from tests.support import running
-from tests.support.compare import Comparison, compare
+from tests.support.compare import Comparison, compare, records
 from tests.support.waiting import LONG, until
 
 
@@ -70,49 +69,27 @@ def read_all(
     :param decoders: of keys and of values; None: JSON, and positions as the keys of service topics.
     """
     of_key, of_value = decoders or (_key, json.loads)
-    config = {"bootstrap.servers": kafka.bootstrap}
-    described = Topics(config).describe(topics)
-    consumer = Consumer(
-        {
-            **config,
-            "group.id": uuid.uuid4().hex,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 50,
-            "isolation.level": "read_committed" if committed else "read_uncommitted",
-        }
-    )
-    pending = {(topic, p) for topic in topics for p in range(described[topic].partitions)}
-    consumer.assign([TopicPartition(topic, p, 0) for topic, p in pending])
     found: dict[str, list[Message]] = {topic: [] for topic in topics}
-    while pending:
-        # what is there, and no waiting for more (a tombstone is false)
-        first = consumer.poll(1.0)
-        for message in [*([] if first is None else [first]), *consumer.consume(5000, 0)]:
-            if message.error() is not None:
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                pending.discard((message.topic(), message.partition()))
-                continue
-            told = dict(message.headers() or [])
-            before = told.pop("before", None)
-            headers = {name: (value or b"").decode() for name, value in told.items()}
-            found[message.topic()].append(
-                Message(
-                    message.partition(),
-                    message.offset(),
-                    None if message.key() is None else of_key(message.key()),
-                    None if message.value() is None else of_value(message.value()),
-                    headers.get("op", "r"),
-                    headers.get("pos", ""),
-                    message.timestamp()[1],
-                    headers.get("xid", ""),
-                    headers.get("toast", ""),
-                    headers.get("snapshot", ""),
-                    headers.get("time", ""),
-                    None if before is None else of_value(before),
-                )
+    for message in records({"bootstrap.servers": kafka.bootstrap}, *topics, committed=committed):
+        told = dict(message.headers() or [])
+        before = told.pop("before", None)
+        headers = {name: (value or b"").decode() for name, value in told.items()}
+        found[message.topic()].append(
+            Message(
+                message.partition(),
+                message.offset(),
+                None if message.key() is None else of_key(message.key()),
+                None if message.value() is None else of_value(message.value()),
+                headers.get("op", "r"),
+                headers.get("pos", ""),
+                message.timestamp()[1],
+                headers.get("xid", ""),
+                headers.get("toast", ""),
+                headers.get("snapshot", ""),
+                headers.get("time", ""),
+                None if before is None else of_value(before),
             )
-    consumer.close()
+        )
     return found
 
 

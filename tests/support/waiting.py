@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 #: seconds for what a slow machine does that has other work to do: no test that waits for less would tell anything else
 LONG = 120.0
-#: seconds of a pause that is as long as the answer took, at most: then asking takes half of the time
+#: seconds of a pause that is three times as long as the answer took, at most: then asking takes a quarter of the time
 _LONGEST_PAUSE = 1.0
 
 
@@ -36,6 +36,6 @@ def until(
         assert not failed, f"it failed before this came: {what}: {failed!r}"
         answered = time.monotonic()
         assert answered < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(max(pause, min(answered - asked, _LONGEST_PAUSE)))
+        time.sleep(max(pause, min(3 * (answered - asked), _LONGEST_PAUSE)))
         asked = time.monotonic()
     return found

@@ -4,6 +4,7 @@ need it."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -150,6 +151,7 @@ def distribution(module: str) -> str | None:
     return DISTRIBUTIONS[max(known, key=len)] if known else first.replace("_", "-")
 
 
+@functools.cache
 def imported(file: Path) -> set[str]:
     """The distributions that a file uses: by an import anywhere in it, or by the place of an installed package."""
     text = file.read_text()

@@ -93,12 +93,13 @@ def test_the_copies_are_removed_at_the_end(executor: Path) -> None:
 
 
 def test_executors_that_do_not_answer_do_not_hold_the_end_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
+    asked, ended = threading.Event(), threading.Event()
     context = Standalone("spark://h:7077")
-    monkeypatch.setattr(context, "foreachPartition", lambda work: ended.wait())
+    monkeypatch.setattr(context, "foreachPartition", lambda work: asked.set() or ended.wait())
     monkeypatch.setattr(copies, "_REMOVAL", 0.2)
     copies.remove(context)  # type: ignore[arg-type]
     ended.set()
+    assert asked.is_set()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import hashes
@@ -498,11 +498,14 @@ def test_a_table_with_arrays_is_looked_at_when_its_message_is_repeated() -> None
 
 @given(histories())
 def test_a_truncate_brings_the_versions_of_all_its_tables(history: History) -> None:
+    truncated = 0
     for batch in run(history, Position(0, 0), {}, limit=60, most=60, sizes=[5]).batches:
         known = {v.table.oid for v in batch.versions}
         for change in content(batch):
             if change[0] == pgoutput.TRUNCATE:
                 assert set(pgoutput.truncate(change[1]).oids) <= known
+                truncated += 1
+    assume(truncated)
 
 
 @given(histories(), st.integers(0, 10**3))

@@ -135,7 +135,10 @@ def test_only_a_user_who_ends_the_task_cancels_the_live_snapshot(
 
 
 def test_a_kafka_that_does_not_answer_fails_nothing_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def pipeline(_: Any) -> None:
+    asked = []
+
+    async def pipeline(hook: Any) -> None:
+        asked.append(hook)
         raise Outage("Kafka does not answer.")
 
     async def failed(*_: Any) -> set[str]:
@@ -146,6 +149,7 @@ def test_a_kafka_that_does_not_answer_fails_nothing_at_the_end(monkeypatch: pyte
     trigger = BackfillTrigger(**ARGUMENTS)
     trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)  # type: ignore[assignment]
     asyncio.run(trigger.on_kill())
+    assert len(asked) == 1
 
 
 def test_the_connections_are_looked_up_again_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -16,6 +17,7 @@ pytest_plugins = ["tests.support.fixtures", "tests.support.clusters.fixtures"]
 
 #: seconds of tests from which on the summary says which files take longest
 _LONG = 300
+_TESTS = Path(__file__).parent
 _REGISTRY = pytest.StashKey[Any]()
 
 # a first call compiles for seconds, and a shared machine is slow now and then: neither is a fault of the code
@@ -51,6 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dice = random.Random(f"{config.option.hypothesis_seed} {test}")
         for item in dice.sample(found, max(0, len(found) - count)):
             item.add_marker(pytest.mark.long)
+    # files of unit tests, which compute, between those of integration tests, which wait; the slowest are before both
+    place: dict[Path, float] = {}
+    for kind in ("integration", "unit"):
+        files = dict.fromkeys(item.path for item in items if item.path.is_relative_to(_TESTS / kind))
+        place |= {file: (rank + 1) / len(files) for rank, file in enumerate(files)}
+    items.sort(key=lambda item: place.get(item.path, 0.0))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -157,7 +157,9 @@ class System:
             self.folder / "airflow",
             dags_folder=self.dags,
             metadata_dsn=self.data.postgres.url("airflow"),
-            env={f"AIRFLOW_CONN_{name}": json.dumps(value) for name, value in connections.items()},
+            env={f"AIRFLOW_CONN_{name}": json.dumps(value) for name, value in connections.items()}
+            # a folder that a test has made has files that it changes; the examples would only take processor time
+            | ({"AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600"} if self.dags == DAGS else {}),
         )
         self.watch = Watch(self.airflow.folder)
         self.airflow.start()

@@ -21,7 +21,6 @@ from tests.support.verifying import (
     ended_equal,
     holds_snapshot,
     start_command,
-    verified_beside_a_stream,
     verified_by_command,
 )
 from tests.support.waiting import until
@@ -127,63 +126,52 @@ def _probe(flow: Flow, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_killed_command_takes_its_spark_job_with_it(database: str, kafka: KafkaBroker, tmp_path: Path) -> None:
-    flow = Flow(database, kafka, None, tables="a")
-    flow.execute("CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1)")
-    process = _start(flow, *_STREAM, "--restart", TMPDIR=str(tmp_path))
-    _until(lambda: status.report(flow.pipeline).complete and _probe(flow)[0] == 0, process)
-    (folder,) = tmp_path.glob("bottledwater-run-*")
-    members = processes.family(json.loads((folder / "supervisor.json").read_text())["pid"])
-    # supervisor, JVM, driver and worker
-    assert len(members) >= 4
-    process.kill()
-    process.wait(60)
-    until(lambda: not processes.alive(members) and not folder.exists(), "the job and its files are gone")
-    report = status.report(flow.pipeline)
-    assert report.slot is not None and report.slot.active_pid is None
-    # in order: it could say that it ended
-    assert report.job is not None and report.job.failed and not report.job.permanent
-    assert verified_beside_a_stream(flow).rows == 1
-
-
 def _epoch(flow: Flow) -> int:
     """Of the job that reported last."""
-    job = status.report(flow.pipeline).job
-    return job.job.epoch if job else 0
+    return job.job.epoch if (job := flow.job) else 0
 
 
-def test_as_a_service_the_command_starts_a_killed_job_again_and_probes_are_answered(
-    database: str, kafka: KafkaBroker
+def test_as_a_service_the_command_starts_a_killed_job_again_and_takes_it_along_when_it_is_killed_itself(
+    database: str, kafka: KafkaBroker, tmp_path: Path
 ) -> None:
+    """And probes are answered."""
     flow = Flow(database, kafka, None, tables="a")
     flow.execute(
         "CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a SELECT g, 0 FROM generate_series(1, 100) g"
     )
-    process = _start(flow, *_STREAM, "--restart", "--log-format", "json")
+    process = _start(flow, *_STREAM, "--restart", "--log-format", "json", TMPDIR=str(tmp_path))
     try:
         _until(lambda: status.report(flow.pipeline).complete, process)
         flow.execute("UPDATE a SET n = 1 WHERE id <= 10")
         _until(lambda: status.report(flow.pipeline).counters["published"] >= 10, process)
-        # between snapshot and stream, it is not
-        _until(lambda: _probe(flow)[0] == 0, process)
         code, told = _probe(flow, "--max-lag", "0", "--max-age", "0.000001")
         assert (code, told.count("\n")) == (1, 1)
-        killed = status.report(flow.pipeline).job
+        killed = flow.job
         assert killed is not None
         os.kill(killed.job.pid, signal.SIGKILL)
         _until(lambda: _epoch(flow) > killed.job.epoch, process)
         flow.execute("UPDATE a SET n = 2 WHERE id <= 10")
         _until(lambda: status.report(flow.pipeline).counters["published"] >= 20, process)
-        _until(lambda: _probe(flow)[0] == 0, process)
+        # each probe is a whole command
+        _until(lambda: flow.state == "streaming" and _probe(flow)[0] == 0, process)
         assert verified_by_command(flow).rows == 100
-        process.send_signal(signal.SIGHUP)
+        (folder,) = (found for found in tmp_path.glob("bottledwater-run-*") if (found / "supervisor.json").exists())
+        members = processes.family(json.loads((folder / "supervisor.json").read_text())["pid"])
+        # supervisor, JVM, driver and worker
+        assert len(members) >= 4
+        process.kill()
         output = process.communicate(timeout=180)[0].decode()
-        assert process.returncode == 0, output
+        until(lambda: not processes.alive(members) and not folder.exists(), "the job and its files are gone")
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     lines = [json.loads(line) for line in output.splitlines()]
     assert {line["slot"] for line in lines} == {flow.pipeline.slot}
     assert [line["message"] for line in lines if "It is started again in 2 s (1 of 10)" in line["message"]] != []
-    assert _probe(flow)[1].endswith("Not ready: No job runs: the last one is stopped.\n")
+    report = status.report(flow.pipeline)
+    assert report.slot is not None and report.slot.active_pid is None
+    # in order: it could say that it ended
+    assert report.job is not None and report.job.failed and not report.job.permanent
+    code, told = _probe(flow)
+    assert code == 1 and "Not ready: The job failed for a transient reason" in told, told
     assert_exactly_once_in_order(flow.read("a"))

@@ -99,6 +99,6 @@ def _hashed(
 def hash_nothing() -> None:
     """Compile it, see :func:`airflow_bottledwater.compiled.warm_up`."""
     data, ends = np.zeros(8, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    words, room = np.zeros(sha256.WORDS, dtype=np.uint32), np.zeros(sha256.ROOM, dtype=np.uint8)
+    words, room = sha256.scratch(b""), np.zeros(sha256.ROOM, dtype=np.uint8)
     hash_binary(data, ends, np.zeros(1, dtype=np.int64), words, room, data, ends)
     hash_lines(data, ends, np.zeros(1, dtype=np.int64), words, room, data, data, ends)

@@ -24,7 +24,7 @@ def warm_up(rules: Iterable[Table] = ()) -> None:
     :param rules: the options of tables: what only some of them need is compiled for these.
     """
     compiled.warm_up(
-        "publish", hashed.hash_nothing, receive.warm_up, results.warm_up, _encode, _fill_unchanged, _produce
+        "publish", hashed.hash_nothing, receive.warm_up, results.warm_up, _encode, _remove, _fill_unchanged, _produce
     )
     if any(rule.partition_by for rule in rules):
         compiled.warm_up("partitions by columns", _choose)
@@ -37,7 +37,17 @@ def _encode() -> None:
     facts = np.zeros(1, dtype=layout.FACTS)
     kernels.encode_copy(data, np.zeros(1, dtype=np.int64), 0, program, 0, fields, facts, output)
     kernels.find_conversions(data, changes, program, fields, np.zeros(1, dtype=layout.CONVERSION))
+    kernels.murmur2(data, 0, 0)
     kernels.encode_changes(data, changes, 0, program, NOTHING_CONVERTED, 0, fields, facts, output)
+
+
+def _remove() -> None:
+    # of a table whose envelope consists of empty segments
+    program = compile_programs([], AVRO, copied=False).program._replace(
+        relations=np.zeros(1, dtype=layout.RELATION), columns=np.zeros(32, dtype=layout.COLUMN)
+    )
+    ends = np.zeros(3, dtype=np.int64)
+    kernels.encode_removal(program, 0, np.zeros(1, dtype=layout.FACTS), np.zeros(4096, dtype=np.uint8), ends)
 
 
 def _choose() -> None:

@@ -52,7 +52,7 @@ def passed(pipeline: Settings, rows: NewRows, tables: Mapping[int, PinnedTable],
     )
     if messages:
         assembler.take_messages(lambda _: None)  # the stream has published them; here they are only counted
-    assembler.add(MessageBlock(np.frombuffer(bytes(data), dtype=np.uint8), np.array(ends, dtype=np.int64)))
+    assembler.add(MessageBlock(np.frombuffer(data, dtype=np.uint8), np.array(ends, dtype=np.int64)))
     found = []
     while (batch := assembler.cut()) is not None:
         found.append(batch)

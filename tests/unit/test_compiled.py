@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import airflow_bottledwater
 from airflow_bottledwater.encoding.kernels import writing
 
 pytestmark = pytest.mark.slow
+PACKAGE = Path(airflow_bottledwater.__file__).parent
 
 CODE = """
 import logging, os, resource, sys
@@ -115,3 +117,24 @@ def test_a_full_disk_costs_compiling_and_is_said(start: Callable[..., subprocess
 def test_what_only_compiled_code_calls_says_so() -> None:
     with pytest.raises(TypeError, match="varint is called by compiled functions only"):
         writing.varint(1, 2, 3)
+
+
+def test_all_that_the_package_calls_is_compiled_before_the_first_transaction() -> None:
+    """In a process of its own: in this one, other tests have called them."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    modules = [
+        ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for file in files
+        if "\n@compiled\n" in file.read_text()
+    ]
+    assert len(modules) > 8
+    script = (
+        "import importlib, sys; from airflow_bottledwater import compiled, warm; warm.warm_up()\n"
+        "for name in sys.argv[1:]:\n"
+        "    for each in vars(importlib.import_module(name)).values():\n"
+        "        kept = type(getattr(each, '_cache', None)) is compiled._Cache\n"
+        "        if kept and getattr(each, 'signatures', None) == []:\n"
+        "            print(each.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *modules], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -47,7 +47,9 @@ def take_over(pipeline: Settings) -> SlotRecord:
     :raises SlotInUse: somebody reads from it.
     :raises Refused: the topics have other records than the pipeline would write.
     """
-    findings = preflight.run(pipeline.with_(adopt_slot=True, create_publication=False), adopts_topics=True)
+    # the publications are the other program's: the state must not say that this pipeline has made them
+    pipeline = pipeline.with_(create_publication=False)
+    findings = preflight.run(pipeline.with_(adopt_slot=True), adopts_topics=True)
     if findings.state.slot is not None:
         raise StateError(f"Slot {pipeline.slot!r} is this pipeline's already.", "Start the stream.")
     with session(pipeline.postgres, f"Taking slot {pipeline.slot!r} over") as connection:

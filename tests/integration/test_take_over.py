@@ -19,6 +19,7 @@ from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.take_over import take_over, unlike
 from airflow_bottledwater.verify import driver
 from tests.support.topics import Flow, MakeFlow, read_all
@@ -80,6 +81,19 @@ def test_the_first_changes_are_those_behind_the_confirmed_position(make_flow: Ma
     flow.execute("INSERT INTO a VALUES (4, 'x')")
     flow.stream()
     assert [each.key["id"] for each in flow.read("a")] == [2, 1, 3, 4]
+
+
+def test_the_publications_are_not_taken_for_the_pipelines_own(make_flow: MakeFlow) -> None:
+    """Also if nobody says that others have made them."""
+    flow = make_flow(create_publication=True)
+    flow.execute(_DEBEZIUM, _SECOND)
+    _slot(flow)
+    _confirm(flow)
+    take_over(flow.pipeline)
+    with pytest.raises(StateError, match="was made with create_publication = false, and the settings say true"):
+        flow.stream()
+    assert drop(flow.pipeline, when="always") == f"Dropped slot {flow.pipeline.slot!r}."
+    assert flow.execute("SELECT count(*) FROM pg_publication WHERE pubname LIKE 'dbz_publication%'") == [(2,)]
 
 
 def test_a_verification_says_which_rows_the_topics_do_not_have(make_flow: MakeFlow) -> None:

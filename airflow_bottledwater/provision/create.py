@@ -165,9 +165,9 @@ def assume(
 def _intent(
     pipeline: Settings, claim: Claim, via_root: bool, fingerprint: dict[str, str] | None = None
 ) -> records.Intent:
-    known = claim.state
-    # until there is a slot, preflight has seen that the publications are this pipeline's, or are not there
-    made = known.slot is None or known.intent is None or known.intent.create_publication
+    # until there is a slot, preflight has seen that the publications are this pipeline's, or are not there; once there
+    # is one, who has made them does not change, whatever is set while tables are added
+    of_slot = claim.state.intent if claim.state.slot is not None else None
     return records.Intent(
         pipeline.slot,
         pipeline.publication_name,
@@ -179,7 +179,7 @@ def _intent(
         fingerprint,
         pipeline.envelope,
         pipeline.envelope_schema,
-        pipeline.create_publication and made,
+        pipeline.create_publication if of_slot is None else of_slot.create_publication,
         store.topic_id(pipeline.kafka, claim.topic),
     )
 

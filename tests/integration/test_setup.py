@@ -516,6 +516,17 @@ def test_a_publication_that_another_pipeline_has_is_not_dropped(source: Source) 
     assert drop(first, when="always").startswith(f"Dropped slot {name!r}, publication '{name}_3', ")
 
 
+def test_publications_stay_the_pipelines_while_a_table_of_another_owner_is_added(source: Source) -> None:
+    """It is told to leave them alone for that while only."""
+    own, name = source.pipeline, source.name
+    create(own)
+    source.execute("CREATE TABLE others (id int PRIMARY KEY)", f"ALTER PUBLICATION {name} ADD TABLE others")
+    more = own.with_(tables=(*own.tables, "others"))
+    create(more.with_(create_publication=False))
+    create(more)
+    assert drop(more, when="always") == f"Dropped slot {name!r}, publication {name!r}, publication '{name}_unkeyed'."
+
+
 @pytest.mark.parametrize("pipelines", [False, True], ids=["of-another-application", "of-another-pipeline"])
 def test_a_slot_whose_state_may_not_be_read_does_not_keep_ours(
     source: Source, monkeypatch: pytest.MonkeyPatch, pipelines: bool

@@ -115,6 +115,8 @@ def test_a_pipeline_keeps_what_it_was_made_with() -> None:
         said = f"was made with {name} = {was}, and the settings say {str(other).lower()}"
         with pytest.raises(StateError, match=said):
             check_settings(settings("elsewhere", "avro").with_(**{name: other}), state)
+    # whose publications they are does not depend on whether it changes them today
+    check_settings(settings("elsewhere", "avro").with_(create_publication=False), state)
     # nothing is there yet that could be contradicted
     check_settings(settings("shop"), PipelineState())
     # but for what was begun: its publications would be left behind

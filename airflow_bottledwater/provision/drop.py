@@ -149,7 +149,7 @@ def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> st
             )
         if present is not None and (present.plugin != slot.PLUGIN or present.database != cluster.database):
             slot.check(present, cluster.database)
-        if present is not None and known.slot is None and known.intent is None and not pipeline.adopt_slot:
+        if present is not None and known.slot is None and known.intent is None:
             raise SlotError(
                 f"Slot {pipeline.slot!r} was not created by this pipeline: its saved state does not name it. It was "
                 "not dropped.",

@@ -117,7 +117,8 @@ def test_a_key_change_that_is_undone_lets_the_snapshot_go_on(make_flow: MakeFlow
     assert flow.compare("a").differences == []
 
 
-def test_a_slot_without_records_is_taken_up_with_a_snapshot_when_it_is_adopted(make_flow: MakeFlow) -> None:
+@pytest.mark.parametrize("adopt", [True, False], ids=["adopted", "dropped-by-hand"])
+def test_a_pipeline_that_lost_its_records_begins_anew(make_flow: MakeFlow, adopt: bool) -> None:
     flow = make_flow()
     flow.create()
     flow.snapshot()
@@ -127,7 +128,14 @@ def test_a_slot_without_records_is_taken_up_with_a_snapshot_when_it_is_adopted(m
         flow.stream()
     with pytest.raises(BottledWaterError, match="adopt_slot"):
         create(flow.pipeline)
-    flow.change(adopt_slot=True, create_publication=False)
+    with pytest.raises(BottledWaterError, match=r"was not created by this pipeline.*by hand"):
+        drop(flow.pipeline.with_(adopt_slot=adopt), when="always")
+    name = flow.pipeline.publication_name
+    flow.execute(f"DROP PUBLICATION IF EXISTS {name}, {name}_unkeyed")
+    if adopt:
+        flow.change(adopt_slot=True)
+    else:
+        drop_the_slot(flow)
     flow.create()
     flow.snapshot()
     flow.execute("DELETE FROM a WHERE id = 8")

@@ -3,7 +3,8 @@ buttons of the page *Bottled Water*.
 
 *stop* lets the pipeline's job end in order, wherever it runs, and keeps its slot; the task that runs it succeeds.
 *retire* does the same for good: the DAG's teardown then drops the slot. After either, ``bottledwater_health`` does not
-expect the pipeline to run. *start* says that it is meant to run again, and triggers its DAG.
+expect the pipeline to run. *start* says that it is meant to run again, and triggers its DAG: the one that has the
+slot's name, unless the field *DAG* names another one, such as ``bottledwater``.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from __future__ import annotations
 from airflow.sdk import Param
 
 from airflow_bottledwater import form
-from airflow_bottledwater.dag import text_of
 
 PIPELINE = ("name", "source.conn_id", "kafka.conn_id", "kafka.registry")
 
 dag = form.pipeline(PIPELINE).control_dag(
-    starts=text_of("dag_id"),
+    starts="{{ (params.dag_id or params.slot) | pprint }}",
     conf=(
         "{{ dict(params.conf or {}, slot=params.slot, postgres_conn_id=params.postgres_conn_id, "
         "kafka_conn_id=params.kafka_conn_id, schema_registry_conn_id=params.schema_registry_conn_id) }}"
@@ -34,11 +34,11 @@ dag = form.pipeline(PIPELINE).control_dag(
             "numbers what will happen. Its default is that of the page's buttons.",
         ),
         "dag_id": Param(
-            "bottledwater",
-            type="string",
+            "",
+            type=["string", "null"],
             section="Start",
             title="DAG",
-            description="The DAG that runs the pipeline, which start triggers.",
+            description="The DAG that runs the pipeline, which start triggers; empty: the one with the slot's name.",
         ),
         "conf": Param(
             {},

@@ -100,6 +100,9 @@ def test_the_form_takes_what_a_file_takes(name: str, value: dict[str, Any], mean
 def test_the_fields_of_the_ready_dags_are_as_they_were_filled_in() -> None:
     control, health = (runpy.run_path(str(DAGS / f"bottledwater_{name}.py"))["dag"] for name in ("control", "health"))
     assert rendered(control, "start", dag_id="2024_01").trigger_dag_id == "2024_01"
+    # that of the pipeline, and none that begins with the defaults of its form
+    for empty in ({}, {"dag_id": None}):
+        assert rendered(control, "start", slot="2024_02", **empty).trigger_dag_id == "2024_02"
     assert rendered(health, "health", kafka_conn_id="2024_01").kafka_conn_id == "2024_01"
 
 

@@ -20,6 +20,7 @@ from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import BottledWaterError, SettingError
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.model.relation import ColumnType
+from airflow_bottledwater.pipeline.description import Schedules, Spark
 from airflow_bottledwater.pipeline.groups import DEFAULT_BROKER, DEFAULT_REGISTRY
 from airflow_bottledwater.pipeline.settings import GROUPS, SETTINGS, Settings
 from airflow_bottledwater.pipeline.table import Table
@@ -103,6 +104,16 @@ def test_when_a_setting_may_change_is_in_the_codes_words(name: str) -> None:
 def test_a_settings_meaning_begins_with_the_codes_sentence(name: str) -> None:
     meaning, sentence = without_markup(DOCUMENTED[name][5]), SETTINGS[name].sentence
     assert meaning == sentence or meaning.startswith(f"{sentence} ")
+
+
+def test_every_key_of_where_and_when_jobs_run_is_documented_as_it_is() -> None:
+    documented = {row[0].strip("`"): row for row in rows(SETTINGS_PAGE.replace("|  |", "|   |"), 4) if "`" in row[0]}
+    described = {each.name: each for part in (Spark, Schedules) for each in part.described().values()}
+    assert list(documented) == list(described)
+    for name, key in described.items():
+        _, default, allowed, meaning = documented[name]
+        assert (default, allowed) == (shown(key.default), key.allowed), name
+        assert meaning == key.sentence or meaning.startswith(f"{key.sentence} "), name
 
 
 OPTIONS = {
@@ -276,6 +287,23 @@ def test_the_classes_of_the_readmes_table_are_the_packages() -> None:
     assert all(getattr(airflow_bottledwater, name) for name in airflow_bottledwater.__all__)
 
 
+#: arguments that all of this package have, or those of Airflow
+COMMON = {"self", "pipeline", "name", "group_id", "poke_interval"}
+
+
+def test_the_arguments_of_the_readmes_table_are_the_classes() -> None:
+    found = {row[0].strip("`"): row[2] for row in rows(PAGES[0].read_text(), 3) if re.match(r"`[A-Z]\w+`$", row[0])}
+    assert len(found) > 10
+    for name, cell in found.items():
+        taken = inspect.signature(getattr(airflow_bottledwater, name).__init__).parameters.values()
+        own = {each.name for each in taken if each.kind is not each.VAR_KEYWORD} - COMMON
+        if cell.startswith("`"):
+            named = set(re.findall(r"`([a-z_]+)`", cell))
+            # a sensor's time-out is Airflow's; other names are values of an argument
+            assert own - ({"timeout"} if name.endswith("Sensor") else set()) <= named, name
+            assert named <= own or ": `" in cell, name
+
+
 def test_every_page_is_linked_from_the_readme() -> None:
     assert {f"docs/{page.name}" for page in PAGES[1:]} <= {link.partition("#")[0] for link in links(PAGES[0])}
 
@@ -329,6 +357,9 @@ def test_modules_and_files_that_are_named_exist(page: Path) -> None:
         assert base.with_suffix(".py").exists() or base.is_dir(), module
     for file in re.findall(rf"`((?:{'|'.join(ROOMS)}|tests)/[\w/]+\.py)`", text):
         assert (ROOT / file).exists() or (ROOT / "airflow_bottledwater" / file).exists(), file
+    for name in re.findall(rf"`((?:{'|'.join(ROOMS)})/[a-z_/]*[a-z_])`", text):
+        found = ROOT / "airflow_bottledwater" / name
+        assert found.with_suffix(".py").exists() or found.is_dir(), name
 
 
 def test_the_tests_of_each_class_of_faults_are_there() -> None:

@@ -82,7 +82,7 @@ class TableWatch:
         #: when each step came up first, and where the end of the WAL was then
         self._since: dict[tuple[int, Do, str], tuple[float, int]] = {}
         #: who was writing to the tables that are to be taken in when they were published
-        self._writers: dict[int, writer.Writers] = {}
+        self._writers: dict[int, writer.EarlierWriters] = {}
         #: when required live snapshots are tried again; 0 if none has failed
         self._retry_at = 0.0
         self._prepared: PreparedSteps | None = None

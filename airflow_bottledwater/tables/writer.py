@@ -127,7 +127,7 @@ class PreparedSteps:
 
 
 @dataclass(slots=True)
-class Writers:
+class EarlierWriters:
     """Who was writing to a table when it was published, on a server that forgets them: those who come later are none of
     them, and the place behind them stays where it is.
 
@@ -210,7 +210,7 @@ def prepare(
     known: PipelineState,
     seen: CatalogLook,
     steps: Sequence[Step],
-    writers: dict[int, Writers],
+    writers: dict[int, EarlierWriters],
 ) -> PreparedSteps:
     """Make what the steps need: tables are added to the publication, topics and schemas are made. Nothing of it changes
     what the stream does: changes of a table that it does not know are left out, and read later.
@@ -292,7 +292,7 @@ def _publish(
 
 
 def _behind_writers(
-    connection: Connection, names: Sequence[str], tables: Mapping[int, SourceTable], writers: dict[int, Writers]
+    connection: Connection, names: Sequence[str], tables: Mapping[int, SourceTable], writers: dict[int, EarlierWriters]
 ) -> tuple[dict[int, Unfit], int]:
     """On a server that forgets those who write to a table while it is published, wait for them; returns why tables have
     to wait on, and where the stream has to be before it begins anew, so that it sends none of those transactions."""
@@ -300,7 +300,7 @@ def _behind_writers(
         return {}, 0
     rows = coverage.read(connection, names, list(tables)).tables
     new = [oid for oid in tables if oid not in writers or writers[oid].rows != rows.get(oid)]
-    writers |= {oid: Writers(rows.get(oid), left) for oid, left in locks.writing(connection, new).items()}
+    writers |= {oid: EarlierWriters(rows.get(oid), left) for oid, left in locks.writing(connection, new).items()}
     ends = {oid: writers[oid] for oid in tables if not writers[oid].lsn}
     left = locks.wait_for_ends(
         connection, set().union(*(each.left for each in ends.values())), timeout=_PUBLISH_SECONDS

@@ -160,10 +160,17 @@ class Pipeline(Description):
         """The DAGs of the pipelines of all YAML files of a folder, by their ids; see :meth:`dags`.
 
         A file that is wrong keeps no other one from being loaded: what is wrong with it, Airflow shows as an import
-        error of the DAG file.
+        error of the DAG file. So does one of which a DAG would have the id of another pipeline's.
         """
         pipelines, errors = file.load_folder(folder, cls)
-        made = {dag.dag_id: dag for pipeline in pipelines for dag in pipeline.dags()}
+        made: dict[str, DAG] = {}
+        for pipeline in pipelines:
+            dags = {dag.dag_id: dag for dag in pipeline.dags()}
+            if twice := sorted(made.keys() & dags.keys()):
+                problem = f"makes {pipeline.name!r} a pipeline with a DAG {twice[0]!r}, which another file's pipeline has"
+                errors.append(SettingError("name", pipeline.name, "another name", problem))
+            else:
+                made |= dags
         return made | ({_NotLoaded.ID: _NotLoaded(errors)} if errors else {})
 
     def dag(

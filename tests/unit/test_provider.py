@@ -21,6 +21,7 @@ from airflow.sdk import DAG, BaseHook, BaseOperator, BaseSensorOperator
 from airflow.triggers.base import BaseTrigger
 
 import airflow_bottledwater
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.get_provider_info import get_provider_info
 from airflow_bottledwater.local import demo_stack
 from airflow_bottledwater.pipeline.settings import SETTINGS
@@ -204,6 +205,16 @@ def test_a_folder_of_files_makes_the_dags_of_each(tmp_path: Path, monkeypatch: p
     assert bagged == sorted(name for name in found if not re.fullmatch("p0(_.*)?", name))
     assert list(errors) == ["bottledwater_files.py"]
     assert "p0.yaml: setting 'kafka.formt' does not exist (did you mean 'format'" in errors["bottledwater_files.py"]
+
+
+def test_a_pipeline_whose_dags_have_the_ids_of_another_ones_is_not_loaded(tmp_path: Path) -> None:
+    for file, name in ("1.yaml", "shop_verify"), ("2.yaml", "shop"), ("3.yaml", "store"):
+        (tmp_path / file).write_text(YAML.format(name=name))
+    found = airflow_bottledwater.Pipeline.dags_of_folder(tmp_path)
+    assert {"shop_verify", "shop_verify_verify", "store", "store_control"} <= found.keys() and "shop" not in found
+    assert found["shop_verify"].has_task("stream")
+    with pytest.raises(Refused, match="'shop' a pipeline with a DAG 'shop_verify', which another"):
+        found["bottledwater_files_not_loaded"].validate()
 
 
 def test_what_users_take_is_exported_by_the_package_and_imported_when_it_is_used(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class LetterPosition:
     :param size: in bytes.
     :param counted: the key of the count that it is in.
     :param relation: its table.
+    :param oid: the table's.
     """
 
     position: str
@@ -47,6 +48,7 @@ class LetterPosition:
     size: int
     counted: str
     relation: str
+    oid: int
 
 
 class _Head(msgspec.Struct):
@@ -84,7 +86,7 @@ class LettersTopic:
                 head = msgspec.json.decode(value, type=_Head)
                 if head.pipeline == self._name:
                     found[key] = LetterPosition(
-                        head.pos, key, len(value), letters_key(head.oid, head.by), head.relation
+                        head.pos, key, len(value), letters_key(head.oid, head.by), head.relation, head.oid
                     )
         places = list(found.values())
         self._reconcile(places)
@@ -122,12 +124,20 @@ class LettersTopic:
 
         :param tables: see :func:`airflow_bottledwater.provision.redrive.dismiss`.
         """
-        places = [place for place in self.places() if not tables or _meant(place.relation, tables)]
+        places = [place for place in self.places() if not tables or self._meant(place, tables)]
         for start in range(0, len(places), _AT_ONCE):
             some = places[start : start + _AT_ONCE]
             removed = [single(self._publishing.dead_letters, 0, place.key, None) for place in some]
             self._publishing.transact(removed, self.closed(Counter(place.counted for place in some)))
         return len(places)
+
+    def _meant(self, place: LetterPosition, patterns: Sequence[str]) -> bool:
+        pinned = self._publishing.state.tables.get(place.oid)
+        if pinned is not None and pinned.table.qualified == place.relation:
+            return catalog.covers(patterns, (), pinned.table.schema, pinned.table.name)
+        # of a table that was renamed or dropped, only the whole name is known: a schema has a dot sooner than a table
+        schema, _, name = place.relation.rpartition(".")
+        return catalog.covers(patterns, (), schema, name)
 
     def closed(self, counts: Mapping[str, int]) -> dict[str, StateRecord | None]:
         """The counts behind some dead letters that are settled.
@@ -150,8 +160,3 @@ def portion(places: Sequence[LetterPosition]) -> int:
     """How many dead letters are treated at once: at least one, and as many as memory is for."""
     sizes = itertools.accumulate(place.size for place in places)
     return max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= _PORTION_BYTES, sizes)))
-
-
-def _meant(relation: str, patterns: Sequence[str]) -> bool:
-    schema, _, name = relation.partition(".")
-    return catalog.covers(patterns, (), schema, name)

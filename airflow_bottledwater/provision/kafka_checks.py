@@ -169,9 +169,16 @@ def _names(data: Mapping[str, SourceTable], own: Sequence[str], state_topic: str
         if name in data
     ]
     if len(state_topic) > names.MAX_TOPIC_LENGTH:
+        # a slot's name has no dot
+        of_database = len(state_topic.rpartition(".")[0])
+        way_out = (
+            "Choose a shorter slot name."
+            if of_database + 2 <= names.MAX_TOPIC_LENGTH
+            else "The database's name alone is too long, since letters other than A-Z take several characters in it: "
+            "rename the database."
+        )
         problems.append(
-            f"State topic {state_topic!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. Choose a shorter "
-            "slot name."
+            f"State topic {state_topic!r} is longer than Kafka's {names.MAX_TOPIC_LENGTH} characters. {way_out}"
         )
     return problems
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
@@ -190,3 +191,13 @@ def test_a_tombstone_is_kept_for_a_reader_who_was_away_for_weeks() -> None:
         assert "delete.retention.ms" not in made.configs[-1], "a broker may not allow it"
     chosen = pipeline.with_(topic_config={"delete.retention.ms": "5"})
     assert kafka_checks.new_topic(chosen, "payments", TABLE, 1).configs[0]["delete.retention.ms"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("database", "says"), [("d" * 220, "a shorter slot name"), ("ы" * 40, "rename the database")], ids=["slot", "database"]
+)
+def test_what_makes_the_name_of_the_state_topic_too_long_is_said(database: str, says: str) -> None:
+    topic = store.state_topic_name(database, "s" * 20)
+    pipeline = Settings.of(postgres="host=db")
+    (problem,) = kafka_checks.name_problems(TableMapping.of(pipeline), {}, {}, [topic, store.CONTROL_TOPIC])
+    assert says in problem

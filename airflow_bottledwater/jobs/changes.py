@@ -14,6 +14,7 @@ from airflow_bottledwater.kafka.offsets import OffsetSearch
 from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.model.changes import ChangeRange, TopicRange
 from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.model.slot import parts
 from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import store
@@ -37,7 +38,7 @@ def topics_of(pipeline: Settings, name: str, tables: Sequence[str], topics: Topi
     :param name: the pipeline's name.
     :param tables: ``[schema.]table`` patterns, as in the settings.
     """
-    _, database, slot = name.split("/")
+    _, database, slot = parts(name)
     state = read_state(pipeline, store.state_topic_name(database, slot), topics)
     meant = {
         pinned.table.qualified: pinned.topic
@@ -56,7 +57,7 @@ def published(pipeline: Settings, name: str) -> int:
     :param name: the pipeline's name.
     :raises StateError: there is no such pipeline.
     """
-    _, database, slot = name.split("/")
+    _, database, slot = parts(name)
     state = read_state(pipeline, store.state_topic_name(database, slot))
     if state.position is not None:
         return state.position.lsn

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.state.control_records import SnapshotRequest, TableRequest, decode
+from airflow_bottledwater.state.control_records import SnapshotRequest, TableRequest, decode, is_below
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class OpenRequests(Generic[R]):
         self._kind: type[R] = kind
         self._fields = {field.name for field in fields(kind)}
         self._topic = ControlTopic.of(pipeline.kafka)
-        self._heard = self._topic.subscribe(lambda key: key.startswith(prefix))
+        self._heard = self._topic.subscribe(lambda key: is_below(prefix, key))
         self._looked = 0.0
         self._end: int | None = None
         self.open: dict[str, R] = {}

@@ -16,6 +16,7 @@ from airflow_bottledwater.state.control_records import (
     SnapshotRequest,
     decode,
     encode,
+    is_below,
     reading_key,
     snapshot_key,
     snapshots_prefix,
@@ -55,7 +56,7 @@ class SnapshotRequests(OpenRequests[SnapshotRequest]):
         super()._completed()
         prefix = reading_key(self._name, "")
         for key, raw in self._topic.known().items():
-            report = decode(SnapshotReport, raw) if key.startswith(prefix) else None
+            report = decode(SnapshotReport, raw) if is_below(prefix, key) else None
             if report is not None and report.ended and time.time() - report.at > _KEPT:
                 self._topic.write({key: None}, wait=0)
 
@@ -130,7 +131,7 @@ def reports(pipeline: Settings, name: str) -> dict[str, tuple[SnapshotRequest | 
     """
     records = control_topic.read(pipeline.kafka)
     requests, told = snapshots_prefix(name), reading_key(name, "")
-    ids = {key.removeprefix(prefix) for prefix in (requests, told) for key in records if key.startswith(prefix)}
+    ids = {key.removeprefix(prefix) for prefix in (requests, told) for key in records if is_below(prefix, key)}
     return {
         each: (decode(SnapshotRequest, records.get(requests + each)), decode(SnapshotReport, records.get(told + each)))
         for each in sorted(ids)

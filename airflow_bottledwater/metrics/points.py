@@ -14,11 +14,13 @@ from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.registry import METRICS, Metric
 from airflow_bottledwater.metrics.sample import Distribution, Sample
 from airflow_bottledwater.state import problems
+from airflow_bottledwater.model.slot import parts
 from airflow_bottledwater.state.control_records import (
     SnapshotReport,
     StatusRecord,
     VerifiedRecord,
     decode,
+    is_below,
     reading_key,
     verified_key,
 )
@@ -60,8 +62,7 @@ def points(samples: Mapping[str, Sample], records: Mapping[str, Any], now: float
 
 def place(name: str) -> dict[str, str]:
     """The labels of a pipeline: its name has the system identifier, database and slot."""
-    system, _, rest = name.partition("/")
-    database, _, slot = rest.rpartition("/")
+    system, database, slot = parts(name)
     return {"system": system, "database": database, "slot": slot}
 
 
@@ -92,7 +93,7 @@ def _of_records(name: str, status: StatusRecord, records: Mapping[str, Any], now
     for kind, count in problems.by_kind(status.standing).items():
         yield Point(registry.PROBLEMS, {**where, "kind": kind}, count)
     prefix = reading_key(name, "")
-    live = [decode(SnapshotReport, raw) for key, raw in records.items() if key.startswith(prefix)]
+    live = [decode(SnapshotReport, raw) for key, raw in records.items() if is_below(prefix, key)]
     open_ = [each for each in live if each is not None and not each.ended]
     for state, count in Counter(each.state for each in open_).items():
         yield Point(registry.LIVE, {**where, "state": state}, count)

@@ -13,6 +13,13 @@ def _pipeline(system_identifier: str, database: str, slot: str) -> str:
     return f"{system_identifier}/{database}/{slot}"
 
 
+def parts(pipeline: str) -> tuple[str, str, str]:
+    """The system identifier, the database and the slot in a pipeline's name; a database's name may have a slash."""
+    system_identifier, _, rest = pipeline.partition("/")
+    database, _, slot = rest.rpartition("/")
+    return system_identifier, database, slot
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The server, its timeline and the database of a connection, as ``IDENTIFY_SYSTEM`` reports them."""

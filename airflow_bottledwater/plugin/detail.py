@@ -21,6 +21,7 @@ from airflow_bottledwater.state.control_records import (
     SnapshotRequest,
     VerifiedRecord,
     decode,
+    is_below,
     reading_key,
     snapshots_prefix,
     verified_key,
@@ -149,8 +150,8 @@ def _verification(name: str, seen: KafkaLook) -> dict[str, Any] | None:
 def _live(name: str, seen: KafkaLook) -> list[dict[str, Any]]:
     """The live snapshots that were asked for, and those that have just ended."""
     requested, reported = snapshots_prefix(name), reading_key(name, "")
-    requests = {key.removeprefix(requested): raw for key, raw in seen.records.items() if key.startswith(requested)}
-    reports_ = {key.removeprefix(reported): raw for key, raw in seen.records.items() if key.startswith(reported)}
+    requests = {key.removeprefix(requested): raw for key, raw in seen.records.items() if is_below(requested, key)}
+    reports_ = {key.removeprefix(reported): raw for key, raw in seen.records.items() if is_below(reported, key)}
     found = []
     for each in requests.keys() | reports_.keys():
         request = decode(SnapshotRequest, requests.get(each))

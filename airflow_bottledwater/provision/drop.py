@@ -24,6 +24,7 @@ from airflow_bottledwater.state.control_records import (
     OwnerRecord,
     StatusRecord,
     encode,
+    is_below,
     owner_key,
     request_key,
     status_key,
@@ -108,7 +109,7 @@ def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
     owned |= {owner_key(pinned.topic, owner) for pinned in claim.state.tables.values() if not pinned.table.outbox}
     dropped = dict.fromkeys(sorted(owned), encode(OwnerRecord(owner, time.time(), dropped=True)))
     # a request that no job has answered would be carried out by the next pipeline of this name
-    asked = [request_key(owner), *(key for key in shared if key.startswith(table_requests_prefix(owner)))]
+    asked = [request_key(owner), *(key for key in shared if is_below(table_requests_prefix(owner), key))]
     control_topic.write(pipeline.kafka, {**dropped, **dict.fromkeys([verified_key(owner), *asked])})
     snapshots.forget_all(pipeline, owner)
     claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS)})

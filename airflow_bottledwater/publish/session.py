@@ -30,6 +30,7 @@ from airflow_bottledwater.kafka.topics import CommitTimes, Topic, Topics
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.slot import parts
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
@@ -441,7 +442,7 @@ class PublishSession:
         topic = version.topic
         mapping = TableMapping.of(self.pipeline)
         # the state is read, and so the pipeline's name known, before there are records of rows
-        around = mapping.around(topic, version.table, self.name.split("/")[1]) if mapping.envelope else None
+        around = mapping.around(topic, version.table, parts(self.name)[1]) if mapping.envelope else None
         numbers = version.key_schema, version.value_schema
         # an old row has the schema of a value, which a version that the registry has refused does not have
         before = self.pipeline.before == "header" and not version.refused

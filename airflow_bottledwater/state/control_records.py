@@ -87,6 +87,12 @@ def reading_key(name: str, request_id: str) -> str:
     return f"reading/{name}/{request_id}"
 
 
+def is_below(prefix: str, key: str) -> bool:
+    """Whether a key is a pipeline's prefix with an id behind it. Ids have no slash: behind one, there is another
+    pipeline, of a database whose name has a slash and begins with this one's and the slot's."""
+    return key.startswith(prefix) and "/" not in key[len(prefix) :]
+
+
 def owners_prefix(topic: str) -> str:
     """The prefix of the keys of all owners of a data topic."""
     return f"owner/{topic}/"

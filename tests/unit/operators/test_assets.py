@@ -18,6 +18,7 @@ from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import live
+from airflow_bottledwater.state.store import state_topic_name
 
 PIPELINE = Settings(postgres="host=db", kafka={"bootstrap.servers": "SSL://k1:9092, k2:9092"}, slot="shop")
 
@@ -105,6 +106,14 @@ def test_a_bounded_run_tells_what_has_changed_since_it_began(events: Events, mon
     ((uri, extra),) = events.told
     assert uri.endswith("/a") and extra.pop("payload")["to"] == "0/9"
     assert extra == {"topic": "a", "table": "public.a", "by": "stream", "rows": 4}
+
+
+def test_a_databases_name_may_have_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    known = SimpleNamespace(position=SimpleNamespace(lsn=7))
+    monkeypatch.setattr(changes, "read_state", lambda _, topic: read.append(topic) or known)
+    assert changes.published(PIPELINE, "1/app/eu/shop") == 7
+    assert read == [state_topic_name("app/eu", "shop")]
 
 
 def test_a_backfill_tells_the_topics_of_its_tables(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:

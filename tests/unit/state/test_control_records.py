@@ -20,9 +20,12 @@ from airflow_bottledwater.state.control_records import (
     check,
     decode,
     encode,
+    is_below,
     owner_key,
     owners_prefix,
     request_key,
+    snapshot_key,
+    snapshots_prefix,
     status_key,
 )
 
@@ -162,3 +165,10 @@ def test_who_has_stopped_a_job_says_whether_another_one_follows_and_is_wanted(
 ) -> None:
     found = StatusRecord("stopped", Job(**JOB), stopped_by=stopped_by, retired=retired)  # type: ignore[arg-type]
     assert (found.over, found.wanted) == (over, wanted)
+
+
+def test_a_pipeline_hears_no_requests_to_one_whose_databases_name_begins_like_it() -> None:
+    prefix = snapshots_prefix("7/app/shop")
+    assert is_below(prefix, snapshot_key("7/app/shop", "5f1c"))
+    assert not is_below(prefix, snapshot_key("7/app/shop/eu", "5f1c"))
+    assert not is_below(prefix, snapshot_key("7/app/shop2", "5f1c"))

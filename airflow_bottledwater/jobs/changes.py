@@ -21,6 +21,7 @@ from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
+from airflow_bottledwater.state.identity import refuse_shared
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +33,15 @@ _OPEN = 10.0
 _FAR = 1_000_000
 
 
-def topics_of(pipeline: Settings, name: str, tables: Sequence[str], topics: Topics) -> dict[str, Topic]:
+def topics_of(
+    pipeline: Settings, name: str, tables: Sequence[str], topics: Topics, *, searched: bool = False
+) -> dict[str, Topic]:
     """The topics of a pipeline's tables that patterns match, by ``schema.table``.
 
     :param name: the pipeline's name.
     :param tables: ``[schema.]table`` patterns, as in the settings.
+    :param searched: whether positions are to be searched in them, which rise in topics of one pipeline only.
+    :raises Refused: they are to be, and a topic is shared.
     """
     _, database, slot = parts(name)
     state = read_state(pipeline, store.state_topic_name(database, slot), topics)
@@ -46,6 +51,10 @@ def topics_of(pipeline: Settings, name: str, tables: Sequence[str], topics: Topi
         if not pinned.table.outbox
         and any(describes(pattern, pinned.table.schema, pinned.table.name) for pattern in tables)
     }
+    if searched:
+        refuse_shared(
+            pipeline, state, sorted(set(meant.values())), "Changes cannot be told by position", "positions lie among them"
+        )
     described = topics.describe(sorted(set(meant.values())))
     return {table: described[topic] for table, topic in sorted(meant.items()) if topic in described}
 
@@ -148,8 +157,9 @@ class ChangeWatch:
         return found
 
     def _of_tables(self, *, now: bool = False) -> dict[str, Topic]:
+        """The topics by table; ``now``, before positions are searched in them."""
         if self._known is None or now or time.monotonic() - self._known[0] > _TABLES:
-            known = topics_of(self._pipeline, self._name, self._tables, self._topics)
+            known = topics_of(self._pipeline, self._name, self._tables, self._topics, searched=now)
             if not known:
                 raise StateError(
                     f"The pipeline {self._name!r} has no table that matches {', '.join(self._tables)}.",
@@ -243,6 +253,7 @@ class ChangeWatch:
             )
         if (ends := self._committed_ends()) is None:
             raise Outage("A transaction is open in one of the topics.", "It ends with its producer's time-out.")
+        self._of_tables(now=True)
         tables = {}
         with OffsetSearch(self._pipeline.kafka) as search:
             for table, whole in self._behind(ends).tables.items():

@@ -335,19 +335,25 @@ def check_topics(pipeline: Settings, known: PipelineState) -> None:
         check_topic(name, present.get(name), pin)
 
 
-def refuse_shared(pipeline: Settings, known: PipelineState, topics: Sequence[str], what: str) -> None:
+def refuse_shared(
+    pipeline: Settings,
+    known: PipelineState,
+    topics: Sequence[str],
+    what: str,
+    whose: str = "keys cannot be told from those that the table lost",
+) -> None:
     """Check that nobody else publishes to topics: keys that a table does not have may then be another pipeline's.
 
     :param known: the state of this one.
     :param what: cannot be done, as the beginning of a sentence.
+    :param whose: why it cannot, as the end of one.
     :raises Refused: one is shared.
     :raises Outage: Kafka does not answer.
     """
     if with_whom := shared(pipeline, known, topics):
         topic, others = next(iter(with_whom.items()))
         raise Refused(
-            f"{what}: topic {topic!r} is shared with {others}, whose keys cannot be told from those that the table "
-            "lost.",
+            f"{what}: topic {topic!r} is shared with {others}, whose {whose}.",
             "Leave that table out. To have its rows told apart, give the pipeline topics of its own: another "
             "topic_prefix, with a new slot and a snapshot.",
         )

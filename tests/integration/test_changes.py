@@ -20,7 +20,7 @@ from airflow.triggers.shared_stream import SharedStreamManager
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.errors import Refused, StateError
 from airflow_bottledwater.hooks.changes import Change, ChangesHook
 from airflow_bottledwater.jobs import changes
 from airflow_bottledwater.jobs.changes import ChangeWatch, between, present
@@ -28,6 +28,7 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.provision import live
+from airflow_bottledwater.state.identity import own
 from airflow_bottledwater.triggers import watching
 from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
 from tests.support.topics import Flow, MakeFlow, airflow_connections, alter_topic
@@ -191,6 +192,21 @@ def test_a_source_that_was_set_back_is_told_from_where_it_is(flow: Flow, monkeyp
     flow.stream()
     following = next_range(flow, found)
     assert following.start == found.end and len(records([following])) == 1
+
+
+def test_changes_of_a_topic_to_which_others_publish_are_not_searched_by_position(flow: Flow) -> None:
+    begun = present(flow.pipeline, flow.name)
+    flow.execute("INSERT INTO orders VALUES (100, 1)")
+    flow.stream()
+    own(flow.pipeline, "1/other/other", [flow.topic("orders")])
+    with closing(ChangeWatch(flow.pipeline, flow.name, TABLES, last=begun)) as watch:
+        with pytest.raises(Refused, match=r"by position: topic .*orders' is shared with other pipelines"):
+            until(watch.fetch, "a range")
+    with pytest.raises(Refused, match="is shared with"):
+        between(flow.pipeline, flow.name, TABLES, begun.end, begun.end)
+    # others are not
+    between(flow.pipeline, flow.name, ["items"], begun.end, begun.end)
+    assert present(flow.pipeline, flow.name, begun).tables["public.orders"].records
 
 
 def test_the_name_of_an_upgraded_source_is_learned(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:

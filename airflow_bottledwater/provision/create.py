@@ -23,8 +23,9 @@ from airflow_bottledwater.postgres import catalog, coverage, partitions, publica
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.provision import kafka_checks, preflight
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.state import options, records, saved, store
+from airflow_bottledwater.state import control_topic, options, records, saved, store
 from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.control_records import topic_owned
 from airflow_bottledwater.state.identity import own, topic_of, topic_problems
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -331,14 +332,13 @@ def pin(
     present = topics.describe(list(by_topic), confirm=True)
     if missing := sorted(by_topic.keys() - present.keys()):
         raise Refused(f"Kafka does not know topic {missing[0]!r}.", "Create it, or set create_topics.")
-    own(pipeline, cluster.pipeline(pipeline.slot), by_topic)
+    _own(pipeline, cluster, by_topic)
     pinned = [PinnedTable(each, TableMapping.of(pipeline).route(each), "", 1, 0, 0, oldest_xid) for each in outboxes]
     ids = _schema_ids(pipeline, by_topic)
     for name, table in by_topic.items():
         topic = present[name]
         key_id, value_id = ids.get(f"{name}-key", 0), ids.get(f"{name}-value", 0)
         pinned.append(PinnedTable(table, name, topic.id, topic.partitions, key_id, value_id, oldest_xid))
-    _check_owners(pipeline, cluster, by_topic)
     return pinned
 
 
@@ -358,8 +358,7 @@ def make_named(pipeline: Settings, cluster: Cluster) -> None:
         replication = min(pipeline.replication_factor, topics.brokers())
         topics.make(*(kafka_checks.new_topic(pipeline, name, None, replication) for name in missing))
         topics.describe(missing, confirm=True)
-    own(pipeline, cluster.pipeline(pipeline.slot), names)
-    _check_owners(pipeline, cluster, names)
+    _own(pipeline, cluster, names)
 
 
 def make_chosen(pipeline: Settings, cluster: Cluster, chosen: Sequence[str], table: SourceTable) -> dict[str, str]:
@@ -387,14 +386,23 @@ def make_chosen(pipeline: Settings, cluster: Cluster, chosen: Sequence[str], tab
     if denied := [name for name, topic in present.items() if not topic.may_write]:
         raise Refused(f"Kafka denies Write on topic {denied[0]!r}, which {who} chooses.", GRANT)
     ours = [name for name in chosen if name not in refused]
-    own(pipeline, cluster.pipeline(pipeline.slot), ours)
+    name = cluster.pipeline(pipeline.slot)
+    before = own(pipeline, name, ours)
     # another pipeline may have taken one meanwhile
-    return refused | _not_ours(pipeline, cluster, ours)
+    theirs = _not_ours(pipeline, cluster, ours)
+    control_topic.write(pipeline.kafka, {key: before[key] for key in before if topic_owned(key, name) in theirs})
+    return refused | theirs
 
 
-def _check_owners(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
-    """:raises Refused: one belongs to another pipeline."""
+def _own(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
+    """Record this pipeline as the owner of topics.
+
+    :raises Refused: another one has taken one meanwhile; who is refused is not left behind as one that publishes to
+        them, for which the owner would be refused what cannot be done in shared topics.
+    """
+    before = own(pipeline, cluster.pipeline(pipeline.slot), topics)
     if problems := _owned_by_others(pipeline, cluster, topics):
+        control_topic.write(pipeline.kafka, before)
         raise Refused(" ".join(problems))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, StateError
@@ -382,8 +383,9 @@ def shared(pipeline: Settings, known: PipelineState, topics: Sequence[str]) -> d
     }
 
 
-def own(pipeline: Settings, name: str, topics: Iterable[str]) -> None:
-    """Record this pipeline as one that publishes to topics, unless it is recorded.
+def own(pipeline: Settings, name: str, topics: Iterable[str]) -> dict[str, dict[str, Any] | None]:
+    """Record this pipeline as one that publishes to topics, unless it is recorded. Returns what was there before, by the
+    keys that were written: to be put back if it may not publish to them.
 
     :param name: the pipeline's.
     :raises Outage: Kafka does not answer.
@@ -392,6 +394,7 @@ def own(pipeline: Settings, name: str, topics: Iterable[str]) -> None:
     # written once only: written again, it would have a later offset than a record of a pipeline that came after it
     missing = [key for key in keys if (found := decode(OwnerRecord, records.get(key))) is None or found.dropped]
     control_topic.write(pipeline.kafka, dict.fromkeys(missing, encode(OwnerRecord(name, time.time()))))
+    return {key: records.get(key) for key in missing}
 
 
 def own_again(pipeline: Settings, known: PipelineState) -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, SlotError, StateError
+from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightError, Refused, SlotError, StateError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
@@ -28,11 +28,13 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
+from airflow_bottledwater.provision import create as creation
 from airflow_bottledwater.provision import live, preflight, redrive
 from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop, forget
 from airflow_bottledwater.snapshot import driver
+from airflow_bottledwater.state import control_topic, identity
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.store import new_topic, read_records, state_topic_name
@@ -581,6 +583,25 @@ def test_a_new_table_does_not_take_the_topic_of_another_program(
         until(lambda: not problems(), "it is followed", failed=errors)
     flow.stream()
     assert flow.compare("payments").equal
+
+
+def test_who_is_refused_a_topic_is_not_left_as_one_that_publishes_to_it(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = make_flow(skip_snapshot=True)
+    two_tables(flow)
+    other = "1/theirs/theirs"
+
+    def late(pipeline: Settings, name: str, topics: Sequence[str]) -> Any:
+        """The other pipeline has passed its checks at the same time, and is first."""
+        identity.own(pipeline, other, topics)
+        return identity.own(pipeline, name, topics)
+
+    monkeypatch.setattr(creation, "own", late)
+    with pytest.raises(Refused, match="belongs to pipeline '1/theirs/theirs'"):
+        flow.create()
+    records = control_topic.read(flow.pipeline.kafka)
+    assert [identity.owners(records, flow.topic(table)) for table in ("a", "b")] == [[other], [other]]
 
 
 def test_the_topics_of_a_dropped_pipeline_are_taken_up_and_swept_by_the_next_one(make_flow: MakeFlow) -> None:

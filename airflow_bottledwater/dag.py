@@ -167,7 +167,9 @@ class Pipeline(Description):
         for pipeline in pipelines:
             dags = {dag.dag_id: dag for dag in pipeline.dags()}
             if twice := sorted(made.keys() & dags.keys()):
-                problem = f"makes {pipeline.name!r} a pipeline with a DAG {twice[0]!r}, which another file's pipeline has"
+                problem = (
+                    f"makes {pipeline.name!r} a pipeline with a DAG {twice[0]!r}, which another file's pipeline has"
+                )
                 errors.append(SettingError("name", pipeline.name, "another name", problem))
             else:
                 made |= dags

@@ -53,7 +53,11 @@ def topics_of(
     }
     if searched:
         refuse_shared(
-            pipeline, state, sorted(set(meant.values())), "Changes cannot be told by position", "positions lie among them"
+            pipeline,
+            state,
+            sorted(set(meant.values())),
+            "Changes cannot be told by position",
+            "positions lie among them",
         )
     described = topics.describe(sorted(set(meant.values())))
     return {table: described[topic] for table, topic in sorted(meant.items()) if topic in described}

@@ -13,8 +13,8 @@ from airflow_bottledwater.jobs import pipelines
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.registry import METRICS, Metric
 from airflow_bottledwater.metrics.sample import Distribution, Sample
-from airflow_bottledwater.state import problems
 from airflow_bottledwater.model.slot import parts
+from airflow_bottledwater.state import problems
 from airflow_bottledwater.state.control_records import (
     SnapshotReport,
     StatusRecord,

@@ -20,6 +20,14 @@ def parts(pipeline: str) -> tuple[str, str, str]:
     return system_identifier, database, slot
 
 
+def of_source(pipeline: str, other: str) -> bool:
+    """Whether two pipelines read the same database: only positions of one source can be compared.
+
+    :param other: the other one's name.
+    """
+    return pipeline.rpartition("/")[0] == other.rpartition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The server, its timeline and the database of a connection, as ``IDENTIFY_SYSTEM`` reports them."""

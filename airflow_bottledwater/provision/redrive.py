@@ -31,6 +31,7 @@ from airflow_bottledwater.kafka.publisher import Records, single, tombstones
 from airflow_bottledwater.kafka.topic_reader import KeySet
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.slot import of_source
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, pgoutput, slot
@@ -148,7 +149,8 @@ class _Letters:
         #: the same as the catalog has them
         self._today: dict[int, SourceTable] = {}
         self._held = {oid: claim.state.gaps[oid] for oid in claim.state.held}
-        self._letters = LettersTopic(pipeline, publishing, claim.cluster.pipeline(pipeline.slot))
+        self._name = claim.cluster.pipeline(pipeline.slot)
+        self._letters = LettersTopic(pipeline, publishing, self._name)
         #: the relation versions of dead letters, as they are published now
         self._versions: dict[Version, Version] = {}
         self._events_topic = publishing.topics[publishing.events]
@@ -200,6 +202,10 @@ class _Letters:
         for dead_letter, records in ready:
             held = current.get(dead_letter.key)
             rows = [i for i in range(len(records)) if not newest.overtake(dead_letter, records, i)]
+            if len(rows) < len(records) and self._pipeline.share_topics:
+                why = "the topic, which other pipelines share, has a record of its key whose position may be theirs"
+                self._fails(dead_letter, f"{why}. {READ_AGAIN}", result)
+                continue
             if rows and held is not None and held.unknown:
                 self._fails(dead_letter, held.unknown, result)
                 continue
@@ -358,7 +364,7 @@ class _Letters:
                     # a snapshot's row may have headers, too: a position of zeros
                     found.add(topic, key, pos if pos.strip("0/") else "")
         for event in self._events():
-            if event.get("event") == "truncate":
+            if event.get("event") == "truncate" and of_source(event.get("pipeline", self._name), self._name):
                 for topic in set(event["topics"]) & set(wanted):
                     found.add(topic, None, event["pos"])
         return found

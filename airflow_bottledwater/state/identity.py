@@ -384,8 +384,8 @@ def shared(pipeline: Settings, known: PipelineState, topics: Sequence[str]) -> d
 
 
 def own(pipeline: Settings, name: str, topics: Iterable[str]) -> dict[str, dict[str, Any] | None]:
-    """Record this pipeline as one that publishes to topics, unless it is recorded. Returns what was there before, by the
-    keys that were written: to be put back if it may not publish to them.
+    """Record this pipeline as one that publishes to topics, unless it is recorded. Returns what was there before,
+    by the keys that were written: to be put back if it may not publish to them.
 
     :param name: the pipeline's.
     :raises Outage: Kafka does not answer.

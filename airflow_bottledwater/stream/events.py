@@ -34,10 +34,13 @@ def _goes_on(held: Mapping[int, int], oid: int, change: np.void) -> bool:
     return oid not in held or int(change["lsn"]) < held[oid]
 
 
-def truncate_events(batch: Batch, topic: int, held: Mapping[int, int] | None = None) -> Iterator[Records]:
+def truncate_events(
+    batch: Batch, topic: int, pipeline: str, held: Mapping[int, int] | None = None
+) -> Iterator[Records]:
     """An event for each TRUNCATE in the batch, of the tables that are not held.
 
     :param topic: the index of the events topic in the session's topics.
+    :param pipeline: the name of the one that publishes it.
     :param held: see :class:`~airflow_bottledwater.publish.encode.EncodedBatch`.
     """
     held = held or {}
@@ -49,6 +52,7 @@ def truncate_events(batch: Batch, topic: int, held: Mapping[int, int] | None = N
         position = str(position_of(change))
         event = {
             "event": "truncate",
+            "pipeline": pipeline,
             "pos": position,
             "xid": int(change["xid"]),
             "relations": [known[oid].table.qualified if oid in known else oid for oid in oids],

@@ -226,7 +226,7 @@ class StreamPublisher:
             if stop is not None:
                 raise stop
             yield without(changes.records, changes.rejections)
-            yield from truncate_events(batch, self._session.events)
+            yield from truncate_events(batch, self._session.events, self._session.name)
             for rejection in changes.rejections:
                 letters.append(batch.versions[int(changes.change(rejection)["relation"])].table)
                 yield self._dead_letter(changes, rejection)
@@ -386,7 +386,7 @@ class StreamPublisher:
         # rows and messages of outboxes may have the same topics and keys
         records = [rows, merged(messages, outbox)]
         dead_letters = [self._dead_letter(encoded, rejection) for rejection in encoded.rejections]
-        events = list(truncate_events(encoded.completed.batch, self._session.events, encoded.held))
+        events = list(truncate_events(encoded.completed.batch, self._session.events, self._session.name, encoded.held))
         before, end = self.counters, encoded.batch.end
         ends, part = self._ended(encoded, records)
         service = [*events, *ends, *dead_letters]

@@ -18,10 +18,11 @@ from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.slot import of_source
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, locks, slot
 from airflow_bottledwater.postgres.connect import Connection
-from airflow_bottledwater.postgres.server import end_of_wal
+from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.postgres.snapshot import ExportedSnapshot, SnapshotExporter
 from airflow_bottledwater.postgres.watch import HolderWatch
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -153,17 +154,21 @@ class Moments:
         )
 
     def _truncated(self, before: int) -> dict[str, str]:
-        """By topic, the position of the last TRUNCATE before L, from the events topic."""
+        """By topic, the position of the last TRUNCATE before L, from the events topic. Positions of another server,
+        whose pipeline has published to the topics before, say nothing here."""
         events, _ = TableMapping.of(self._pipeline).service_topics
         described = self._admin.describe([events])
         if events not in described:
             return {}
         ends = self._admin.ends(events, described[events].partitions)
+        name = identify(self._connection).pipeline(self._pipeline.slot)
         found: dict[str, str] = {}
         for block in topic_reader.blocks(self._pipeline.kafka, events, ends, Backoff(self._pipeline.outage_timeout)):
             check_stopped()
             for i in range(len(block)):
                 event = json.loads(block.value(i) or b"{}")
+                if not of_source(event.get("pipeline", name), name):
+                    continue
                 if event.get("event") == "truncate" and Position.parse(event["pos"]).lsn < before:
                     for topic in event["topics"]:
                         found[topic] = max(found.get(topic, ""), event["pos"])

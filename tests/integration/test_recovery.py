@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import threading
 import time
 import uuid
@@ -13,7 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
@@ -228,6 +229,37 @@ def test_a_letter_of_a_truncated_table_or_of_a_key_that_was_deleted_is_dropped(m
     limit_records(flow, "a", 100_000)
     assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(overtaken=2)
     assert [m.op for m in flow.read("a")] == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "shared", "result"),
+    [
+        ("1/db/slot", False, redrive.RedriveResult(published=1)),
+        ("", True, redrive.RedriveResult(failed=1)),
+        ("", False, redrive.RedriveResult(overtaken=1)),
+    ],
+    ids=["another-source", "shared", "own"],
+)
+def test_a_truncate_of_another_source_overtakes_no_letter(
+    make_flow: MakeFlow, pipeline: str, shared: bool, result: redrive.RedriveResult
+) -> None:
+    flow = make_flow(
+        on_error="log", skip_snapshot=True, share_topics=shared, topic_config={"max.message.bytes": "20000"}
+    )
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1)")
+    flow.stream()
+    event = {
+        "event": "truncate",
+        "pipeline": pipeline or flow.name,
+        "pos": f"0{'F' * 15}/00000001",
+        "topics": [flow.topic("a")],
+    }
+    producer = Producer({"bootstrap.servers": flow.kafka.bootstrap})
+    producer.produce(f"{flow.pipeline.topic_prefix}._bottledwater_events", json.dumps(event).encode(), b"p")
+    assert producer.flush(30) == 0
+    limit_records(flow, "a", 100_000)
+    assert redrive.redrive(flow.pipeline) == result
 
 
 def test_a_letter_of_a_truncated_table_without_a_key_is_dropped(make_flow: MakeFlow) -> None:

@@ -26,6 +26,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage, PreflightError, StateError
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.job import Owner
+from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.provision import pausing
 from airflow_bottledwater.state.verification import Verification
@@ -278,6 +279,17 @@ def test_a_truncated_table_is_empty_for_its_consumers(flow: Flow) -> None:
         damage = Damage(flow)
         damage.write(damage.key(3), None)
         assert kinds(verify(flow)) == {"missing": 1}
+
+
+def test_a_truncate_of_another_source_deletes_nothing(flow: Flow) -> None:
+    ((now,),) = flow.execute("SELECT pg_current_wal_insert_lsn()::text")
+    event = {"event": "truncate", "pipeline": "1/db/slot", "pos": f"{parse_lsn(now):016X}/00000001"}
+    producer = Producer({"bootstrap.servers": flow.kafka.bootstrap})
+    value = json.dumps({**event, "topics": [flow.topic("items")]}).encode()
+    producer.produce(f"{flow.pipeline.topic_prefix}._bottledwater_events", value)
+    assert producer.flush(30) == 0
+    with running(flow):
+        assert not kinds(verify(flow))
 
 
 def test_a_row_that_was_read_again_is_older_or_newer_than_a_truncate_by_its_header(flow: Flow) -> None:

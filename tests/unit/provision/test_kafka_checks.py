@@ -194,7 +194,9 @@ def test_a_tombstone_is_kept_for_a_reader_who_was_away_for_weeks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("database", "says"), [("d" * 220, "a shorter slot name"), ("ы" * 40, "rename the database")], ids=["slot", "database"]
+    ("database", "says"),
+    [("d" * 220, "a shorter slot name"), ("ы" * 40, "rename the database")],
+    ids=["slot", "database"],
 )
 def test_what_makes_the_name_of_the_state_topic_too_long_is_said(database: str, says: str) -> None:
     topic = store.state_topic_name(database, "s" * 20)

@@ -74,7 +74,7 @@ def test_a_table_is_set_aside_from_its_transaction_on_and_the_first_reason_count
     assert found.gaps[1].why == "has a change at 0000000000000020/00000004 that cannot be published (first)"
     assert left_out(found, found.held).tolist() == [3, 5, 6, 7]
     # of the TRUNCATE of both, the other one is told
-    (event,) = truncate_events(BATCH, 5, found.held)
+    (event,) = truncate_events(BATCH, 5, "7/shop/shop", found.held)
     value = bytes(event.data[event.table[0]["value"] : event.table[0]["value"] + event.table[0]["value_length"]])
     assert json.loads(value)["topics"] == ["topic2"]
     assert published_truncates(BATCH, found.held).tolist() == [7]

@@ -90,7 +90,7 @@ def test_what_a_dead_letter_would_lose_ends_the_stream_under_log() -> None:
 
 
 def test_every_truncate_is_an_event_with_the_tables_that_it_emptied() -> None:
-    events = list(truncate_events(BATCH, 5))
+    events = list(truncate_events(BATCH, 5, "7/shop/shop"))
     values = [
         json.loads(bytes(e.data[e.table[0]["value"] : e.table[0]["value"] + e.table[0]["value_length"]]))
         for e in events
@@ -107,6 +107,7 @@ def test_every_truncate_is_an_event_with_the_tables_that_it_emptied() -> None:
         (703, 1_700_000_000_003),
     ]
     assert {int(e.table[0]["topic"]) for e in events} == {5}
+    assert {value["pipeline"] for value in values} == {"7/shop/shop"}
 
 
 @pytest.mark.parametrize("position", ["", "0000000000000030/00000000"])

@@ -199,9 +199,9 @@ def test_changes_of_a_topic_to_which_others_publish_are_not_searched_by_position
     flow.execute("INSERT INTO orders VALUES (100, 1)")
     flow.stream()
     own(flow.pipeline, "1/other/other", [flow.topic("orders")])
-    with closing(ChangeWatch(flow.pipeline, flow.name, TABLES, last=begun)) as watch:
-        with pytest.raises(Refused, match=r"by position: topic .*orders' is shared with other pipelines"):
-            until(watch.fetch, "a range")
+    refusal = pytest.raises(Refused, match=r"by position: topic .*orders' is shared with other pipelines")
+    with closing(ChangeWatch(flow.pipeline, flow.name, TABLES, last=begun)) as watch, refusal:
+        until(watch.fetch, "a range")
     with pytest.raises(Refused, match="is shared with"):
         between(flow.pipeline, flow.name, TABLES, begun.end, begun.end)
     # others are not

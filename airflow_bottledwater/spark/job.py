@@ -29,7 +29,7 @@ from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY, stop_asked
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.stop import Stop
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.spark import copies
+from airflow_bottledwater.spark import copies, installed
 from airflow_bottledwater.spark.error_codec import unpack
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def context(name: str, properties: Mapping[str, str] | None = None) -> Iterator[
     :raises Refused: speculative execution is on: a second attempt of a lane or batch would fence the first.
     :raises ApplicationEnded: the cluster's manager did not let the application begin.
     """
+    installed.prefer()
     from pyspark import SparkConf, SparkContext
 
     conf = SparkConf().setAppName(name).setAll(list((properties or {}).items()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,9 @@ def _follow(file: SettingsFile, start: Start, bounded: bool) -> dict[str, int] |
         # the driver, which only watches, does without it and its hundred megabytes
         from airflow_bottledwater.stream import engine
 
+        # seconds after which a thread gives way: beside one that computes (a look at the catalog, a heartbeat), each of
+        # the calls that publish would otherwise wait up to 5 ms for the interpreter when it comes back
+        sys.setswitchinterval(0.0005)
         pipeline = file.load()
         job.check_attempt(pipeline, start.state_topic, start.job)
         return engine.follow(pipeline, start, bounded=bounded)

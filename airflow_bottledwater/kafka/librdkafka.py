@@ -187,8 +187,8 @@ def _failed(producer, error, reason, counts_address):
 
 
 def counters() -> Any:
-    """New counters for :func:`make_producer`; each is an attribute."""
-    return np.zeros(1, dtype=_COUNTS).view(np.recarray)[0]
+    """New counters for :func:`make_producer`, by their names."""
+    return np.zeros(1, dtype=_COUNTS)[0]
 
 
 def reset(counts: Any) -> None:

@@ -291,6 +291,8 @@ class Publisher:
         :raises TooSlow: the queue has been full until now, half of the time-out after the transaction's beginning.
         :raises NewProducerNeeded: producing failed in another way.
         """
+        if not len(records):
+            return
         self._since = time.monotonic()
         try:
             self._produce(records)
@@ -341,9 +343,9 @@ class Publisher:
             for each in records:
                 self.produce(each)
             self.drain()
-            if failed := int(self._counts.failed):
+            if failed := int(self._counts["failed"]):
                 raise NewProducerNeeded(
-                    f"{failed} records were not confirmed: {rd.name(int(self._counts.first_error))}."
+                    f"{failed} records were not confirmed: {rd.name(int(self._counts['first_error']))}."
                 )
             raise _Undone
 
@@ -357,14 +359,14 @@ class Publisher:
         self._raise_if_failed()
 
     def _raise_if_failed(self) -> None:
-        code = int(self._counts.first_error)
+        code = int(self._counts["first_error"])
         if code in rd.REJECTIONS:
-            raise RecordRefused(f"Kafka refuses a record: {rd.name(code)}.", int(self._counts.first_failed), code)
+            raise RecordRefused(f"Kafka refuses a record: {rd.name(code)}.", int(self._counts["first_failed"]), code)
 
     def _too_slow(self) -> TooSlow:
         """The error of the open transaction, which is aborted."""
         self._note_wait()
-        confirmed = self.size * int(self._counts.confirmed) // max(1, self._sent)
+        confirmed = self.size * int(self._counts["confirmed"]) // max(1, self._sent)
         self._abort()
         divisible = self._divisible and self._sent > 1
         in_time = (
@@ -391,8 +393,8 @@ class Publisher:
             raise
         finally:
             self._note_wait()
-        if self._counts.confirmed != self._sent:
-            raise NewProducerNeeded(f"{self._sent} records were sent but {self._counts.confirmed} confirmed.")
+        if self._counts["confirmed"] != self._sent:
+            raise NewProducerNeeded(f"{self._sent} records were sent but {self._counts['confirmed']} confirmed.")
 
     def _abort(self) -> None:
         """Abort the transaction now, so that readers need not wait for its time-out. The producer must not be used
@@ -405,7 +407,7 @@ class Publisher:
     def _wait(self, what: str) -> None:
         """Wait for the broker once; if it rejects the login, ``waiting`` is called with :class:`CredentialsRefused`."""
         rd.poll(self._handle, 0)
-        if not self._counts.refused_logins:
+        if not self._counts["refused_logins"]:
             return self._waiting(what)
         self._waiting(
             CredentialsRefused(
@@ -444,7 +446,7 @@ class Publisher:
                     raise self._too_slow()
                 self._wait(f"Kafka does not answer ({what}: {text.rstrip('.')}).")
                 continue
-            if in_time and int(self._counts.first_error) == KafkaError._MSG_TIMED_OUT:
+            if in_time and int(self._counts["first_error"]) == KafkaError._MSG_TIMED_OUT:
                 raise self._too_slow()  # librdkafka has given records up before the deadline came
             if abort:
                 self._abort()

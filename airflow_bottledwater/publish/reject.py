@@ -36,8 +36,7 @@ def too_large(largest: int) -> str:
 
 def oversized(session: PublishSession, records: Records) -> list[Rejection]:
     """The rows whose records exceed their topic's max.message.bytes."""
-    found = np.flatnonzero(session.oversized(records)).tolist()
-    if not found:
+    if not len(records) or not (found := np.flatnonzero(session.oversized(records)).tolist()):
         return []
     sizes, table = records.sizes(), records.table
 

@@ -242,6 +242,8 @@ class PublishSession:
         :raises RecordRefused: the broker refuses a record for good.
         """
         assert self._publisher is not None, "open() comes first"
+        # what is known before the transaction begins is not made while it is open, for which consumers wait
+        known = None if several or not isinstance(batches, Sequence) else self._last(progress)
         try:
             pieces = iter(self._pieces(batches) if several else batches)
             piece = next(pieces, None)
@@ -250,9 +252,10 @@ class PublishSession:
                     while piece is not None and not (several and self._publisher.size >= self.pace.limit):
                         self._publisher.produce(piece)
                         piece = next(pieces, None)
-                    written = {**self._later_schemas(), **progress} if piece is None else {}
-                    for record in self.progress_records(written):
-                        self._publisher.produce(record)
+                    if piece is None:
+                        written, last = known or self._last(progress)
+                        for record in last:
+                            self._publisher.produce(record)
                 self.pace.committed(self._publisher.size, self._publisher.seconds)
                 self.meter.add(registry.BYTES, self._publisher.size)
                 self.meter.observe(registry.COMMIT_SECONDS, self._publisher.seconds)
@@ -267,6 +270,12 @@ class PublishSession:
             raise
         self.state.apply(written)
         self._encoded.clear()
+
+    def _last(self, progress: Mapping[str, StateRecord | None]) -> tuple[dict[str, StateRecord | None], list[Records]]:
+        """What is written last in a transaction, as state records and as Kafka records: the progress, and the schemas
+        that are first used in it."""
+        written = {**self._later_schemas(), **progress}
+        return written, self.progress_records(written)
 
     def _later_schemas(self) -> dict[str, StateRecord | None]:
         """The records of schemas that are first used in this transaction. One that is too large for the state topic is

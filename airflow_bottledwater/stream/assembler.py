@@ -104,9 +104,8 @@ class TransactionAssembler:
         self._refused: dict[int, Refused] = {}
         #: the tables whose changes are left out
         self._left_out = set[int]()
-        # a record array's row: its fields are attributes, as they are in compiled code
-        self._state = np.zeros(1, dtype=STATE).view(np.recarray)[0]
-        self._state.batch_bytes, self._state.largest_transaction = batch_bytes, largest_transaction
+        self._state = np.zeros(1, dtype=STATE)[0]
+        self._state["batch_bytes"], self._state["largest_transaction"] = batch_bytes, largest_transaction
         self._out: npt.NDArray[np.uint8]
         self._changes: npt.NDArray[np.void]
         self._allocate()
@@ -129,7 +128,7 @@ class TransactionAssembler:
 
     def rest(self) -> None:
         """Give up the memory that large transactions have taken, if no change waits in it."""
-        if not self._state.count:
+        if not self._state["count"]:
             self._allocate()
 
     def take_messages(
@@ -158,15 +157,15 @@ class TransactionAssembler:
     def restart(self) -> None:
         """Forget what is only partly received: a new session sends everything after the position again."""
         state = self._state
-        state.in_transaction = state.count = state.bytes = state.whole_count = state.whole_bytes = 0
-        state.from_lsn, state.from_ordinal = self.position
-        state.whole_lsn = self.position.lsn
+        state["in_transaction"] = state["count"] = state["bytes"] = state["whole_count"] = state["whole_bytes"] = 0
+        state["from_lsn"], state["from_ordinal"] = self.position
+        state["whole_lsn"] = self.position.lsn
         self._block = self._pair = None
 
     @property
     def next_place(self) -> Position:
         """The position of the change that would have come next in the transaction that has begun to come."""
-        return Position(int(self._state.final_lsn), int(self._state.ordinal) + 1)
+        return Position(int(self._state["final_lsn"]), int(self._state["ordinal"]) + 1)
 
     @property
     def next_table(self) -> pgoutput.RelationMessage | None:
@@ -177,7 +176,9 @@ class TransactionAssembler:
     def abandon(self) -> Batch:
         """All changes that have come, as a batch, and none of those that are left of the transaction that has begun to
         come: the next session is to begin behind it."""
-        batch = self._batch(int(self._state.count), int(self._state.bytes), Position(int(self._state.final_lsn) + 1, 0))
+        batch = self._batch(
+            int(self._state["count"]), int(self._state["bytes"]), Position(int(self._state["final_lsn"]) + 1, 0)
+        )
         self.restart()
         return batch
 
@@ -185,13 +186,13 @@ class TransactionAssembler:
         """An empty batch that moves the position: the next session is to begin at ``lsn``, and what was committed
         before is left out."""
         self.restart()
-        self._state.whole_lsn = lsn
+        self._state["whole_lsn"] = lsn
         return self._emit()
 
     @property
     def unfinished(self) -> bool:
         """Whether a transaction has begun to come, and not all of it."""
-        return bool(self._state.in_transaction)
+        return bool(self._state["in_transaction"])
 
     @property
     def statistics(self) -> dict[str, int]:
@@ -248,7 +249,7 @@ class TransactionAssembler:
     def add(self, block: MessageBlock) -> None:
         """Add the next block; before another one, call :meth:`cut` until it returns None."""
         assert self._block is None
-        self._block, self._state.next = block, 0
+        self._block, self._state["next"] = block, 0
 
     def cut(self) -> Batch | None:
         """The next full batch, or None when the block is used up; what is left of it waits for the next block or
@@ -270,12 +271,12 @@ class TransactionAssembler:
                 return self._emit()
             elif why == CUT:
                 # first the whole transactions before it; then, if the transaction alone is too large, a part of it
-                return self._emit() if self._state.whole_count else self._emit_part()
+                return self._emit() if self._state["whole_count"] else self._emit_part()
             elif why == ROOM:
                 self._grow()
             elif why == RELATION:
                 self._take_relation(self._payload())
-                self._state.next += 1
+                self._state["next"] += 1
             elif why in (TRUNCATE, LOGICAL):
                 take = self._take_truncate if why == TRUNCATE else self._take_message
                 if (before := take(self._payload())) is not None:
@@ -283,7 +284,7 @@ class TransactionAssembler:
                 self._state["next"] += 1
                 if not self._state["in_transaction"] and self._state["bytes"] >= self._state["batch_bytes"]:
                     return self._emit()
-            elif why == UNKNOWN and self._state.whole_count:
+            elif why == UNKNOWN and self._state["whole_count"]:
                 return self._emit()  # what is whole before it can be published
             elif why == UNKNOWN:
                 self._leave_out(int.from_bytes(self._payload()[1:5], "big"))
@@ -302,8 +303,8 @@ class TransactionAssembler:
 
         :param empty: whether to return a batch without changes that only moves the position, if it can be moved.
         """
-        moved = self._state.whole_lsn > self.position.lsn
-        if self._state.whole_count or (empty and moved):
+        moved = self._state["whole_lsn"] > self.position.lsn
+        if self._state["whole_count"] or (empty and moved):
             return self._emit()
         return None
 
@@ -319,7 +320,7 @@ class TransactionAssembler:
         return (int.from_bytes(bytes(self._block.data[end - 8 : end]), "big", signed=True) + EPOCH_MICROS) // 1000
 
     def _grow(self) -> None:
-        if self._state.count == len(self._changes):
+        if self._state["count"] == len(self._changes):
             self._changes = np.concatenate([self._changes, np.empty_like(self._changes)])
         else:
             self._out = np.concatenate([self._out, np.empty_like(self._out)])
@@ -366,7 +367,7 @@ class TransactionAssembler:
         """Tell of a partition's Relation message. It comes directly behind that of the table as which the partition is
         published, and before a change of that table (maybe_send_schema, src/backend/replication/pgoutput/pgoutput.c).
         Those of two tables that are truncated together come so, too, but before a TRUNCATE."""
-        for number in range(int(self._state.next), block.count):
+        for number in range(int(self._state["next"]), block.count):
             begin = block.offsets[number]
             if block.data[begin] == ord("k"):
                 continue  # a keepalive may come anywhere
@@ -393,7 +394,7 @@ class TransactionAssembler:
         """
         current = self._current.get(oid, -1)
         taken: npt.NDArray[np.bool_] = np.zeros(len(self._versions), dtype=np.bool_)
-        taken[self._changes["relation"][: self._state.count]] = True
+        taken[self._changes["relation"][: self._state["count"]]] = True
         if current < 0 or oid in self._refused or not taken[current]:
             return
         # numbers are used again: ANALYZE repeats the message for as long as the stream runs
@@ -407,9 +408,9 @@ class TransactionAssembler:
     def _take_truncate(self, data: bytes) -> Batch | None:
         """Add a TRUNCATE; returns what is whole before it instead, if that can be published and it perhaps cannot."""
         state = self._state
-        final, xid = int(state.final_lsn), int(state.xid)
-        if self.position.passed(final, int(state.ordinal) + 1):
-            state.ordinal += 1
+        final, xid = int(state["final_lsn"]), int(state["xid"])
+        if self.position.passed(final, int(state["ordinal"]) + 1):
+            state["ordinal"] += 1
             return None
         message = pgoutput.truncate(data)
         oids = [
@@ -418,17 +419,17 @@ class TransactionAssembler:
         doubtful = [
             oid for oid in oids if oid not in self._left_out and (oid in self._refused or oid not in self._current)
         ]
-        if doubtful and state.whole_count:
+        if doubtful and state["whole_count"]:
             return self._emit()
         for oid in doubtful:
             self._leave_out(oid)
-        state.ordinal += 1
+        state["ordinal"] += 1
         oids = [oid for oid in oids if oid in self._current and oid not in self._left_out]
         if not oids:
             return None
         kept = bytes(data[:1]) + len(oids).to_bytes(4, "big") + bytes(data[5:6])
         kept += b"".join(oid.to_bytes(4, "big") for oid in oids)
-        self._keep(kept, self._current[oids[0]], Position(final, int(state.ordinal)), xid, int(state.time))
+        self._keep(kept, self._current[oids[0]], Position(final, int(state["ordinal"])), xid, int(state["time"]))
         return None
 
     def _now(self) -> dict[str, int]:
@@ -506,14 +507,16 @@ class TransactionAssembler:
 
     def _emit(self) -> Batch:
         state = self._state
-        batch = self._batch(int(state.whole_count), int(state.whole_bytes), Position(int(state.whole_lsn), 0))
-        self._keep_rest(int(state.whole_count), int(state.whole_bytes))
+        batch = self._batch(int(state["whole_count"]), int(state["whole_bytes"]), Position(int(state["whole_lsn"]), 0))
+        self._keep_rest(int(state["whole_count"]), int(state["whole_bytes"]))
         return batch
 
     def _emit_part(self) -> Batch:
         state = self._state
-        batch = self._batch(int(state.count), int(state.bytes), Position(int(state.final_lsn), int(state.ordinal)))
-        self._keep_rest(int(state.count), int(state.bytes))
+        batch = self._batch(
+            int(state["count"]), int(state["bytes"]), Position(int(state["final_lsn"]), int(state["ordinal"]))
+        )
+        self._keep_rest(int(state["count"]), int(state["bytes"]))
         return batch
 
     def _batch(self, count: int, size: int, end: Position) -> Batch:
@@ -537,15 +540,15 @@ class TransactionAssembler:
 
     def _keep_rest(self, count: int, size: int) -> None:
         state = self._state
-        rest = int(state.count) - count
+        rest = int(state["count"]) - count
         if rest:
             self._changes[:rest] = self._changes[count : count + rest].copy()
             self._changes[:rest]["offset"] -= size
-            length = int(state.bytes) - size
+            length = int(state["bytes"]) - size
             self._out[:length] = self._out[size : size + length].copy()
-        state.count = rest
-        state.bytes -= size
-        state.whole_count = state.whole_bytes = 0
+        state["count"] = rest
+        state["bytes"] -= size
+        state["whole_count"] = state["whole_bytes"] = 0
 
 
 def _boundary_table(boundaries: list[Boundary]) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:

@@ -1849,8 +1849,8 @@ MUTANTS = (
         "records and position are one transaction",
         "PublishSession.transact",
         swap(
-            "for record in self.progress_records(written):\n    ...",
-            "with self._publisher.transaction():\n    for record in self.progress_records(written):\n        ...",
+            "for record in last:\n    ...",
+            "with self._publisher.transaction():\n    for record in last:\n        ...",
         ),
         f"{_DEATH}::test_a_stream_that_is_killed_at_every_named_point_and_restarted[1]",
     ),
@@ -4049,7 +4049,7 @@ MUTANTS = (
     Mutant(
         "what is whole before a refused change is not published",
         "TransactionAssembler.cut",
-        never("why == UNKNOWN and self._state.whole_count"),
+        never("why == UNKNOWN and self._state['whole_count']"),
         "tests/integration/test_new_key.py::test_a_table_with_another_key_is_read_again[json]",
     ),
     Mutant(
@@ -4093,7 +4093,7 @@ MUTANTS = (
     Mutant(
         "what is whole before a TRUNCATE that cannot be published is published",
         "TransactionAssembler._take_truncate",
-        never("doubtful and state.whole_count"),
+        never("doubtful and state['whole_count']"),
         "tests/unit/stream/test_assembler.py::"
         "test_what_is_whole_before_a_change_that_cannot_be_published_is_published_before_the_stream_ends",
     ),
@@ -4783,13 +4783,13 @@ MUTANTS = (
     Mutant(
         "memory in which changes wait is not given up",
         "TransactionAssembler.rest",
-        swap("if not self._state.count:\n    self._allocate()", "self._allocate()"),
+        swap("if not self._state['count']:\n    self._allocate()", "self._allocate()"),
         "tests/unit/stream/test_assembler.py::test_what_a_large_transaction_took_is_given_up_when_nothing_waits",
     ),
     Mutant(
         "what a large transaction took is given up while nothing changes",
         "TransactionAssembler.rest",
-        drop("if not self._state.count:\n    ..."),
+        drop("if not self._state['count']:\n    ..."),
         "tests/unit/stream/test_assembler.py::test_what_a_large_transaction_took_is_given_up_when_nothing_waits",
     ),
     Mutant(

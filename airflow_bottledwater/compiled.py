@@ -35,6 +35,7 @@ with explained():
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
     from numba.core.registry import CPUDispatcher, cpu_target
+    from numba.core.runtime import _nrt_python
 
 
 def _fingerprint() -> str:
@@ -67,6 +68,9 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(cache.folder("compiled", _MADE_FROM
 numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 # while the sources are those that are imported: a package may be replaced while a process runs
 prebuilt.find()
+# what code from the cache calls (numba/core/runtime/nrt.py, _Runtime.initialize)
+for _name, _address in _nrt_python.c_helpers.items():
+    llvm.add_symbol(_name if _name.startswith("_") else f"NRT_{_name}", _address)
 
 __all__ = [
     "allocating",
@@ -112,6 +116,12 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
     _impl_class = _CacheImpl
     _told = False
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        # numba first imports everything that it can compile, for half a second and 16 MB; it is only needed, and
+        # done again, where something is compiled (numba/core/compiler.py, CompilerBase)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
 
     def _load_overload(self, sig: Any, target_context: Any) -> Any:
         if prebuilding:

@@ -350,7 +350,7 @@ def test_a_row_that_is_too_large_is_not_even_sent(broker: Broker, publish: Run) 
 
 @pytest.mark.parametrize(
     ("code", "error", "says"),
-    [(29, Refused, "denies Write"), (32, Refused, "time of a record")],
+    [(29, Refused, "denies Write"), (32, Outage, "time of a record")],
     ids=["denied", "clock"],
 )
 def test_a_refusal_that_is_no_rows_fault_sets_no_row_aside(

@@ -11,6 +11,7 @@ import yaml
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.pipeline.rules import Written
 
 D = TypeVar("D", bound=Description)
 
@@ -48,11 +49,12 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return made
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int | str:
-        """A number, but for what YAML 1.1 reads to other bases without saying so: 0123 would become another name, 83,
-        and 12:30 would become 750."""
+        """A number that is a text as it is written, where a text is wanted: to YAML 1.1, 2024_07 is 202407, which would
+        be another name. What it reads to other bases without saying so is a text only: 0123, and 12:30."""
         if _OTHER_BASE.match(node.value):
             return str(node.value)
-        number: int = super().construct_yaml_int(node)
+        number = Written(super().construct_yaml_int(node))
+        number.written = node.value
         return number
 
 

@@ -92,6 +92,15 @@ def _refuse_no_texts(values: Iterable[Any]) -> None:
         raise msgspec.ValidationError("There is a value that is no text.")
 
 
+class Written(int):
+    """A number, which as a text is what was written."""
+
+    written: str
+
+    def __str__(self) -> str:
+        return self.written
+
+
 def convert(hint: Any, value: Any) -> Any:
     """A value, converted to the type of an annotation: numbers and switches may be texts, lists one text with commas,
     and properties without a value (null in a connection's extra) are left out.
@@ -103,8 +112,10 @@ def convert(hint: Any, value: Any) -> Any:
         if isinstance(value, str | list | tuple):
             value = listed(value)
     elif kind is dict and isinstance(value, Mapping):
-        # properties of servers, whose values have no limits here, may be switches
+        # properties of servers, whose values have no limits here, may be switches, and their numbers are meant as such
         if get_origin(get_args(getattr(hint, "__origin__", hint))[1]) is not None:
             _refuse_no_texts(value.values())
+        else:
+            value = {name: int(each) if isinstance(each, Written) else each for name, each in value.items()}
         value = {str(name): str(each) for name, each in value.items() if each is not None}
     return msgspec.convert(value, hint, strict=False)

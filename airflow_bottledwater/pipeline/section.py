@@ -78,9 +78,9 @@ class Section:
                 if not isinstance(value, Mapping):
                     raise SettingError(f"{cls.AT}{name}", value, _names(part))
                 value = part.of(value)
-            elif part is None and cls.described()[name].type is str and type(value) in (int, float):
+            elif part is None and cls.described()[name].type is str and isinstance(value, int | float):
                 # YAML, and a user's template that is rendered to a native value, make a number of a name like 2024
-                value = str(value)
+                value = value if isinstance(value, bool) else str(value)
             made[name] = value
         return cls(**made)
 

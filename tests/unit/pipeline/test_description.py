@@ -117,6 +117,7 @@ def test_what_yaml_makes_of_texts_and_a_key_of_a_section_are_refused(tmp_path: P
     [
         ("name: 0123", {"name": "0123"}),
         ("name: 2024", {"name": "2024"}),
+        ("name: 2024_07", {"name": "2024_07"}),
         (
             "source: {table_options: {a: {rename: {nm: 12:30}}}}",
             {"source": {"table_options": {"a": {"rename": {"nm": "12:30"}}}}},
@@ -147,6 +148,15 @@ def test_the_schema_allows_each_form_that_the_file_may_have(tmp_path: Path, text
     loaded = written(tmp_path, text)
     assert file.load(loaded, Description).as_dict() == found
     jsonschema.validate(file.yaml.load(text, file._Loader), file.schema())
+
+
+def test_a_name_that_yaml_reads_as_a_number_is_what_was_written(tmp_path: Path) -> None:
+    text = "source: {tables: [0x1f, 2024_07], table_options: {2024_07: {on_error: log}}}"
+    loaded = file.load(written(tmp_path, text), Description)
+    assert loaded.as_dict()["source"] == {
+        "tables": ["0x1f", "2024_07"],
+        "table_options": {"2024_07": {"on_error": "log"}},
+    }
 
 
 def test_null_is_a_mask(tmp_path: Path) -> None:

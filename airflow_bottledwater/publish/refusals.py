@@ -52,9 +52,11 @@ def rule_out(
     if error.code == _TOPIC_AUTHORIZATION_FAILED:
         raise Refused(f"{error.what} Kafka denies Write on one of the topics {', '.join(session.topics)}.", GRANT)
     _check_time(error)
-    if session.refusal([*service, *session.progress_records(progress)]) is not None:
+    if (refused := session.refusal([*service, *session.progress_records(progress)])) is not None:
+        # of several records, the broker gives each the code of the batch that it was in
+        _check_time(refused)
         raise Refused(
-            f"The service topics do not take records: {error.what}",
+            f"The service topics do not take records: {refused.what}",
             f"Mend the settings (max.message.bytes if a record is too large) or rights of "
             f"{', '.join(session.topics[session.events :])}, then start again; no row has a fault.",
         )

@@ -242,9 +242,9 @@ class PublishSession:
         :raises RecordRefused: the broker refuses a record for good.
         """
         assert self._publisher is not None, "open() comes first"
-        # what is known before the transaction begins is not made while it is open, for which consumers wait
-        known = None if several or not isinstance(batches, Sequence) else self._last(progress)
         try:
+            # what is known before the transaction begins is not made while it is open, for which consumers wait
+            known = None if several or not isinstance(batches, Sequence) else self._last(progress)
             pieces = iter(self._pieces(batches) if several else batches)
             piece = next(pieces, None)
             while True:

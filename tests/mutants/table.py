@@ -3302,7 +3302,7 @@ MUTANTS = (
     Mutant(
         "what the pipeline says itself is no row's fault",
         "rule_out",
-        never("session.refusal([*service, *session.progress_records(progress)]) is not None"),
+        never("(refused := session.refusal([*service, *session.progress_records(progress)])) is not None"),
         f"{_REFUSALS}::test_a_position_that_its_topic_does_not_take_is_no_rows_fault[log]",
     ),
     Mutant(

@@ -362,6 +362,21 @@ def test_a_refusal_that_is_no_rows_fault_sets_no_row_aside(
     assert broker.dead_letters() == []
 
 
+def test_a_clock_that_a_record_shows_by_itself_is_waited_for(
+    broker: Broker, publish: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several records together, the broker gives each the code of an invalid one."""
+    broker.refused_code = 87
+
+    def attempt(self: FakePublisher, records: Sequence[Records]) -> None:
+        raise RecordRefused("Kafka refuses a record.", 0, 32)
+
+    monkeypatch.setattr(FakePublisher, "attempt", attempt)
+    with pytest.raises(Outage, match="time of a record"):
+        publish(broker, [POISON], [b"a"], on_error="log")
+    assert broker.dead_letters() == []
+
+
 def test_limits_that_changed_meanwhile_are_read_again(
     broker: Broker, publish: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,8 +130,10 @@ class Controller(Reporter):
         """Delete the status of a pipeline that was dropped while this job was asleep: it has heard nothing of that, if
         its deletion was compacted away before it woke, and has reported since."""
         try:
-            claim = read_own(self._pipeline, self._cluster).claim
-            if claim is not None and claim.kind == "drop":
+            known = read_own(self._pipeline, self._cluster)
+            # while a drop is under way, or has failed, the status tells of a slot that nobody reads; its last step
+            # deletes both
+            if known.claim is not None and known.claim.kind == "drop" and known.slot is None and known.intent is None:
                 self._topic.write({status_key(self.name): None}, wait=10.0)
         except BottledWaterError as error:
             log.warning("The status of a pipeline that may have been dropped is left as it is: %s", error)

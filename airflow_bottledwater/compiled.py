@@ -68,7 +68,8 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(cache.folder("compiled", _MADE_FROM
 numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 # while the sources are those that are imported: a package may be replaced while a process runs
 prebuilt.find()
-# what code from the cache calls (numba/core/runtime/nrt.py, _Runtime.initialize)
+# what code from the cache calls (numba/core/runtime/nrt.py, _Runtime.initialize). One that calls hash() would need
+# more: the secrets of numba/cpython/hashing.py
 for _name, _address in _nrt_python.c_helpers.items():
     llvm.add_symbol(_name if _name.startswith("_") else f"NRT_{_name}", _address)
 
@@ -104,6 +105,10 @@ class _Locator(UserProvidedCacheLocator):  # type: ignore[misc]
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> Any:
         return cls(py_func, py_file)
+
+    def get_source_stamp(self) -> Any:
+        # numba's is that of the function's own file; a folder that was given stays where it is when others change
+        return super().get_source_stamp(), _MADE_FROM
 
 
 class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]

@@ -255,9 +255,9 @@ class ChangeWatch:
                 f"{format_lsn(end)}.",
                 "Wait until it has (StreamPositionSensor).",
             )
+        self._of_tables(now=True)
         if (ends := self._committed_ends()) is None:
             raise Outage("A transaction is open in one of the topics.", "It ends with its producer's time-out.")
-        self._of_tables(now=True)
         tables = {}
         with OffsetSearch(self._pipeline.kafka) as search:
             for table, whole in self._behind(ends).tables.items():

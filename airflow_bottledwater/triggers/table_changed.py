@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.observability import stats
 
+from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.hooks.changes import READ, READ_AT
 from airflow_bottledwater.model.changes import ChangeRange
-from airflow_bottledwater.pipeline.argument import PipelineArgument
+from airflow_bottledwater.pipeline.argument import PipelineArgument, described
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.watcher import WatcherTrigger
 from airflow_bottledwater.triggers.watching import Watch
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 #: seconds between two looks at how far the DAGs have read
 _READ_EVERY = 60.0
 #: looks between two events without changes, at most: Airflow keeps none of them for a DAG that is paused
-_MOST_APART = 64
+_MOST_APART = 256
 #: seconds after which a DAG that does not run is waited for no longer: it may have been deleted, or have another name
 _FORGOTTEN = 30 * 86_400.0
 
@@ -70,7 +71,7 @@ class _ReadWatch:
                 was, n = before.get(dag, (None, 0))
                 self._behind[dag] = offsets, n + 1 if was == offsets else 0
         self._next = time.monotonic() + _READ_EVERY
-        # after 1, 2, 4, ..., 64, 128, 192, ... looks
+        # after 1, 2, 4, ..., 256, 512, 768, ... looks
         looks = [n for _, n in self._behind.values()]
         return any(n > 0 and n % min(1 << n.bit_length() - 1, _MOST_APART) == 0 for n in looks)
 
@@ -113,10 +114,17 @@ class TableChangedTrigger(WatcherTrigger):
         poll_interval: float = 5.0,
     ) -> None:
         super().__init__(pipeline=pipeline, poll_interval=poll_interval)
+        if described(pipeline).kafka.share_topics:
+            # at each look it would be refused, of which only the triggerer's log tells
+            raise SettingError(
+                "share_topics", True, "false for changes by position; or schedule the DAG by the asset of the topic"
+            )
         self.tables = [tables] if isinstance(tables, str) else list(tables)
         self.min_rows, self.max_wait = min_rows, max_wait
         #: the pipeline's, once the source was asked for it
         self._name = ""
+        # two DAGs that read at the same moment may leave the time of only one of them
+        self._began = time.time()
 
     async def _begin(self, pipeline: Settings, kept: Any) -> Watch:
         from airflow_bottledwater.jobs.changes import ChangeWatch
@@ -143,7 +151,7 @@ class TableChangedTrigger(WatcherTrigger):
             if store is None:
                 return {}
             read, at = await store.aget(READ) or {}, await store.aget(READ_AT) or {}
-            return {dag: read[dag] for dag in read if time.time() - at.get(dag, 0.0) < _FORGOTTEN}
+            return {dag: read[dag] for dag in read if time.time() - at.get(dag, self._began) < _FORGOTTEN}
         except Exception as error:
             # its errors are of many classes; it is asked again
             log.info("Airflow does not say how far the DAGs have read (%s).", type(error).__name__)

@@ -330,7 +330,7 @@ def test_a_dag_that_has_not_read_what_was_told_is_told_again(monkeypatch: pytest
     # the second event has no run: it is told again, ever more seldom, and each row is read once
     assert told(*[None] * 18) == [at(12, 12).as_event()] * 5
     # a DAG that is paused gets none of them, and is to get one soon when it goes on
-    assert len(told(*[None] * 400)) == 7 + 5
+    assert len(told(*[None] * 400)) == 9
     assert run(events[2]).empty and not told(*[None] * 9)
     del store["bottledwater_read"]
     assert run(events[0]) and len(told(None, None)) == 1

@@ -202,7 +202,7 @@ class _Letters:
         for dead_letter, records in ready:
             held = current.get(dead_letter.key)
             rows = [i for i in range(len(records)) if not newest.overtake(dead_letter, records, i)]
-            if len(rows) < len(records) and self._pipeline.share_topics:
+            if len(rows) < len(records) and self._pipeline.share_topics and not newest.truncated(dead_letter):
                 why = "the topic, which other pipelines share, has a record of its key whose position may be theirs"
                 self._fails(dead_letter, f"{why}. {READ_AGAIN}", result)
                 continue
@@ -431,6 +431,10 @@ class _Newest:
         """Whether one of a dead letter's records is older than what its topic has."""
         topic = dead_letter.content["topic"]
         return dead_letter.overtaken(max(self.positions.get((topic, key), "") for key in (_key(records, i), None)))
+
+    def truncated(self, dead_letter: StoredDeadLetter) -> bool:
+        """Whether a dead letter's table was truncated behind its change, by the dead letter's own source."""
+        return dead_letter.overtaken(self.positions.get((dead_letter.content["topic"], None), ""))
 
     def may_show_more(self, dead_letter: StoredDeadLetter, records: Records, i: int) -> bool:
         """Whether one of a dead letter's records is a row that would follow a row of a snapshot."""

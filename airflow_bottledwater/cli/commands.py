@@ -107,8 +107,11 @@ def take_over_command(**values: Any) -> None:
     from airflow_bottledwater.model.lsn import format_lsn
     from airflow_bottledwater.provision.take_over import take_over
 
-    made = take_over(pipeline_of({name: value for name, value in values.items() if name not in RUN_ONLY}))
+    pipeline = pipeline_of({name: value for name, value in values.items() if name not in RUN_ONLY})
+    made = take_over(pipeline)
     say(f"Slot {made.name!r} is taken over at {format_lsn(made.consistent_point)}: start the stream.")
+    if pipeline.create_publication:
+        say("Set create_publication to false from now on: the publications are the other program's.")
 
 
 @cli.command()

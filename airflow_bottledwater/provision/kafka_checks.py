@@ -410,7 +410,7 @@ def new_topic(pipeline: Settings, name: str, table: SourceTable | None, replicat
         # whoever publishes sees the topic as it is, and sends no commit time as timestamp
         wished["message.timestamp.type"] = "LogAppendTime"
     # a broker that does not allow one of these does no harm
-    return NewTopic(name, partitions, replication, tuple([{**wished, **config}, config][not wished :]))
+    return NewTopic(name, partitions, replication, ({**wished, **config}, config) if wished else (config,))
 
 
 def _of_memory(name: str) -> bool:

@@ -219,7 +219,7 @@ def test_who_works_on_a_slot_is_known_while_it_lives(watched: Watched) -> None:
     assert holder is not None and holder.identity is not None and holder.identity["id"] == "j"
     assert "of the task 'stream' in the run 'r' of the DAG 'd'" in str(holder)
     _kill(job)
-    assert living(pipeline, name) is None
+    until(lambda: living(pipeline, name) is None, "what it has sent last has arrived")
     control_topic.write(pipeline.kafka, {job_key("j"): None})
 
 

@@ -287,7 +287,7 @@ def test_a_truncate_of_another_source_deletes_nothing(flow: Flow) -> None:
     producer = Producer({"bootstrap.servers": flow.kafka.bootstrap})
     value = json.dumps({**event, "topics": [flow.topic("items")]}).encode()
     producer.produce(f"{flow.pipeline.topic_prefix}._bottledwater_events", value)
-    assert producer.flush(30) == 0
+    assert producer.flush() == 0
     with running(flow):
         assert not kinds(verify(flow))
 

@@ -73,11 +73,7 @@ class SparkJob:
                     found["driver"].append(process)
                 elif process.name() == "java":
                     found["jvm"].append(process)
-                elif (
-                    "airflow_bottledwater.spark.installed" in arguments
-                    and parent is not None
-                    and parent.name() != "java"
-                ):
+                elif "pyspark.daemon" in arguments and parent is not None and parent.name() != "java":
                     found["worker"].append(process)
         return found[victim]
 

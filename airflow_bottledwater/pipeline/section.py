@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.pipeline.rules import Written
 from airflow_bottledwater.pipeline.setting import Setting, described, plain, unknown
 
 
@@ -78,9 +79,9 @@ class Section:
                 if not isinstance(value, Mapping):
                     raise SettingError(f"{cls.AT}{name}", value, _names(part))
                 value = part.of(value)
-            elif part is None and cls.described()[name].type is str and isinstance(value, int | float):
+            elif part is None and cls.described()[name].type is str and type(value) in (int, float, Written):
                 # YAML, and a user's template that is rendered to a native value, make a number of a name like 2024
-                value = value if isinstance(value, bool) else str(value)
+                value = str(value)
             made[name] = value
         return cls(**made)
 

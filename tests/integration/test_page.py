@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -30,13 +31,19 @@ def test_a_running_pipeline_has_its_state_its_tables_and_its_history(shown: Flow
     with shown.streaming():
         until(lambda: any(each["lag_bytes"] is not None for each in mine(watch, shown)), "a sample")
         shown.execute("INSERT INTO a SELECT i, 'x' FROM generate_series(1, 50) i", "DELETE FROM a WHERE id = 1")
-        (row,) = until(lambda: [r for r in mine(watch, shown) if r["delay"]], "the delay is measured")
+
+        def delayed() -> list[dict[str, Any]]:
+            shown.execute("UPDATE a SET t = 'y' WHERE id = 2")  # only the last eight samples are kept
+            return [each for each in mine(watch, shown) if each["delay"]]
+
+        (row,) = until(delayed, "the delay is measured")
         assert row["state"] == "streaming" and row["wanted"] and not row["wrong"] and row["task"] is None
         assert row["wal_kept"] >= 0 and row["memory"] > 0 and row["snapshot"] is None
 
         def counted() -> bool:
             found = detail(watch, shown.name, watch.look())["tables"]
-            return [each.get("rows") for each in found] == [{"insert": 50, "delete": 1}] and "changed" in found[0]
+            counts = [(each.get("rows") or {}) | {"update": 0} for each in found]
+            return counts == [{"insert": 50, "delete": 1, "update": 0}] and "changed" in found[0]
 
         until(counted, "the table's rows are counted")
         found = detail(watch, shown.name, watch.look())

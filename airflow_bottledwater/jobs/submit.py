@@ -30,6 +30,7 @@ LOCAL_CONF = {
     # a 64th of the host's memory), with a small part for new objects, stays small: it saves 120 MB
     "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms24m -XX:NewSize=4m -XX:NewRatio=6",
     "spark.log.level": "ERROR",
+    "spark.python.daemon.module": "airflow_bottledwater.spark.installed",
 }
 
 

@@ -26,7 +26,7 @@ _CHANGES = 200_000
 _REST_SECONDS = 80.0
 _MB = 1_000_000
 #: words of the command lines of Python processes, in the order of the search
-_KINDS = ("pyspark.daemon", "supervise", "spark_jobs")
+_KINDS = ("spark.installed", "supervise", "spark_jobs")
 
 
 def _kind(pid: int, parent_is_jvm: bool) -> str:
@@ -35,9 +35,9 @@ def _kind(pid: int, parent_is_jvm: bool) -> str:
         return "jvm"
     line = Path(f"/proc/{pid}/cmdline").read_text()
     kind = next((k for k in _KINDS if k in line), "command")
-    if kind == "pyspark.daemon" and not parent_is_jvm:
+    if kind == "spark.installed" and not parent_is_jvm:
         return "worker"
-    return {"pyspark.daemon": "daemon", "spark_jobs": "driver", "supervise": "supervisor"}.get(kind, kind)
+    return {"spark.installed": "daemon", "spark_jobs": "driver", "supervise": "supervisor"}.get(kind, kind)
 
 
 def _memory(commands: Sequence[int]) -> dict[str, float]:

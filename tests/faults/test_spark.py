@@ -73,7 +73,11 @@ class SparkJob:
                     found["driver"].append(process)
                 elif process.name() == "java":
                     found["jvm"].append(process)
-                elif "pyspark.daemon" in arguments and parent is not None and parent.name() != "java":
+                elif (
+                    "airflow_bottledwater.spark.installed" in arguments
+                    and parent is not None
+                    and parent.name() != "java"
+                ):
                     found["worker"].append(process)
         return found[victim]
 
@@ -245,7 +249,7 @@ def test_rows_are_read_again_while_their_tables_are_written_truncated_and_altere
 def test_a_snapshot_whose_process_is_killed_is_resumed(make_flow: MakeFlow, submitted: Submitted, victim: str) -> None:
     flow = make_flow(tables=TABLES, lanes=2)
     # without other forms, which would take minutes to be read: so many rows are needed to be killed among them
-    make_tables(flow, TABLES, 100 * ROWS)
+    make_tables(flow, TABLES, 40 * ROWS)
     flow.create()
     with _writers(flow):
         job = submitted(flow, "snapshot")

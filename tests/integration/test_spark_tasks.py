@@ -73,6 +73,17 @@ def failed_attempts(context: SparkContext, act: Callable[[], Any]) -> int:
     return count() - before
 
 
+def test_workers_import_pyspark_as_it_is_installed(context: SparkContext) -> None:
+    """Python compiles what it imports from Spark's own archive at each start."""
+
+    def imported(_: int) -> str:
+        import pyspark.worker
+
+        return str(pyspark.worker.__file__)
+
+    assert ".zip" not in context.parallelize([1], 1).map(imported).collect()[0]
+
+
 #: a lane, or a stream's start, whose settings are nowhere: a permanent error in the task
 NOWHERE: Any = SimpleNamespace(lane=0, position="0/0", state_topic="", job=None)
 

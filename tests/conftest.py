@@ -53,12 +53,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dice = random.Random(f"{config.option.hypothesis_seed} {test}")
         for item in dice.sample(found, max(0, len(found) - count)):
             item.add_marker(pytest.mark.long)
+    _draw_a_version(config, items)
     # files of unit tests, which compute, between those of integration tests, which wait; the slowest are before both
     place: dict[Path, float] = {}
     for kind in ("integration", "unit"):
         files = dict.fromkeys(item.path for item in items if item.path.is_relative_to(_TESTS / kind))
         place |= {file: (rank + 1) / len(files) for rank, file in enumerate(files)}
     items.sort(key=lambda item: place.get(item.path, 0.0))
+
+
+def _draw_a_version(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the tests of each version of PostgreSQL, those of one that the seed draws are quick; the others are long."""
+    from tests.support.fixtures import VERSIONS  # when the helpers' asserts can be rewritten
+
+    drawn = random.Random(config.option.hypothesis_seed).choice(VERSIONS)
+    for item in items:
+        if getattr(item, "callspec", None) and item.callspec.params.get("each_postgres", drawn) != drawn:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -200,6 +200,7 @@ def test_a_job_that_is_killed_while_it_begins_to_follow_a_table(
     audit(flow, TABLES).check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", _first(FOLLOWING_POINTS))
 def test_a_job_that_is_killed_while_a_key_changes_is_made_up_for(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
     flow = make_flow(tables="c")
@@ -255,6 +256,7 @@ def test_a_job_that_is_killed_at_random_moments(
     audit(flow, TABLES, resumed=kind == "snapshot").check()
 
 
+@pytest.mark.long
 def test_a_stream_survives_the_death_of_its_servers(
     make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, draw: Draw, seed: int
 ) -> None:
@@ -308,6 +310,7 @@ def _more(reader: LiveReader) -> None:
     until(lambda: any(t > since for t in reader.arrivals[-50:]), "a new record")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault", ["holder", *(pytest.param(f, marks=pytest.mark.long) for f in ("postgres", "broker"))]
 )

@@ -115,6 +115,7 @@ def test_a_snapshot_that_was_replaced_wakes_and_ends(
     audit(flow, TABLES, resumed=True).check()
 
 
+@pytest.mark.long
 def test_a_zombie_that_fences_the_rightful_owner_ends_and_the_owner_goes_on(
     make_flow: MakeFlow, jobs: Jobs, draw: Draw, seed: int
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_zombie_that_fences_the_rightful_owner_ends_and_the_owner_goes_on(
     audit(flow, TABLES).check()
 
 
+@pytest.mark.long
 def test_a_stream_that_was_cut_off_from_kafka_and_replaced_ends(
     make_flow: MakeFlow, jobs: Jobs, proxied: ProxiedBroker, draw: Draw, seed: int
 ) -> None:
@@ -215,6 +217,7 @@ def _with_changes(source: ChangeSource, publisher: StreamPublisher) -> Batch | N
     return batch
 
 
+@pytest.mark.long
 def test_a_lane_whose_first_attempt_was_committed_publishes_nothing_again(
     make_flow: MakeFlow, draw: Draw, seed: int
 ) -> None:

@@ -319,6 +319,7 @@ def advised(pipeline: Settings, pattern: str) -> str:
     return found[1]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("way", "where"), [("Either run: ", ""), ("or, as a superuser: ", ""), ("public.foreign_items. Run: ", "id > 1")]
 )

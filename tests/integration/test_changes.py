@@ -335,6 +335,7 @@ class Inlet:
         return iter(self._events)
 
 
+@pytest.mark.long
 def test_whatever_is_killed_each_record_is_in_the_range_of_one_run(flow: Flow) -> None:
     airflow = Airflow()
     with flow.streaming(), Shop(flow):

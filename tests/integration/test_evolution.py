@@ -121,7 +121,7 @@ def pairs() -> list[Any]:
     return found
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("change", "level"), pairs())
 def test_a_change_of_columns_or_types_is_published_or_a_record_error(
     make_flow: MakeFlow, registry: SchemaRegistry, change: str, level: str
@@ -236,6 +236,7 @@ def says_span(flow: Flow, number: int, value: dict[str, Any]) -> bool:
     return bool(found) and found[-1] == {"id": number, "s": value, "l": [value]}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("change", ATTRIBUTES)
 def test_attributes_that_change_while_the_stream_runs_are_read_anew(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, change: str
@@ -261,6 +262,7 @@ def test_attributes_that_change_while_the_stream_runs_are_read_anew(
     assert {"id": 3, "s": {"a": 1, "b": 2}, "l": [{"a": 1, "b": 2}]} in [m.value for m in flow.read("spans")]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("change", ATTRIBUTES)
 def test_values_from_before_attributes_changed_are_a_record_error_unless_they_lack_what_was_added(
     make_flow: MakeFlow, change: str
@@ -285,6 +287,7 @@ DURING_SNAPSHOT = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("change", DURING_SNAPSHOT)
 def test_a_type_that_is_altered_during_a_snapshot_is_read_anew(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, change: str
@@ -340,6 +343,7 @@ def _place(zip_: str = "", name: str = "at") -> dict[str, Any]:
     return {"street": "s", name: "(1,2)", **({"zip": zip_ or None} if zip_ != "-" else {})}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("running", [True, False])
 def test_attributes_that_are_added_to_a_composite_of_the_servers_texts_are_published(
     make_flow: MakeFlow, running: bool

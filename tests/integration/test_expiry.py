@@ -65,6 +65,7 @@ def test_a_late_backlog_is_not_old_in_a_topic_that_deletes_by_time(make_flow: Ma
     assert abs(keyed.timestamp - committed) < 1000
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("config", "in_header"),
     [
@@ -128,6 +129,7 @@ def _by_setting(flow: Flow) -> None:
     flow.change(topic_config={"cleanup.policy": "compact,delete"})
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("cause", [_by_hand, _by_size, _by_setting])
 def test_a_topic_that_forgets_rows_that_do_not_change_is_refused_unless_that_is_meant(
     make_flow: MakeFlow, cause: Callable[[Flow], None]

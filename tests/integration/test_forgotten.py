@@ -145,7 +145,7 @@ CHANGES = (
 )
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("running", [False, pytest.param(True, marks=pytest.mark.long)], ids=["stopped", "running"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.name)
 def test_what_is_no_longer_as_it_was_is_noticed(

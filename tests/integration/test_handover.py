@@ -285,6 +285,7 @@ def slot_in_phases(flow: Flow, ddl: str = "") -> Iterator[list[Any]]:
         made.append(creating.result(60))
 
 
+@pytest.mark.some(1)
 @HOW
 def test_a_commit_before_the_slot_that_nobody_sees_yet_is_waited_for(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, prepared: bool
@@ -311,7 +312,7 @@ def test_a_commit_before_the_slot_that_nobody_sees_yet_is_waited_for(
     assert changes(messages) == [("u", 11)]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @HOW
 @pytest.mark.parametrize("listed", [True, False], ids=["in the snapshot's list", "above its end"])
 def test_a_commit_that_stalls_at_the_boundary_is_streamed(make_flow: MakeFlow, prepared: bool, listed: bool) -> None:
@@ -352,6 +353,7 @@ def test_a_transaction_that_is_prepared_when_the_slot_is_made_is_named_and_then_
     assert changes(flow.read("a")) == []
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("how", "streamed"), [("COMMIT", [("c", 11), ("u", 1)]), ("ROLLBACK", [])])
 def test_a_transaction_that_is_prepared_at_the_boundary_is_streamed_when_it_commits_and_never_when_it_does_not(
     make_flow: MakeFlow, how: str, streamed: list[tuple[str, int]]

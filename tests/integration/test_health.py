@@ -185,6 +185,7 @@ def test_the_slots_of_the_sources_are_looked_at(watched: Watched) -> None:
     _kill(job)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fate", [Fate.GONE, Fate.ENDED, Fate.GOES_ON, Fate.FOREIGN, Fate.UNKNOWN])
 def test_a_job_whose_task_is_gone_goes_on_and_one_whose_task_has_ended_is_asked_to_stop(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, fate: Fate

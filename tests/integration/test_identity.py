@@ -268,6 +268,7 @@ PUBLISHING: dict[str, Callable[[Settings], object]] = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("other", [{"format": "json"}, {"topic_prefix": "elsewhere"}], ids=str)
 def test_nothing_is_published_in_another_format_or_to_other_topics(source: Source, other: dict[str, str]) -> None:
     source.execute("INSERT INTO items VALUES (1, 'a')")

@@ -157,6 +157,7 @@ def _stop(flow: Flow, *options: str) -> str:
     return done.output
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("before", [False, True])
 def test_a_job_that_is_starting_is_stopped_with_its_pipeline(flow: Flow, tmp_path: Path, before: bool) -> None:
     """It has not reported yet, and the one before it, if there was one, has ended in order."""
@@ -198,6 +199,7 @@ def test_a_stop_of_the_pipeline_is_not_one_of_the_task(flow: Flow, make: MakeJob
     assert end.outcome.ok and end.outcome.stopped and not end.asked
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("by", ["request", "task", "replacement"])
 def test_a_job_reports_who_has_stopped_it(flow: Flow, make: MakeJob, by: str) -> None:
     """Only a request to the pipeline means that it is not to run."""

@@ -93,6 +93,7 @@ def long_numbers() -> Iterator[None]:
     sys.set_int_max_str_digits(before)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "forms",
     [{}, {"ranges": "record", "json_numeric": "number", "json_documents": "value", "regs": "name"}],
@@ -165,6 +166,7 @@ def test_columns_come_and_go_under_the_registrys_default_level(make_flow: MakeFl
     assert verified(flow)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("alter", "told", "row"),
     [

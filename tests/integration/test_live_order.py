@@ -154,7 +154,7 @@ class _Ended:
         return getattr(self._connection, name)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_session_that_is_ended_between_its_steps_reads_again(
     streamed: Flow, monkeypatch: pytest.MonkeyPatch, step: str

@@ -273,7 +273,7 @@ def test_it_is_paused_resumed_and_cancelled(flow: Flow, monkeypatch: pytest.Monk
     assert sorted(m.value["id"] for m in _again(flow, first)) == list(range(1, ROWS + 1))
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("tables", "where", "says"),
     [
@@ -375,6 +375,7 @@ def test_a_request_that_was_answered_is_not_begun_again_when_a_job_starts(
     assert not read_state(flow.pipeline, state_topic(flow)).lives
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("tables", "changes"),
     [

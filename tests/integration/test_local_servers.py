@@ -41,6 +41,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataStack]:
         yield running
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("made", [0, 1, 2])
 def test_a_source_that_was_interrupted_is_made_whole(tmp_path: Path, made: int) -> None:
     """``bottledwater up``, ended after its first statements, and started again."""

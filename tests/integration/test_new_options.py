@@ -138,6 +138,7 @@ def _schema(client: SchemaRegistryClient, value: bytes) -> str:
     return client.get_schema(int.from_bytes(value[1:5], "big")).schema_str or ""
 
 
+@pytest.mark.long
 @pytest.mark.some(1)
 @pytest.mark.parametrize("envelope", ["none", "debezium"])
 def test_consumers_of_before_and_of_after_read_each_others_records(

@@ -271,6 +271,7 @@ def test_those_that_are_unfit_are_named_and_the_others_taken_in(flow: Flow, capl
     assert not any("good" in line for line in caplog.messages)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("new_tables", ["ignore", "stop"])
 def test_otherwise_it_is_named_or_ends_the_stream(
     flow: Flow, new_tables: str, caplog: pytest.LogCaptureFixture
@@ -374,6 +375,7 @@ def test_who_comes_later_does_not_keep_a_table_from_being_taken_in(flow: Flow) -
         assert place() > found
 
 
+@pytest.mark.some(1)
 @pytest.mark.usefixtures("forgetful")
 @pytest.mark.parametrize("kind", ["", "PARTITION BY RANGE (id)"])
 def test_nobody_writes_to_a_table_while_create_slot_adds_it(make_flow: MakeFlow, kind: str) -> None:
@@ -499,6 +501,7 @@ def test_older_transactions_do_not_keep_the_stream_from_going_on(flow: Flow) -> 
     assert flow.compare("first").equal and flow.compare("other").equal
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("statement", "says"),
     [

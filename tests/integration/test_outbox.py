@@ -127,6 +127,7 @@ def test_rows_become_the_records_that_they_describe(make_flow: MakeFlow, registr
     assert row.verdict == "outbox" and "nothing to compare" in row.reason and verified.equal
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("gone", ["order", "customer"])
 def test_a_chosen_topic_that_is_deleted_ends_nothing(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gone: str

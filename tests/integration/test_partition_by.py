@@ -169,6 +169,7 @@ def test_a_new_snapshot_into_the_same_topics_sweeps_what_is_gone(make_flow: Make
     assert check_partitions(flow, "orders", flow.read("orders")) > 300
 
 
+@pytest.mark.long
 @_in_each_form
 def test_topics_whose_keys_are_in_other_partitions_are_refused(
     make_flow: MakeFlow, request: pytest.FixtureRequest, form: str

@@ -213,6 +213,7 @@ def test_a_paused_table_whose_new_keys_are_accepted_stays_paused(make_flow: Make
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_table_that_bears_the_name_of_a_paused_one_is_paused_in_its_place(make_flow: MakeFlow) -> None:
     flow = _make(make_flow)
     with flow.streaming() as errors:

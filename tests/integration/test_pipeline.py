@@ -365,6 +365,7 @@ def test_an_idle_table_in_a_busy_database_does_not_retain_wal(make_flow: MakeFlo
     assert not errors
 
 
+@pytest.mark.long
 def test_a_broker_that_is_away_for_a_while_is_waited_out(make_flow: MakeFlow, kafka: KafkaBroker) -> None:
     flow = make_flow(skip_snapshot=True, outage_timeout=120.0)
     _fill(flow, "a", rows=1)
@@ -462,6 +463,7 @@ def test_a_stop_request_ends_the_job_and_retiring_lets_the_slot_go(make_flow: Ma
     assert "Dropped slot" in drop(flow.pipeline, when="retired")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("how", ["asked", "signal", "passed on"])
 def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, how: str) -> None:
     flow = make_flow(skip_snapshot=True)
@@ -495,6 +497,7 @@ def test_only_a_stop_that_was_asked_for_is_reported_as_one(make_flow: MakeFlow, 
         assert "SIGTERM from outside" in told.error
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("how", ["asked", "signal"])
 def test_only_a_snapshot_that_was_asked_to_stop_is_reported_as_stopped(make_flow: MakeFlow, how: str) -> None:
     flow = make_flow()
@@ -517,6 +520,7 @@ def test_only_a_snapshot_that_was_asked_to_stop_is_reported_as_stopped(make_flow
     assert ("SIGTERM from outside" in told.error) == (how == "signal")
 
 
+@pytest.mark.long
 def test_a_consumer_that_reads_uncommitted_and_compares_positions_has_the_same_history(make_flow: MakeFlow) -> None:
     tables = ("a", "b")
     flow = make_flow(tables=tables, skip_snapshot=True, on_error="log")

@@ -52,6 +52,7 @@ def read(flow: Flow, table: str, version: int = -1) -> dict[int, Any]:
     return found
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("forms", [{}, {"ranges": "record", "regs": "name", "numeric": "double"}], ids=["default", "x"])
 def test_confluents_deserializer_reads_every_type(
     make_flow: MakeFlow, registry: SchemaRegistry, prepared: Connection, forms: dict[str, str]

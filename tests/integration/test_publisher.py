@@ -106,6 +106,7 @@ def of(messages: list[Message], partition: int) -> list[Message]:
     return sorted((m for m in messages if m.partition == partition), key=lambda m: m.offset)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("headers", [0, wire.HEADERS])
 def test_more_records_than_the_queue_holds_come_whole_and_in_order(
     kafka: KafkaBroker, publisher: Publisher, topics: list[str], headers: int

@@ -231,6 +231,7 @@ def test_a_letter_of_a_truncated_table_or_of_a_key_that_was_deleted_is_dropped(m
     assert [m.op for m in flow.read("a")] == ["d"]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("pipeline", "shared", "result"),
     [

@@ -141,6 +141,7 @@ def test_what_only_the_broker_knows_to_be_too_large_is_found_among_good_records(
     assert sorted(len(letter.value["columns"]["name"]) for letter in flow.dead_letters()) == [11000, 12000]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("on_error", ["log", "exit"])
 def test_a_position_that_its_topic_does_not_take_is_no_rows_fault(make_flow: MakeFlow, on_error: str) -> None:
     flow = make_flow(on_error=on_error)

@@ -77,6 +77,7 @@ def verified(flow: Flow) -> Verification:
     return found[0]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("format", ["json", "avro"])
 def test_rows_come_and_go_with_the_filter(make_flow: MakeFlow, request: pytest.FixtureRequest, format: str) -> None:
     flow = make_flow(request.getfixturevalue("registry") if format == "avro" else None, **made_of(*_OPTIONS))
@@ -377,6 +378,7 @@ def test_a_replica_identity_that_covers_the_filter_no_more_does_not_stop_the_app
     verified(flow)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", ["json", pytest.param("avro", marks=pytest.mark.long)])
 def test_another_filter_is_taken_up_with_all_rows(
     make_flow: MakeFlow, request: pytest.FixtureRequest, format: str
@@ -471,7 +473,7 @@ def shown(flow: Flow) -> set[int]:
     return {message.key["id"] for message in flow.read("orders") if message.value is not None}
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @unfiltered
 def test_rows_that_a_filter_hides_stay_hidden_where_it_is_made_ineffective(
     make_flow: MakeFlow, statement: str, mend: str

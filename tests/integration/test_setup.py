@@ -180,6 +180,7 @@ class Killed(BaseException):
     """As kill -9 would end it: nothing of ours handles it."""
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("after", ["intent", "publications", "slot", "topics"])
 def test_a_killed_creation_is_taken_up(source: Source, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
     module, name = {
@@ -240,6 +241,7 @@ WORK: dict[str, Callable[[Settings], object]] = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("work", WORK)
 def test_a_mistyped_slot_leaves_nothing_behind(source: Source, work: str) -> None:
     """No command would remove its state topic, or its status."""
@@ -292,6 +294,7 @@ def test_a_slot_of_our_intent_that_was_made_by_hand_is_taken_up(source: Source) 
 # ---------------------------------------------------------------------- create while others are at work
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("who", ["superuser", "plain role"])
 def test_waiting_for_a_transaction_is_bounded_and_names_the_session(source: Source, who: str) -> None:
     pipeline = source.pipeline.with_(create_slot_timeout=1.0)
@@ -341,6 +344,7 @@ def being_created(source: Source, pipeline: Settings) -> Iterator[Future[object]
         yield pool.submit(create, pipeline)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("ddl", DDL)
 def test_a_slot_is_made_again_when_ddl_commits_while_it_is_built(
     source: Source, caplog: pytest.LogCaptureFixture, ddl: str
@@ -470,6 +474,7 @@ def retire(source: Source) -> None:
     control_topic.write(source.pipeline.kafka, {status_key(name): encode(status_of("stopped", retired=True))})
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("when", "retired", "dropped"),
     [("never", True, False), ("retired", False, False), ("retired", True, True), ("always", False, True)],

@@ -79,6 +79,7 @@ def test_a_stream_moves_at_the_rate_that_kafka_takes(make_flow: MakeFlow, slow: 
     assert flow.compare("a").differences == []
 
 
+@pytest.mark.long
 def test_a_snapshot_is_read_in_ranges_that_kafka_takes(
     make_flow: MakeFlow, slow: ProxiedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -126,6 +126,7 @@ def test_a_job_that_was_fenced_does_not_report_itself_alive_again(flow: Flow) ->
     _goes_on(flow)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("late", [False, True], ids=["alive", "under way"])
 def test_the_status_of_a_pipeline_that_was_dropped_does_not_come_back(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, late: bool

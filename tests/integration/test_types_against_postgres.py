@@ -446,6 +446,7 @@ def test_a_row_of_every_type_is_the_same_from_the_snapshot_the_stream_and_the_re
     follower.close()
 
 
+@pytest.mark.long
 def test_values_of_a_mebibyte_are_the_same(database: str, prepared: Connection) -> None:
     prepared.execute("CREATE TABLE public.large (id text PRIMARY KEY, a text, b bytea, c jsonb, d int[])")
     prepared.execute("CREATE PUBLICATION p FOR TABLE public.large")
@@ -676,6 +677,7 @@ def test_random_rows_are_the_same_from_the_snapshot_the_stream_and_the_reference
     follower.close()
 
 
+@pytest.mark.some(1)
 # ---------------------------------------------------------------------- the server's currency
 @pytest.mark.parametrize(("locale", "digits"), [("ja_JP", 0), ("ar_KW", 3)])
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a transaction"])

@@ -146,7 +146,7 @@ def silent(request: pytest.FixtureRequest, flow: Flow, proxy: Proxy, monkeypatch
     return work, fell
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("silent", SILENT, indirect=True)
 def test_a_stop_is_answered_in_time_although_postgresql_is_silent(flow: Flow, silent: Any) -> None:
     work, fell = silent
@@ -164,7 +164,7 @@ def test_a_stop_is_answered_in_time_although_postgresql_is_silent(flow: Flow, si
         assert time.monotonic() - started < 15
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("silent", _OUTAGES, indirect=True)
 def test_a_silent_postgresql_is_an_outage_in_time(flow: Flow, silent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((connections, "SILENCE"), (replication, "_SILENCE")):
@@ -181,6 +181,7 @@ def test_a_silent_postgresql_is_an_outage_in_time(flow: Flow, silent: Any, monke
         assert time.monotonic() - started < 30
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("work", [creating, snapshotting])
 def test_a_stop_is_answered_while_others_are_waited_for(
     direct: Flow, work: Callable[[Flow, threading.Event], None]
@@ -321,6 +322,7 @@ def test_a_lane_does_not_wait_for_ever_behind_who_waits_for_the_holder(
         driver.run(direct.pipeline, lanes)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("added", [False, True])
 def test_publishing_does_not_wait_for_ever_behind_a_vacuum(direct: Flow, added: bool) -> None:
     if added:
@@ -407,6 +409,7 @@ def transactions(monkeypatch: pytest.MonkeyPatch, most: float) -> list[float]:
     return seconds
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("visible", ["none", "the first", pytest.param("the last", marks=pytest.mark.long)])
 def test_blocks_without_a_visible_row_do_not_outlive_a_transaction(
     direct: Flow, monkeypatch: pytest.MonkeyPatch, visible: str

@@ -175,6 +175,7 @@ def test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again(fl
     assert errors == []
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("new_tables", ["add", "stop"])
 def test_a_partition_that_was_detached_for_a_while_is_read_again(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, new_tables: str
@@ -211,6 +212,7 @@ def test_a_partition_that_was_detached_for_a_while_is_read_again(
     assert errors == []
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["ALL TABLES", "TABLES IN SCHEMA public"])
 def test_a_table_that_was_unlogged_between_two_looks_is_read_again(flow: Flow, kind: str) -> None:
     name = flow.pipeline.slot

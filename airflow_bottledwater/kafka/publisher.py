@@ -189,7 +189,9 @@ class Publisher:
         usual = [(FOR_EVER, HOUR)] * len(topics)
         self._timed = np.array(usual if timed is None else timed, dtype=np.int64).reshape(-1, 2)
         self._handles = rd.handles(0, self._rkts, self._timed)
-        self._deadline, self._divisible, self._since = math.inf, True, 0.0
+        self._started, self._deadline, self._divisible, self._since = 0.0, math.inf, True, 0.0
+        #: whether a transaction is open
+        self.begun = False
         #: records and bytes that were handed over in this transaction, and seconds for which it has waited for Kafka
         self._sent, self.size, self.seconds = 0, 0, 0.0
 
@@ -256,11 +258,35 @@ class Publisher:
                 rd.topic_destroy(int(rkt))
             rd.destroy(self._handle)
             self._handle = 0
+        self.begun = False
 
     # ------------------------------------------------------------------ one transaction
+    def begin(self, first: Records) -> None:
+        """Begin the transaction that :meth:`transaction` goes on with, by a record. librdkafka asks the coordinator for
+        a partition a millisecond after the first record for it, at the earliest
+        (``rd_kafka_txn_schedule_register_partitions``, rdkafka_txnmgr.c): what is done meanwhile costs no time.
+
+        :raises RecordRefused: see :meth:`produce`.
+        :raises NewProducerNeeded: see :meth:`produce`.
+        """
+        self._begin()
+        self.produce(first)
+
+    def give_up(self) -> None:
+        """Abort the transaction that was begun; the producer must not be used again."""
+        self._abort()
+
+    def _begin(self) -> None:
+        rd.reset(self._counts)
+        self._sent, self.size, self.seconds = 0, 0, 0.0
+        self._started = time.monotonic()
+        self._call("beginning a transaction", lambda: rd.begin_transaction(self._handle))
+        self.begun = True
+
     @contextlib.contextmanager
     def transaction(self, *, divisible: bool = True):  # type: ignore[no-untyped-def]
-        """Begin a transaction; commit it at the end of the block, or abort it if the block raises.
+        """Begin a transaction, unless one was begun; commit it at the end of the block, or abort it if the block
+        raises.
 
         :param divisible: whether less can be published at a time; otherwise Kafka has nearly all of the time-out for
             it.
@@ -270,11 +296,10 @@ class Publisher:
         :raises RecordRefused: the broker refuses a record for good.
         :raises Refused: the broker denies the id or a topic.
         """
-        rd.reset(self._counts)
-        self._sent, self.size, self.seconds = 0, 0, 0.0
+        if not self.begun:
+            self._begin()
         self._divisible = divisible
-        self._deadline = time.monotonic() + self._timeout * (_IN_TIME if divisible else _AT_LAST)
-        self._call("beginning a transaction", lambda: rd.begin_transaction(self._handle))
+        self._deadline = self._started + self._timeout * (_IN_TIME if divisible else _AT_LAST)
         try:
             yield self
         except NewProducerNeeded:
@@ -395,11 +420,13 @@ class Publisher:
             self._note_wait()
         if self._counts["confirmed"] != self._sent:
             raise NewProducerNeeded(f"{self._sent} records were sent but {self._counts['confirmed']} confirmed.")
+        self.begun = False
 
     def _abort(self) -> None:
         """Abort the transaction now, so that readers need not wait for its time-out. The producer must not be used
         again: a delayed request of the aborted transaction could become part of its next one, since both have the same
         epoch in protocol v1."""
+        self.begun = False
         error = rd.abort_transaction(self._handle, 5 * _SLICE_MS)
         if error:
             rd.error_destroy(error)

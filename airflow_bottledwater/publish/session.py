@@ -40,7 +40,7 @@ from airflow_bottledwater.state.claim import check, read_behind
 from airflow_bottledwater.state.identity import check_topic
 from airflow_bottledwater.state.pinned import Pin
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import LaterSchema, StateRecord, encode, schema_key
+from airflow_bottledwater.state.records import BEGUN, LaterSchema, StateRecord, encode, schema_key
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,10 @@ class PublishSession:
         while True:
             try:
                 self.open()
-                return work()
+                try:
+                    return work()
+                finally:
+                    self._give_up()
             except Exception as error:
                 if act(error) is not ErrorAction.REOPEN:
                     raise
@@ -221,6 +224,23 @@ class PublishSession:
         if self._publisher is not None:
             self._publisher.close()
         self._publisher = None
+
+    def begin(self) -> None:
+        """Begin the Kafka transaction of the next :meth:`transact` now, while its records are still being made: nothing
+        may be waited for until then. If the work ends without it, it is aborted. Nothing is done in an open
+        transaction, or where Kafka is slow.
+
+        :raises NewProducerNeeded: see :meth:`transact`.
+        """
+        assert self._publisher is not None, "open() comes first"
+        if not self._publisher.begun and not self.pace.slow:
+            self._publisher.begin(single(self._progress, 0, BEGUN, None))
+
+    def _give_up(self) -> None:
+        """Abort the transaction that was begun and not gone on with."""
+        if self._publisher is not None and self._publisher.begun:
+            self._publisher.give_up()
+            self.close()
 
     def transact(
         self,

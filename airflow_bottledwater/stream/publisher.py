@@ -337,6 +337,8 @@ class StreamPublisher:
         :raises TypeAltered: it has values that do not fit their types since these were altered.
         """
         completed = self._completer.complete(batch, programs)
+        if len(completed.batch):
+            self._session.begin()  # from here on, only definitions are asked for, and these rarely
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         session, nothing = self._session, (NO_RECORDS, list[Rejection]())
         found = encode_changes(completed, programs, headers=headers, largest=session.largest_record)

@@ -172,6 +172,20 @@ def _after_receive(trap: Trap) -> None:
     _around(ChangeSource, "next", make)
 
 
+def _behind_the_beginning(trap: Trap) -> None:
+    """A transaction was begun, and its records are not made yet."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(self: Publisher, first: Records) -> None:
+            original(self, first)
+            self.drain()
+            trap.hit()
+
+        return begin
+
+    _around(Publisher, "begin", make)
+
+
 def _in_the_middle_of_records(trap: Trap) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def produce(self: Publisher, records: Records) -> None:
@@ -398,6 +412,7 @@ def _before_the_request_is_removed(trap: Trap) -> None:
 
 STREAM_POINTS: dict[str, Callable[[Trap], None]] = {
     "received": _after_receive,
+    "begun": _behind_the_beginning,
     "mid-batch": _in_the_middle_of_records,
     "before-position": _before_the_progress_record,
     "before-commit": _before_commit,

@@ -127,6 +127,32 @@ def test_more_records_than_the_queue_holds_come_whole_and_in_order(
                 assert bool(message.pos) == bool(headers)
 
 
+def test_a_transaction_that_was_begun_by_a_record_is_gone_on_with(
+    kafka: KafkaBroker, publisher: Publisher, topics: list[str]
+) -> None:
+    first, second = (single(0, 0, key, b"1") for key in (b"1", b"2"))
+    publisher.begin(first)
+    assert publisher.begun
+    with publisher.transaction():
+        publisher.produce(second)
+    assert not publisher.begun
+    with publisher.transaction():
+        publisher.produce(second)
+    assert [m.key for m in read_all(kafka, topics)[topics[0]]] == ["1", "2", "2"]
+
+
+def test_a_transaction_that_was_begun_and_given_up_keeps_nobody_waiting(
+    kafka: KafkaBroker, publisher: Publisher, topics: list[str]
+) -> None:
+    publisher.begin(single(0, 0, b"1", b"1"))
+    publisher.drain()  # the broker has it
+    publisher.give_up()
+    publisher.close()
+    with opened(kafka, topics) as other, other.transaction():
+        other.produce(single(0, 0, b"2", b"2"))
+    assert [m.key for m in read_all(kafka, topics)[topics[0]]] == ["2"]
+
+
 def test_a_full_queue_without_a_complete_batch_is_sent_at_once(kafka: KafkaBroker, topics: list[str]) -> None:
     """The records of six partitions fill the queue before one of them has a batch, which would be waited for."""
     records = numbered(30_000)

@@ -81,8 +81,9 @@ class Broker:
     cleanup: str = "compact"
     #: bytes of records that it takes in half of the transaction time-out
     takes: float = math.inf
-    #: how many transactions were given up
+    #: how many transactions were given up, and how many were left open
     given_up: int = 0
+    left_open: int = 0
 
     def step(self, name: str) -> None:
         if self.fails.get(name):
@@ -106,19 +107,41 @@ class FakePublisher:
 
     def __init__(self, config: dict[str, str], transactional_id: str, topics: Sequence[str], **_: object) -> None:
         self._topics, self._pending = list(topics), list[tuple[str, Any, Any]]()
-        self.size, self.seconds = 0, 0.0
+        self.size, self.seconds, self.begun = 0, 0.0, False
 
     def open(self) -> None:
         self.broker.step("open")
 
     def close(self) -> None:
         self._pending.clear()
+        self.broker.left_open += self.begun
+        self.begun = False
+
+    def begin(self, first: Records) -> None:
+        self._begin()
+        self.produce(first)
+
+    def give_up(self) -> None:
+        self.broker.given_up += 1
+        self.begun = False
+
+    def _begin(self) -> None:
+        assert not self.begun
+        self.broker.step("begin")
+        self._pending.clear()
+        self.size, self.begun = 0, True
 
     @contextlib.contextmanager
     def transaction(self, *, divisible: bool = True) -> Iterator[None]:
-        self.broker.step("begin")
-        self._pending.clear()
-        self.size, takes = 0, self.broker.takes * (1 if divisible else 1.8)
+        if not self.begun:
+            self._begin()
+        try:
+            yield from self._transact(divisible)
+        finally:
+            self.begun = False
+
+    def _transact(self, divisible: bool) -> Iterator[None]:
+        takes = self.broker.takes * (1 if divisible else 1.8)
         yield
         self.seconds = 30 * self.size / self.broker.takes
         if self.size > takes:
@@ -131,7 +154,9 @@ class FakePublisher:
         ):
             raise RecordRefused("Kafka refuses a record.", 0, self.broker.refused_code)
         for topic, key, value in self._pending:
-            if topic == "state":
+            if topic == "state" and value is None:
+                self.broker.state.pop(key.decode(), None)
+            elif topic == "state":
                 self.broker.state[key.decode()] = json.loads(value)
         self.broker.committed += self._pending
         self.broker.step("commit: its answer is lost")
@@ -339,6 +364,14 @@ def test_what_precedes_it_is_published_whatever_happens_meanwhile(broker: Broker
         publish(broker, *_BAD)
     assert broker.rows() == ["a"]
     assert broker.dead_letters() == []
+
+
+def test_a_batch_that_publishes_nothing_leaves_no_transaction_open(broker: Broker) -> None:
+    """It is begun before it is known that the first row stops the stream."""
+    for given_up in (0, 1):  # what precedes the row is only published once
+        with pytest.raises(RecordError, match="cannot be published"):
+            stream(broker, [b"x" * 2_000_000], on_error="exit")
+        assert (broker.given_up, broker.left_open, broker.rows()) == (given_up, 0, [])
 
 
 def test_a_row_that_is_too_large_is_not_even_sent(broker: Broker, publish: Run) -> None:

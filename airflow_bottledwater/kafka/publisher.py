@@ -43,6 +43,11 @@ _SLICE_MS = 1000
 _LINGER_MS = 500
 #: milliseconds without a confirmation after which a full queue is sent, at first; then twice as many each time
 _FULL_MS = 2
+#: seconds from the first record of a transaction until librdkafka asks the coordinator for the partitions that have
+#: records by then (``rd_kafka_txn_schedule_register_partitions``, rdkafka_txnmgr.c). A commit that is called earlier
+#: wakes the thread that waits for that, which then waits for as long again: for whole milliseconds only
+#: (``rd_kafka_thread_main``, rdkafka.c)
+_ANNOUNCED = 0.001
 #: the share of the time-out after which a transaction is given up; and of one that cannot be made smaller
 _IN_TIME, _AT_LAST = 0.5, 0.9
 #: bytes on the wire besides key and value: the batch's header (61), the record's framing and its headers (of which 19
@@ -189,7 +194,8 @@ class Publisher:
         usual = [(FOR_EVER, HOUR)] * len(topics)
         self._timed = np.array(usual if timed is None else timed, dtype=np.int64).reshape(-1, 2)
         self._handles = rd.handles(0, self._rkts, self._timed)
-        self._started, self._deadline, self._divisible, self._since = 0.0, math.inf, True, 0.0
+        self._started = self._first = self._since = 0.0
+        self._deadline, self._divisible = math.inf, True
         #: whether a transaction is open
         self.begun = False
         #: records and bytes that were handed over in this transaction, and seconds for which it has waited for Kafka
@@ -262,9 +268,8 @@ class Publisher:
 
     # ------------------------------------------------------------------ one transaction
     def begin(self, first: Records) -> None:
-        """Begin the transaction that :meth:`transaction` goes on with, by a record. librdkafka asks the coordinator for
-        a partition a millisecond after the first record for it, at the earliest
-        (``rd_kafka_txn_schedule_register_partitions``, rdkafka_txnmgr.c): what is done meanwhile costs no time.
+        """Begin the transaction that :meth:`transaction` goes on with, by a record: what is done in the millisecond
+        behind it costs no time, see :data:`_ANNOUNCED`.
 
         :raises RecordRefused: see :meth:`produce`.
         :raises NewProducerNeeded: see :meth:`produce`.
@@ -354,6 +359,8 @@ class Publisher:
                 )
             elif code:
                 raise NewProducerNeeded(f"Producing failed: {rd.name(code)}.")
+        if not self._sent:
+            self._first = time.monotonic()
         self._sent += len(records)
         self.size += int(records.sizes().sum())
         rd.poll(self._handle, 0)
@@ -410,6 +417,8 @@ class Publisher:
 
     def _commit(self) -> None:
         self._since = time.monotonic()
+        if self._sent and (left := self._first + _ANNOUNCED - self._since) > 0:
+            time.sleep(left)
         try:
             self._call("committing", lambda: rd.commit_transaction(self._handle, _SLICE_MS), in_time=True)
         except (NewProducerNeeded, Refused):

@@ -45,7 +45,7 @@ _LINGER_MS = 500
 _FULL_MS = 2
 #: seconds from the first record of a transaction until librdkafka asks the coordinator for the partitions that have
 #: records by then (``rd_kafka_txn_schedule_register_partitions``, rdkafka_txnmgr.c). A commit that is called earlier
-#: wakes the thread that waits for that, which then waits for as long again: for whole milliseconds only
+#: wakes the thread that waits for that, which then waits for a whole millisecond again, since it rounds up
 #: (``rd_kafka_thread_main``, rdkafka.c)
 _ANNOUNCED = 0.001
 #: the share of the time-out after which a transaction is given up; and of one that cannot be made smaller
@@ -194,9 +194,10 @@ class Publisher:
         usual = [(FOR_EVER, HOUR)] * len(topics)
         self._timed = np.array(usual if timed is None else timed, dtype=np.int64).reshape(-1, 2)
         self._handles = rd.handles(0, self._rkts, self._timed)
-        self._started = self._first = self._since = 0.0
+        #: when the transaction was begun; when its first record, or the last one that is announced, was handed over
+        self._started, self._first, self._since = 0.0, 0.0, 0.0
         self._deadline, self._divisible = math.inf, True
-        #: whether a transaction is open
+        #: whether a transaction is open, of which nobody has asked for the end
         self.begun = False
         #: records and bytes that were handed over in this transaction, and seconds for which it has waited for Kafka
         self._sent, self.size, self.seconds = 0, 0, 0.0
@@ -268,8 +269,8 @@ class Publisher:
 
     # ------------------------------------------------------------------ one transaction
     def begin(self, first: Records) -> None:
-        """Begin the transaction that :meth:`transaction` goes on with, by a record: what is done in the millisecond
-        behind it costs no time, see :data:`_ANNOUNCED`.
+        """Begin the transaction that :meth:`transaction` goes on with, by a record: work that is done in the following
+        millisecond costs no time, see :data:`_ANNOUNCED`.
 
         :raises RecordRefused: see :meth:`produce`.
         :raises NewProducerNeeded: see :meth:`produce`.
@@ -308,6 +309,7 @@ class Publisher:
         try:
             yield self
         except NewProducerNeeded:
+            self.begun = False
             raise
         except BaseException:
             self._abort()
@@ -358,8 +360,11 @@ class Publisher:
                     code,
                 )
             elif code:
+                if code == KafkaError._STATE:
+                    # a partition of an earlier record was refused; a commit only says why
+                    self._call("producing", lambda: rd.commit_transaction(self._handle, _SLICE_MS))
                 raise NewProducerNeeded(f"Producing failed: {rd.name(code)}.")
-        if not self._sent:
+        if not self._sent or time.monotonic() - self._first > _ANNOUNCED:
             self._first = time.monotonic()
         self._sent += len(records)
         self.size += int(records.sizes().sum())
@@ -416,6 +421,7 @@ class Publisher:
         )
 
     def _commit(self) -> None:
+        self.begun = False
         self._since = time.monotonic()
         if self._sent and (left := self._first + _ANNOUNCED - self._since) > 0:
             time.sleep(left)
@@ -429,7 +435,6 @@ class Publisher:
             self._note_wait()
         if self._counts["confirmed"] != self._sent:
             raise NewProducerNeeded(f"{self._sent} records were sent but {self._counts['confirmed']} confirmed.")
-        self.begun = False
 
     def _abort(self) -> None:
         """Abort the transaction now, so that readers need not wait for its time-out. The producer must not be used

@@ -52,7 +52,7 @@ def rule_out(
     if error.code == _TOPIC_AUTHORIZATION_FAILED:
         raise Refused(f"{error.what} Kafka denies Write on one of the topics {', '.join(session.topics)}.", GRANT)
     _check_time(error)
-    if (refused := session.refusal([*service, *session.progress_records(progress)])) is not None:
+    if (refused := session.refusal([session.first_record, *service, *session.progress_records(progress)])) is not None:
         # of several records, the broker gives each the code of the batch that it was in
         _check_time(refused)
         raise Refused(

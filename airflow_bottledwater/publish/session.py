@@ -23,7 +23,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
 from airflow_bottledwater.errors import LOST_STATE, ChosenTopicGone, CredentialsRefused, Outage, Refused, StateError
-from airflow_bottledwater.kafka.errors import RecordRefused, TooSlow
+from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
 from airflow_bottledwater.kafka.topics import CommitTimes, Topic, Topics
@@ -226,15 +226,23 @@ class PublishSession:
         self._publisher = None
 
     def begin(self) -> None:
-        """Begin the Kafka transaction of the next :meth:`transact` now, while its records are still being made: nothing
-        may be waited for until then. If the work ends without it, it is aborted. Nothing is done in an open
-        transaction, or where Kafka is slow.
+        """Begin the Kafka transaction of the next :meth:`transact` now, while its records are still being made. It
+        hides the end of the state from who reads it, so little may be waited for until then. If the work ends without
+        it, it is aborted. Nothing is done in an open transaction, or where Kafka is slow.
 
-        :raises NewProducerNeeded: see :meth:`transact`.
+        :raises NewProducerNeeded: the record that begins it is refused; see :meth:`transact`.
         """
         assert self._publisher is not None, "open() comes first"
         if not self._publisher.begun and not self.pace.slow:
-            self._publisher.begin(single(self._progress, 0, BEGUN, None))
+            try:
+                self._publisher.begin(self.first_record)
+            except RecordRefused as error:
+                raise NewProducerNeeded(error.what) from error
+
+    @property
+    def first_record(self) -> Records:
+        """The record with which a transaction may begin: a tombstone, which changes nothing in the state."""
+        return single(self._progress, 0, BEGUN, None)
 
     def _give_up(self) -> None:
         """Abort the transaction that was begun and not gone on with."""
@@ -284,6 +292,7 @@ class PublishSession:
                     break
         except BaseException as error:
             # after an abort, a delayed request of this transaction could still become part of the producer's next one
+            self._give_up()
             self.close()
             if isinstance(error, TooSlow):
                 self.pace.failed(error)

@@ -39,7 +39,7 @@ LETTERS = "letters"
 BY_STREAM, BY_LIVE, _BY_SNAPSHOT = "stream", "live", "snapshot"
 #: the prefix of the keys of topics that no table has any more
 FORMER = "former/"
-#: the key of the tombstone with which a transaction begins; there is never a value
+#: the key of the tombstone with which a transaction of the stream may begin; there is never a value
 BEGUN = b"begun"
 
 

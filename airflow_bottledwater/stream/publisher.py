@@ -67,6 +67,10 @@ from airflow_bottledwater.tables.writer import hold
 
 log = logging.getLogger(__name__)
 
+#: changes, and bytes, that are encoded and handed over within the millisecond for which the beginning of their
+#: transaction would be waited for
+_SOON, _SOON_BYTES = 50, 32 << 10
+
 #: makes records of the state as it is then
 MakeRecords = Callable[[PipelineState], Mapping[str, StateRecord | None]]
 
@@ -337,8 +341,8 @@ class StreamPublisher:
         :raises TypeAltered: it has values that do not fit their types since these were altered.
         """
         completed = self._completer.complete(batch, programs)
-        if len(completed.batch):
-            self._session.begin()  # from here on, only definitions are asked for, and these rarely
+        if 0 < len(completed.batch) <= _SOON and completed.batch.data.nbytes <= _SOON_BYTES:
+            self._session.begin()
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         session, nothing = self._session, (NO_RECORDS, list[Rejection]())
         found = encode_changes(completed, programs, headers=headers, largest=session.largest_record)

@@ -25,6 +25,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, PreflightError, Refused
 from airflow_bottledwater.jobs import status
+from airflow_bottledwater.kafka.publisher import Publisher, Records
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.provision import preflight
@@ -171,6 +172,30 @@ def test_a_right_that_is_taken_away_ends_the_stream_for_good_and_is_named(server
     job = flow.job
     assert job is not None
     assert (job.state, job.error, job.permanent) == ("failed", str(errors[0]), True)
+
+
+def test_a_right_on_the_state_that_is_taken_away_is_named_also_while_records_are_made(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = Secured(servers, NEEDED, tables="sales.a", create_publication=False, skip_snapshot=True)
+    flow.publish()
+    flow.create()
+    begin = Publisher.begin
+
+    def slowly(publisher: Publisher, first: Records) -> None:
+        begin(publisher, first)
+        time.sleep(0.5)  # the coordinator has refused the first record's partition
+
+    monkeypatch.setattr(Publisher, "begin", slowly)
+    with flow.streaming() as errors:
+        flow.execute("UPDATE sales.a SET t = 'y' WHERE id = 1")
+        until(lambda: status.report(flow.pipeline).counters["published"] == 1, "the first change", failed=errors)
+        flow.grant(Right("Topic", "_bottledwater", "Describe"))
+        flow.revoke(next(r for r in NEEDED if r.prefix == "_bottledwater" and r.operation == "Write"))
+        flow.execute("UPDATE sales.a SET t = 'z' WHERE id = 1")
+        until(lambda: errors, "the stream fails")
+    assert isinstance(errors[0], Refused)
+    assert "Kafka denies Write" in str(errors[0])
 
 
 def test_who_is_not_trusted_or_does_not_trust_is_told_why_before_anything_is_changed(servers: Servers) -> None:

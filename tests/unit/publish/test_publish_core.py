@@ -46,7 +46,7 @@ from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.reject import oversized
 from airflow_bottledwater.snapshot import lane
 from airflow_bottledwater.snapshot.task import LaneTask, SnapshotChunk
-from airflow_bottledwater.state.pinned import Pin, PinnedTable
+from airflow_bottledwater.state.pinned import Pin, PinnedTable, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import POSITION, Reached, encode, table_key
 from airflow_bottledwater.stream.assembler import TransactionAssembler
@@ -366,11 +366,25 @@ def test_what_precedes_it_is_published_whatever_happens_meanwhile(broker: Broker
     assert broker.dead_letters() == []
 
 
+def test_records_that_cannot_be_made_leave_no_transaction_open(broker: Broker) -> None:
+    session = module.PublishSession(pipeline(), JOB, "id", pins([PINNED]), "state", Backoff(2.0))
+
+    def records() -> Iterator[Records]:
+        session.begin()
+        raise Outage("The server is away.")
+        yield
+
+    with pytest.raises(Outage, match="away"):
+        session.run(lambda: session.transact(records(), {}))
+    assert (broker.given_up, broker.left_open) == (1, 0)
+
+
 def test_a_batch_that_publishes_nothing_leaves_no_transaction_open(broker: Broker) -> None:
     """It is begun before it is known that the first row stops the stream."""
+    broker.limit = 4000
     for given_up in (0, 1):  # what precedes the row is only published once
         with pytest.raises(RecordError, match="cannot be published"):
-            stream(broker, [b"x" * 2_000_000], on_error="exit")
+            stream(broker, [b"x" * 5000], on_error="exit")
         assert (broker.given_up, broker.left_open, broker.rows()) == (given_up, 0, [])
 
 

@@ -3302,8 +3302,24 @@ MUTANTS = (
     Mutant(
         "what the pipeline says itself is no row's fault",
         "rule_out",
-        never("(refused := session.refusal([*service, *session.progress_records(progress)])) is not None"),
+        never(
+            "(refused := session.refusal([session.first_record, *service, *session.progress_records(progress)]))"
+            " is not None"
+        ),
         f"{_REFUSALS}::test_a_position_that_its_topic_does_not_take_is_no_rows_fault[log]",
+    ),
+    Mutant(
+        "a transaction that was begun for nothing is ended",
+        "PublishSession.run",
+        swap("self._give_up()", "None"),
+        "tests/unit/publish/test_publish_core.py::test_a_batch_that_publishes_nothing_leaves_no_transaction_open",
+    ),
+    Mutant(
+        "what a transaction's first record is refused for is said",
+        "Publisher._produce",
+        never("code == KafkaError._STATE"),
+        "tests/integration/test_security.py"
+        "::test_a_right_on_the_state_that_is_taken_away_is_named_also_while_records_are_made",
     ),
     Mutant(
         "a commit of the good part without an answer is no stale batch",

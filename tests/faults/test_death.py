@@ -201,7 +201,7 @@ def test_a_job_that_is_killed_while_it_begins_to_follow_a_table(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("point", _first(FOLLOWING_POINTS))
+@pytest.mark.parametrize("point", FOLLOWING_POINTS)
 def test_a_job_that_is_killed_while_a_key_changes_is_made_up_for(make_flow: MakeFlow, jobs: Jobs, point: str) -> None:
     flow = make_flow(tables="c")
     flow.execute(*_new_table("c"))
@@ -311,9 +311,7 @@ def _more(reader: LiveReader) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "fault", ["holder", *(pytest.param(f, marks=pytest.mark.long) for f in ("postgres", "broker"))]
-)
+@pytest.mark.parametrize("fault", ["holder", "postgres", "broker"])
 def test_a_snapshot_that_lost_its_servers_is_resumed(
     make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, fault: str, seed: int
 ) -> None:

@@ -59,9 +59,9 @@ def _goes_on(flow: Flow, job: Job) -> None:
     assert job.running, job.output
 
 
-@pytest.mark.long
 # ---------------------------------------------------------------------- time-outs and lost answers
-@pytest.mark.parametrize("point", [pytest.param("mid-batch", marks=pytest.mark.long), "before-commit"])
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["mid-batch", "before-commit"])
 def test_a_stream_whose_transaction_timed_out_goes_on(
     make_flow: MakeFlow, jobs: Jobs, proxied: ProxiedBroker, draw: Draw, seed: int, point: str
 ) -> None:
@@ -273,8 +273,8 @@ def test_every_published_table_can_still_be_updated_and_deleted_from(make_flow: 
         assert flow.read(table)
 
 
-@pytest.mark.long
 # ---------------------------------------------------------------------- the slot
+@pytest.mark.long
 def test_a_slot_that_was_set_back_replays_silently(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, draw: Draw, seed: int
 ) -> None:

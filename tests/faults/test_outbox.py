@@ -87,7 +87,7 @@ def _writers(flow: Flow, seed: int) -> Iterator[None]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("points", [2, pytest.param(len(STREAM_POINTS), marks=pytest.mark.long)])
+@pytest.mark.parametrize("points", [2, len(STREAM_POINTS)])
 def test_an_outbox_whose_stream_is_killed_is_published_exactly_once(
     make_flow: MakeFlow, jobs: Jobs, seed: int, points: int
 ) -> None:

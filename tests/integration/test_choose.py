@@ -644,7 +644,7 @@ def test_a_snapshot_does_not_show_what_is_left_out_by_the_name_of_before(make_fl
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("exchanged", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("exchanged", [False, True])
 def test_a_hidden_table_whose_name_another_one_gets_is_not_shown(make_flow: MakeFlow, exchanged: bool) -> None:
     options = {"people": {"exclude": ["email", "scan*"], "mask": {"note": "null"}, "where": "id > 0"}}
     flow = make_flow(tables="*", table_options=options, allow_unkeyed=True)

@@ -139,7 +139,6 @@ def _schema(client: SchemaRegistryClient, value: bytes) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.some(1)
 @pytest.mark.parametrize("envelope", ["none", "debezium"])
 def test_consumers_of_before_and_of_after_read_each_others_records(
     make_flow: MakeFlow, registry: SchemaRegistry, envelope: str

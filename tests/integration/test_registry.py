@@ -500,8 +500,8 @@ def test_a_live_snapshot_publishes_no_id_that_is_lost(
     assert (carried[0], set(carried[1:])) == (lost, {ids(flow)[1]})
 
 
-@pytest.mark.long
 # ---------------------------------------------------------------------- all of it, in any order
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.long] if n > 1 else []) for n in range(1, 9)])
 def test_whatever_it_forgets_each_row_can_be_read_in_the_end(
     make_flow: MakeFlow, front: RegistryFront, seed: int

@@ -379,7 +379,7 @@ def test_a_replica_identity_that_covers_the_filter_no_more_does_not_stop_the_app
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("format", ["json", pytest.param("avro", marks=pytest.mark.long)])
+@pytest.mark.parametrize("format", ["json", "avro"])
 def test_another_filter_is_taken_up_with_all_rows(
     make_flow: MakeFlow, request: pytest.FixtureRequest, format: str
 ) -> None:

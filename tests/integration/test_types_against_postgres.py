@@ -677,8 +677,8 @@ def test_random_rows_are_the_same_from_the_snapshot_the_stream_and_the_reference
     follower.close()
 
 
-@pytest.mark.some(1)
 # ---------------------------------------------------------------------- the server's currency
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("locale", "digits"), [("ja_JP", 0), ("ar_KW", 3)])
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a transaction"])
 def test_money_has_the_decimal_places_of_the_servers_currency(

@@ -457,14 +457,17 @@ class TransactionAssembler:
         """
         if self._messages_as is None:
             return None
-        state, message, size = self._now(), pgoutput.message(data), len(data)
+        state, message = self._now(), pgoutput.message(data)
         if message.transactional != bool(state["in_transaction"]):
             raise ProtocolError("PostgreSQL sent a logical message at a place that is not its own.")
         place = Position(state["final_lsn"], state["ordinal"] + 1)
         if not message.transactional:
             place = Position(message.lsn - 1, 1)
         version = None if self.position.passed(*place) else self._messages_as(message.prefix)
-        large = state["bytes"] - state["whole_bytes"] + size > state["largest_transaction"]
+        if version is not None and message.prefix == ddl.PREFIX and self._statement is not None:
+            data = pgoutput.with_content(data, self._statement(message.content, self._now_of))
+        # by the bytes that are kept: the content may be another one than was received
+        large = state["bytes"] - state["whole_bytes"] + len(data) > state["largest_transaction"]
         if version is not None and state["count"] > state["whole_count"] and large:
             return self._emit() if state["whole_count"] else self._emit_part()
         if message.transactional:
@@ -476,13 +479,10 @@ class TransactionAssembler:
             self._of_messages[version.topic] = len(self._versions)
             self._versions.append(version)
         relation = self._of_messages[version.topic]
-        if message.prefix == ddl.PREFIX and self._statement is not None:
-            data = pgoutput.with_content(data, self._statement(message.content, self._now_of))
         if message.transactional:
             self._keep(data, relation, place, state["xid"], state["time"])
             return None
         self._keep(data, relation, place, 0, self._sent())
-        # by the bytes that are kept: the content may be another one than was received
         self._state["whole_count"], self._state["whole_bytes"] = self._state["count"], self._state["bytes"]
         self._state["whole_lsn"] = max(state["whole_lsn"], message.lsn)
         return None

@@ -197,7 +197,7 @@ class Publisher:
         #: when the transaction was begun; when its first record, or the last one that is announced, was handed over
         self._started, self._first, self._since = 0.0, 0.0, 0.0
         self._deadline, self._divisible = math.inf, True
-        #: whether a transaction is open, of which nobody has asked for the end
+        #: whether a transaction is open
         self.begun = False
         #: records and bytes that were handed over in this transaction, and seconds for which it has waited for Kafka
         self._sent, self.size, self.seconds = 0, 0, 0.0
@@ -257,7 +257,10 @@ class Publisher:
                 unknown = 0  # the first broker that is back may not know any topic for a moment
 
     def close(self) -> None:
-        """Close the producer; an open transaction is ended by the next producer with this id, or by its time-out."""
+        """Close the producer. A transaction that was begun and not gone on with is aborted; another that is open is
+        ended by the next producer with this id, or by its time-out."""
+        if self.begun:
+            self._abort()
         if self._handle:
             rd.purge(self._handle, rd.PURGE_ALL)
             rd.poll(self._handle, 0)
@@ -265,7 +268,6 @@ class Publisher:
                 rd.topic_destroy(int(rkt))
             rd.destroy(self._handle)
             self._handle = 0
-        self.begun = False
 
     # ------------------------------------------------------------------ one transaction
     def begin(self, first: Records) -> None:
@@ -277,10 +279,6 @@ class Publisher:
         """
         self._begin()
         self.produce(first)
-
-    def give_up(self) -> None:
-        """Abort the transaction that was begun; the producer must not be used again."""
-        self._abort()
 
     def _begin(self) -> None:
         rd.reset(self._counts)
@@ -309,12 +307,14 @@ class Publisher:
         try:
             yield self
         except NewProducerNeeded:
-            self.begun = False
             raise
         except BaseException:
             self._abort()
             raise
-        self._commit()
+        else:
+            self._commit()
+        finally:
+            self.begun = False
 
     def produce(self, records: Records) -> None:
         """Add records to the open transaction; waits while librdkafka's queue is full.
@@ -421,7 +421,6 @@ class Publisher:
         )
 
     def _commit(self) -> None:
-        self.begun = False
         self._since = time.monotonic()
         if self._sent and (left := self._first + _ANNOUNCED - self._since) > 0:
             time.sleep(left)

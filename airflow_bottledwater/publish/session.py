@@ -98,6 +98,8 @@ class PublishSession:
         #: topics that records have chosen; nothing is lost with one of them but what it held
         self.chosen: set[str] = set()
         self.events, self.dead_letters, self._progress = (self.index[name] for name in (*service, state_topic))
+        #: with which a transaction may begin: a tombstone, which changes nothing in the state
+        self.first_record = single(self._progress, 0, BEGUN, None)
         self._admin = Topics(pipeline.kafka)
         self.partitions: dict[str, int] = {}
         self.limits: npt.NDArray[np.int64] = np.zeros(len(self.topics), dtype=np.int64)
@@ -135,7 +137,8 @@ class PublishSession:
                 try:
                     return work()
                 finally:
-                    self._give_up()
+                    if self._publisher is not None and self._publisher.begun:
+                        self.close()
             except Exception as error:
                 if act(error) is not ErrorAction.REOPEN:
                     raise
@@ -239,17 +242,6 @@ class PublishSession:
             except RecordRefused as error:
                 raise NewProducerNeeded(error.what) from error
 
-    @property
-    def first_record(self) -> Records:
-        """The record with which a transaction may begin: a tombstone, which changes nothing in the state."""
-        return single(self._progress, 0, BEGUN, None)
-
-    def _give_up(self) -> None:
-        """Abort the transaction that was begun and not gone on with."""
-        if self._publisher is not None and self._publisher.begun:
-            self._publisher.give_up()
-            self.close()
-
     def transact(
         self,
         batches: Iterable[Records],
@@ -292,7 +284,6 @@ class PublishSession:
                     break
         except BaseException as error:
             # after an abort, a delayed request of this transaction could still become part of the producer's next one
-            self._give_up()
             self.close()
             if isinstance(error, TooSlow):
                 self.pace.failed(error)

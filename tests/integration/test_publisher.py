@@ -146,7 +146,6 @@ def test_a_transaction_that_was_begun_and_given_up_keeps_nobody_waiting(
 ) -> None:
     publisher.begin(single(0, 0, b"1", b"1"))
     publisher.drain()  # the broker has it
-    publisher.give_up()
     publisher.close()
     with opened(kafka, topics) as other, other.transaction():
         other.produce(single(0, 0, b"2", b"2"))

@@ -81,13 +81,18 @@ class Broker:
     cleanup: str = "compact"
     #: bytes of records that it takes in half of the transaction time-out
     takes: float = math.inf
-    #: how many transactions were given up, and how many were left open
+    #: how many transactions were given up
     given_up: int = 0
-    left_open: int = 0
+    publishers: list[FakePublisher] = field(default_factory=list)
 
     def step(self, name: str) -> None:
         if self.fails.get(name):
             raise self.fails[name].pop(0)
+
+    @property
+    def left_open(self) -> int:
+        """How many transactions are open."""
+        return sum(publisher.begun for publisher in self.publishers)
 
     def rows(self) -> list[str]:
         return [json.loads(value)["a"] for topic, _, value in self.committed if topic == "t" and value is not None]
@@ -108,22 +113,19 @@ class FakePublisher:
     def __init__(self, config: dict[str, str], transactional_id: str, topics: Sequence[str], **_: object) -> None:
         self._topics, self._pending = list(topics), list[tuple[str, Any, Any]]()
         self.size, self.seconds, self.begun = 0, 0.0, False
+        self.broker.publishers.append(self)
 
     def open(self) -> None:
         self.broker.step("open")
 
     def close(self) -> None:
         self._pending.clear()
-        self.broker.left_open += self.begun
+        self.broker.given_up += self.begun
         self.begun = False
 
     def begin(self, first: Records) -> None:
         self._begin()
         self.produce(first)
-
-    def give_up(self) -> None:
-        self.broker.given_up += 1
-        self.begun = False
 
     def _begin(self) -> None:
         assert not self.begun
@@ -376,6 +378,12 @@ def test_records_that_cannot_be_made_leave_no_transaction_open(broker: Broker) -
 
     with pytest.raises(Outage, match="away"):
         session.run(lambda: session.transact(records(), {}))
+    assert (broker.given_up, broker.left_open) == (1, 0)
+
+
+def test_work_that_ends_without_records_leaves_no_transaction_open(broker: Broker) -> None:
+    session = module.PublishSession(pipeline(), JOB, "id", pins([PINNED]), "state", Backoff(2.0))
+    session.run(session.begin)
     assert (broker.given_up, broker.left_open) == (1, 0)
 
 

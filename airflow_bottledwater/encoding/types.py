@@ -252,8 +252,7 @@ def rounding_form(column: ColumnType) -> str:
     exact = column.base_typmod >= 0 and numeric_precision(column.base_typmod)[0] <= _DIGITS_OF_DOUBLE
     if column.form == "double" and not exact:
         return column.form
-    inside = [*([column.element] if column.element else []), *(attribute.type for attribute in column.attributes)]
-    return next((form for each in inside if (form := rounding_form(each))), "")
+    return next((form for each in column.inside if (form := rounding_form(each))), "")
 
 
 def _array(element: ColumnType) -> TypeMapping:

@@ -56,16 +56,19 @@ class ColumnType:
     members: tuple[tuple[int, str], ...] = field(default=(), compare=False)
 
     @property
+    def inside(self) -> list[ColumnType]:
+        """The types that its values are made of: that of its elements, ranges or bounds, or those of its attributes."""
+        return [*([self.element] if self.element else []), *(attribute.type for attribute in self.attributes)]
+
+    @property
     def forms(self) -> tuple[Any, ...]:
         """The forms that the settings choose for it and for the types inside of it."""
-        inside = [*([self.element] if self.element else []), *(attribute.type for attribute in self.attributes)]
-        return (self.form, *(each.forms for each in inside))
+        return (self.form, *(each.forms for each in self.inside))
 
     @property
     def temporal(self) -> bool:
         """Whether its values are, or have inside of them, dates or times that are not part of a text."""
-        inside = [*([self.element] if self.element else []), *(attribute.type for attribute in self.attributes)]
-        return self.base_oid in TEMPORAL or any(each.temporal for each in inside)
+        return self.base_oid in TEMPORAL or any(each.temporal for each in self.inside)
 
     def with_temporal(self, form: str, *, as_debezium: bool = False) -> ColumnType:
         """The type with a form of dates and times, also of those inside of it; see

@@ -298,8 +298,7 @@ def _untold(column: ColumnType, *, top: bool = False) -> bool:
         return not top
     if types.mapping(column).convert is types.to_text:
         return False
-    inner = [attribute.type for attribute in column.attributes] + ([column.element] if column.element else [])
-    return any(_untold(each) for each in inner)
+    return any(_untold(each) for each in column.inside)
 
 
 def select_list(table: SourceTable) -> sql.Composed:

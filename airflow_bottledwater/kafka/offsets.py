@@ -185,3 +185,15 @@ class RangeReader(_Reader):
                     yield message
                 else:
                     waited_for.discard(message.partition() or 0)
+
+
+def has_records(config: Mapping[str, str], topic: str, ends: Sequence[int]) -> bool:
+    """Whether a topic has committed records: the offset of its end also counts what is none.
+
+    :param ends: per partition, its end.
+    :raises Outage: Kafka does not answer.
+    """
+    if not any(ends):
+        return False
+    with RangeReader(config) as reader:
+        return any(True for _ in reader.last(topic, ends, max(ends)))

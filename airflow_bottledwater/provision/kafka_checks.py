@@ -12,6 +12,7 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka.clients import GRANT, errors, made, producer_config, reader_config, unknown_property
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
+from airflow_bottledwater.kafka.offsets import has_records
 from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, TOMBSTONES, NewTopic, Topic, Topics
 from airflow_bottledwater.model.problem import Problem
@@ -245,7 +246,9 @@ def _ours(
     if pipeline.share_topics:
         return dict(data), []
     new = {name: data[name] for name in sorted(filled) if data[name].oid not in known.tables}
-    foreign = _foreign(pipeline, new) if checked else {}
+    unkeyed = {name: table for name, table in new.items() if not table.keyed and not pipeline.skip_snapshot}
+    doubled = _doubled(pipeline, unkeyed, present) if checked else {}
+    foreign = _foreign(pipeline, {name: table for name, table in new.items() if name not in unkeyed}) if checked else {}
     swept = [] if pipeline.skip_snapshot else [name for name in sorted(filled - foreign.keys()) if data[name].keyed]
     problems = [
         f"Kafka denies Read on topic {name!r}, which has records: behind the snapshot of {data[name].qualified}, those "
@@ -253,7 +256,31 @@ def _ours(
         for name in swept
         if not present[name].may_read
     ]
-    return {name: table for name, table in data.items() if name not in foreign}, [*foreign.values(), *problems]
+    left = {name: table for name, table in data.items() if name not in foreign.keys() | doubled.keys()}
+    return left, [*foreign.values(), *doubled.values(), *problems]
+
+
+def _doubled(pipeline: Settings, filled: Mapping[str, SourceTable], present: Mapping[str, Topic]) -> dict[str, str]:
+    """The topics among those of tables without a key that have records, to which a snapshot would add rows that they
+    have already, and what is said of each.
+
+    :param filled: the tables whose rows are to be read, by topics in which something is: it may be no record.
+    """
+    found = {}
+    ends = Topics(pipeline.kafka).all_ends({name: present[name].partitions for name in filled}) if filled else {}
+    for name, table in filled.items():
+        if not present[name].may_read:
+            found[name] = (
+                f"Kafka denies Read on topic {name!r}: {table.qualified} has no key, and is only read into a topic "
+                f"without records. {GRANT}"
+            )
+        elif has_records(pipeline.kafka, name, ends[name]):
+            found[name] = (
+                f"Topic {name!r} has records, and {table.qualified} has no key: a snapshot would publish all of its "
+                "rows, and nothing would tell them from those that the topic has already. Delete the topic, or take "
+                "another topic_prefix; or set skip_snapshot, which publishes only what is changed from now on."
+            )
+    return found
 
 
 def _foreign(pipeline: Settings, filled: Mapping[str, SourceTable]) -> dict[str, str]:

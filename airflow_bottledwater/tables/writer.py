@@ -17,11 +17,10 @@ from dataclasses import dataclass, field, replace
 
 import psycopg
 
-from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import BottledWaterError, Refused, StopRequested, TakenOver
 from airflow_bottledwater.jobs import snapshots
-from airflow_bottledwater.kafka.topic_reader import blocks
+from airflow_bottledwater.kafka.offsets import has_records
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.problem import Problem
@@ -240,7 +239,7 @@ def prepare(
     alone = set(filled) - shared(pipeline, known, filled).keys()
     new = [each for oid, each in pinned.items() if not each.table.keyed and oid not in known.tables]
     # its end may be behind markers of transactions only, of a job that died
-    unfit |= {each.table.oid: _FILLED for each in new if each.topic in filled and _has_records(pipeline, used, each)}
+    unfit |= {each.table.oid: _FILLED for each in new if has_records(pipeline.kafka, each.topic, used[each.topic])}
     rows = None
     if new and not unfit:
         rows, unfit = _read(connection, pipeline, [each.table for each in new], oldest_xid)
@@ -325,12 +324,6 @@ def _extend(connection: Connection, pipeline: Settings, table: SourceTable) -> N
     """See :func:`airflow_bottledwater.postgres.publication.extend`."""
     timeout = min(_PUBLISH_SECONDS, pipeline.create_slot_timeout)
     publication.extend(connection, pipeline.publication_name, [table], timeout=timeout)
-
-
-def _has_records(pipeline: Settings, ends: dict[str, list[int]], table: PinnedTable) -> bool:
-    """Whether the topic of a table has committed records."""
-    backoff = Backoff(pipeline.outage_timeout)
-    return any(len(block) for block in blocks(pipeline.kafka, table.topic, ends[table.topic], backoff))
 
 
 def _read(

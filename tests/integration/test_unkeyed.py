@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
-from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.errors import Outage, PreflightError, Refused
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.drop import drop
@@ -96,6 +97,36 @@ def test_a_snapshot_that_had_published_nothing_begins_anew(flow: Flow) -> None:
     producer.flush(60)
     producer.abort_transaction(20)
     changed(flow)
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    assert published(flow) == there(flow)
+
+
+def test_a_topic_that_has_the_rows_is_not_filled_by_another_snapshot(flow: Flow) -> None:
+    flow.create()
+    interrupted(flow, 0)
+    producer = Producer({**flow.pipeline.kafka, "transactional.id": flow.topic("a")})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(flow.topic("a"), b"{}")
+    producer.flush(60)
+    producer.abort_transaction(20)
+    # what was not committed is no row
+    drop(flow.pipeline, when="always")
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    assert published(flow) == there(flow)
+    # what a major upgrade of PostgreSQL needs
+    drop(flow.pipeline, when="always")
+    with pytest.raises(PreflightError, match=r"has records, and public\.a has no key.*Delete the topic") as refused:
+        flow.create()
+    assert len(refused.value.problems) == 1
+    preflight.run(flow.pipeline.with_(skip_snapshot=True))
+    admin = AdminClient(flow.pipeline.kafka)
+    admin.delete_topics([flow.topic("a")])[flow.topic("a")].result(20)
+    flow.create()
     flow.snapshot()
     flow.stream()
     assert published(flow) == there(flow)

@@ -5184,6 +5184,12 @@ MUTANTS = (
         f"{_KAFKA_CHECKS}::test_a_topic_with_the_records_of_another_program_is_refused",
     ),
     Mutant(
+        "no snapshot doubles the rows of a table without a key",
+        "kafka_checks._doubled",
+        never("has_records(pipeline.kafka, name, ends[name])"),
+        "tests/integration/test_unkeyed.py::test_a_topic_that_has_the_rows_is_not_filled_by_another_snapshot",
+    ),
+    Mutant(
         "what a dropped pipeline has published is known to be a pipeline's",
         "drop._forget",
         swap("encode(OwnerRecord(owner, time.time(), dropped=True))", "None"),

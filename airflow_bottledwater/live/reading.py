@@ -27,11 +27,12 @@ from airflow_bottledwater.live.remaining import BLOCK, SWEEPING, RemainingSize
 from airflow_bottledwater.live.slices import RowLocations, find
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import catalog, copy, large_rows, partitions, slot
-from airflow_bottledwater.postgres.connect import Connection, connect, own
+from airflow_bottledwater.postgres.connect import Connection, own
 from airflow_bottledwater.postgres.large_rows import LargeRow
 from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.postgres.receive import MessageBlock
@@ -42,6 +43,7 @@ from airflow_bottledwater.publish import hashed
 from airflow_bottledwater.snapshot.keys import LOCK, find_keys
 from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.state.identity import connect_source
 from airflow_bottledwater.state.options import exposed_now
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.records import LiveProgress, Partitions
@@ -66,6 +68,7 @@ class LiveReader(threading.Thread):
 
     :param progress: where to begin.
     :param tables: the pipeline's tables by oid.
+    :param record: see :func:`~airflow_bottledwater.state.identity.check_source`.
     :ivar chunks: what is read, in order; the last one's ``after`` says that all tables are done.
     :ivar error: why it has ended early.
     :ivar extent: how much there is to be read.
@@ -73,10 +76,16 @@ class LiveReader(threading.Thread):
     """
 
     def __init__(
-        self, pipeline: Settings, request: SnapshotRequest, progress: LiveProgress, tables: dict[int, PinnedTable]
+        self,
+        pipeline: Settings,
+        request: SnapshotRequest,
+        progress: LiveProgress,
+        tables: dict[int, PinnedTable],
+        record: SlotRecord | None,
     ) -> None:
         super().__init__(name="live snapshot", daemon=True)
         self._pipeline, self._request, self._at, self._tables = pipeline, request, progress, tables
+        self._record = record
         self.chunks: queue.Queue[LiveChunk] = queue.Queue(_AHEAD)
         self.error: BaseException | None = None
         self.waits_for = ""
@@ -406,7 +415,9 @@ class LiveReader(threading.Thread):
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = connect(self._pipeline.postgres, application="bottledwater live snapshot")
+            self._connection = connect_source(
+                self._pipeline.postgres, self._record, application="bottledwater live snapshot"
+            )
         return self._connection
 
     def _disconnect(self) -> None:

@@ -135,7 +135,7 @@ class LiveSnapshot:
             tables = self._session.state.tables
             self._topics = {self._session.index[tables[oid].topic] for oid in progress.tables[progress.done :]}
             self._noting, self._position = True, self._session.state.position
-            self.reading = LiveReader(self._pipeline, self.request, progress, tables)
+            self.reading = LiveReader(self._pipeline, self.request, progress, tables, self._session.state.slot)
             self._rows = RowEncoder(self._session, wire.HEADERS if self._pipeline.snapshot_headers else 0, BY_LIVE)
         if self._chunk is None:
             error = self.reading.error

@@ -112,7 +112,7 @@ def _settle(pipeline: Settings, how: Callable[[_Letters], RedriveResult]) -> Red
         topics = pins(claim.state.tables.values())
         backoff = Backoff(pipeline.outage_timeout)
         publishing = PublishSession(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
-        completer = ToastResolver(pipeline.postgres, backoff.wait)
+        completer = ToastResolver(pipeline.postgres, backoff.wait, record=claim.state.slot)
         completer.current.partitions = claim.state.partitions
         try:
             return how(_Letters(pipeline, publishing, completer, claim))

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.encoding.program import Programs
+from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.postgres.partitions import Known
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.toast import Completed, ToastResolver
@@ -34,11 +35,11 @@ class Ahead:
 
     :param dsn: the connection string of the source.
     :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.
-    :param most: see :class:`ToastResolver`.
+    :param most: see :class:`ToastResolver`, as is ``record``.
     """
 
-    def __init__(self, dsn: str, waiting: Waiting, most: int) -> None:
-        self._resolver = ToastResolver(dsn, self._wait, most)
+    def __init__(self, dsn: str, waiting: Waiting, most: int, *, record: SlotRecord | None = None) -> None:
+        self._resolver = ToastResolver(dsn, self._wait, most, record=record)
         self._waiting = waiting
         self._pool = ThreadPoolExecutor(1, "values")
         #: the work of the second thread, which alone uses the resolver until :meth:`_await` has returned

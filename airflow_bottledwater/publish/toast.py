@@ -20,13 +20,15 @@ from airflow_bottledwater.encoding.program import Programs
 from airflow_bottledwater.encoding.types import Sql
 from airflow_bottledwater.errors import CredentialsRefused, Outage
 from airflow_bottledwater.model.relation import ColumnType
-from airflow_bottledwater.postgres.connect import Connection, connect, outage, query_with
+from airflow_bottledwater.model.slot import SlotRecord
+from airflow_bottledwater.postgres.connect import Connection, outage, query_with
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.composites import with_known_attributes
 from airflow_bottledwater.publish.current import CurrentRows
 from airflow_bottledwater.publish.definitions import MISFITS
 from airflow_bottledwater.publish.unchanged import UnchangedValues
 from airflow_bottledwater.publish.unsent import GONE
+from airflow_bottledwater.state.identity import connect_source
 
 #: values in one conversion query
 _CHUNK = 1000
@@ -70,11 +72,14 @@ class ToastResolver:
     :param waiting: called when a look-up has to wait; it sleeps, or raises to give up.
     :param most: bytes of values to fill in for one transaction, unless a single row needs more: one that needs more is
         divided.
+    :param record: see :func:`~airflow_bottledwater.state.identity.check_source`.
     :ivar current: looks rows up over the same connection.
     """
 
-    def __init__(self, dsn: str, waiting: Waiting, most: int = _LACKING_BYTES) -> None:
-        self._dsn = dsn
+    def __init__(
+        self, dsn: str, waiting: Waiting, most: int = _LACKING_BYTES, *, record: SlotRecord | None = None
+    ) -> None:
+        self._dsn, self._record = dsn, record
         self._waiting = waiting
         self._connection: Connection | None = None
         self._most, self._most_together = most, min(most, _LACKING_BYTES)
@@ -92,7 +97,7 @@ class ToastResolver:
     def _session(self) -> Connection:
         while self._connection is None or self._connection.closed:
             try:
-                self._connection = connect(self._dsn, application="bottledwater values")
+                self._connection = connect_source(self._dsn, self._record, application="bottledwater values")
             except (Outage, CredentialsRefused) as error:
                 # the stream's own connection worked with these credentials; they may have been rotated since
                 self._waiting(error)

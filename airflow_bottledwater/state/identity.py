@@ -21,7 +21,8 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, slot
-from airflow_bottledwater.postgres.connect import Connection, session
+from airflow_bottledwater.postgres.connect import Connection, connect, session
+from airflow_bottledwater.postgres.server import check_primary, identify
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key, owners_prefix
 from airflow_bottledwater.state.pinned import Pin, pins
@@ -51,8 +52,14 @@ def check_timeline(record: SlotRecord, cluster: Cluster) -> None:
     promoted, or restored up to a moment, is on another timeline.
 
     :param record: the slot, as the state describes it.
-    :raises SlotError: it is on another timeline; nothing was changed.
+    :raises SlotError: it is another cluster, or on another timeline; nothing was changed.
     """
+    if record.system_identifier != cluster.system_identifier:
+        raise SlotError(
+            f"This is another cluster (system identifier {cluster.system_identifier}) than the one of slot "
+            f"{record.name!r} ({record.system_identifier}).",
+            "Point the connection at the cluster of the slot; for a copy of it, use another slot name.",
+        )
     if record.timeline != cluster.timeline:
         raise SlotError(
             f"The cluster is on timeline {cluster.timeline}, and slot {record.name!r} was made on {record.timeline}: "
@@ -62,6 +69,30 @@ def check_timeline(record: SlotRecord, cluster: Cluster) -> None:
             "place: 'bottledwater drop-slot --when always' (refused while the pipeline's job runs), then start again "
             "with a snapshot.",
         )
+
+
+def check_source(connection: Connection, dsn: str, record: SlotRecord | None) -> None:
+    """Check that a new session of a running job leads to the pipeline's server, before what it shows is used: the
+    sessions that are open stay with that one, and the address may lead to another one by now.
+
+    :param record: see :func:`check_timeline`; without it, only a standby is noticed.
+    :raises Outage: it leads to a standby.
+    :raises SlotError: see :func:`check_timeline`.
+    """
+    check_primary(connection, dsn)
+    if record is not None:
+        check_timeline(record, identify(connection))
+
+
+def connect_source(dsn: str, record: SlotRecord | None, *, application: str) -> Connection:
+    """Open a session in which a running job reads rows; see :func:`check_source` and :func:`connect`."""
+    connection = connect(dsn, application=application)
+    try:
+        check_source(connection, dsn, record)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def check_settings(pipeline: Settings, known: PipelineState) -> None:
@@ -218,12 +249,6 @@ def check_slot(
         the server was set back to a moment before P.
     """
     way_out = "Make a new slot and a snapshot: 'bottledwater drop-slot --when always', then start again."
-    if record.system_identifier != cluster.system_identifier:
-        raise SlotError(
-            f"This is another cluster (system identifier {cluster.system_identifier}) than the one of slot "
-            f"{record.name!r} ({record.system_identifier}).",
-            "Point the connection at the cluster of the slot; for a copy of it, use another slot name.",
-        )
     check_timeline(record, cluster)
     if found is None:
         raise SlotError(f"Slot {record.name!r} does not exist any more: changes since {position} are lost.", way_out)

@@ -117,7 +117,7 @@ class StreamPublisher:
         self._outbox = Outbox(chosen) if any(each.table.outbox for each in known.tables.values()) else None
         self._messages = Messages(chosen) if pipeline.sends_messages else None
         self._ends = self._session.index.get(mapping.ends_topic)
-        self._completer = Ahead(pipeline.postgres, backoff.wait, pipeline.max_transaction_bytes)
+        self._completer = Ahead(pipeline.postgres, backoff.wait, pipeline.max_transaction_bytes, record=known.slot)
         self.live = LiveSnapshots(pipeline, start.cluster.pipeline(pipeline.slot), self._session)
         #: changes that the broker is known to refuse, by their position, and why
         self._refused: dict[Position, str] = {}

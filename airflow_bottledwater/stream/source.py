@@ -33,7 +33,7 @@ from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.postgres.server import check_primary, end_of_wal, identify
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.state import claim
-from airflow_bottledwater.state.identity import check_slot, via_root
+from airflow_bottledwater.state.identity import check_slot, check_source, via_root
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.stream import assembler
 from airflow_bottledwater.stream.assembler import TransactionAssembler
@@ -207,6 +207,7 @@ class ChangeSource:
         names = publication.names(self._pipeline.publication_name)
         try:
             with session(self._pipeline.postgres, "Looking for publications") as connection:
+                check_source(connection, self._pipeline.postgres, self._record)
                 found = coverage.read(connection, names, [])
                 lsn = end_of_wal(connection)
         except BottledWaterError as outage:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import psycopg
 
-from airflow_bottledwater.errors import BottledWaterError, Refused
+from airflow_bottledwater.errors import BottledWaterError, Refused, SlotError
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import Cluster
@@ -21,6 +21,7 @@ from airflow_bottledwater.postgres import ddl
 from airflow_bottledwater.postgres.connect import Connection, own, session
 from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.provision.source_checks import check_standbys
+from airflow_bottledwater.state.identity import check_source
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.tables import checks, writer
@@ -137,6 +138,7 @@ class TableWatch:
 
         :param reached: P.
         :raises StateError: changes of all tables may be missing from the stream.
+        :raises SlotError: the connection leads to another server than the stream's.
         :raises Refused: there are new tables, and ``new_tables`` is stop; or the settings give a key another form.
         """
         if self._error is not None:
@@ -246,6 +248,12 @@ class TableWatch:
             self._look(connection)
 
     def _look(self, connection: Connection) -> None:
+        try:
+            check_source(connection, self._pipeline.postgres, self._known.slot)
+        except SlotError as error:
+            # the stream's own session goes on with the server of before, which may get no changes any more
+            self._error = error
+            return
         if self._pipeline.ddl_topic:
             untold = [] if ddl.installed(connection) else [Problem("ddl-untold", self._cluster.database, *ddl.MISSING)]
             self._problems.tell("ddl", untold)

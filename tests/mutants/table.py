@@ -2377,6 +2377,12 @@ MUTANTS = (
         f"{_IDENTITY}::test_nothing_that_a_promoted_copy_of_the_files_does_touches_the_original[base-backup]",
     ),
     Mutant(
+        "a running stream notices that its address leads to a promoted server",
+        "identity.check_source",
+        never("record is not None"),
+        "tests/unit/tables/test_watch.py::test_another_server_behind_the_connection_ends_the_stream",
+    ),
+    Mutant(
         "P lies within the server's WAL",
         "identity.check_slot",
         never("position.lsn > end_of_wal"),

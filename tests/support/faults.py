@@ -169,7 +169,7 @@ class Jobs:
 class Proxy:
     """A TCP proxy in front of a server that can be cut off, or lose the server's answers.
 
-    :param target: a port of this host.
+    :param target: a port of this host; new connections go to the one that it is then.
     :ivar mode: ``pass``, ``hang`` (nothing goes either way) or ``deaf`` (requests arrive, answers are lost).
     :ivar rate: bytes a second that each connection carries to the server; 0 for as many as there are.
     :ivar frozen: connections of which nothing goes either way any more (:meth:`freeze`).
@@ -177,7 +177,7 @@ class Proxy:
 
     def __init__(self, target: int) -> None:
         self.mode, self.rate = "pass", 0.0
-        self._target = target
+        self.target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         # what waits in the buffers of a slow link would count as sent
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
@@ -194,7 +194,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
+                server = socket.create_connection(("127.0.0.1", self.target))
                 self._open += [client, server]
                 for source, sink, answers in ((client, server, False), (server, client, True)):
                     threading.Thread(target=self._relay, args=(source, sink, answers), daemon=True).start()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import Refused, SlotError
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state import identity
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
+from airflow_bottledwater.state.records import SLOT
 from airflow_bottledwater.tables import watch as watching
 from airflow_bottledwater.tables.watch import TableWatch
 from airflow_bottledwater.tables.writer import PreparedSteps
@@ -20,10 +23,11 @@ from airflow_bottledwater.tables.writer import PreparedSteps
 PIPELINE = Settings.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", format="json")
 
 
-def watch(prepared: PreparedSteps | None = None, **settings: object) -> TableWatch:
-    made = TableWatch(
-        PIPELINE.with_(**settings), Cluster("7", 1, "d", 160000), PipelineState(), Problems(), patient=True
-    )
+CLUSTER = Cluster("7", 1, "d", 160000)
+
+
+def watch(prepared: PreparedSteps | None = None, known: PipelineState | None = None, **settings: object) -> TableWatch:
+    made = TableWatch(PIPELINE.with_(**settings), CLUSTER, known or PipelineState(), Problems(), patient=True)
     made._prepared = prepared
     return made
 
@@ -62,3 +66,17 @@ def test_asking_takes_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watching, "mark", lambda _: time.sleep(0.02) or "as before")
     made._ask(None)  # type: ignore[arg-type]
     assert made._rest >= 0.18
+
+
+@pytest.mark.parametrize("other", [{"timeline": 2}, {"system_identifier": "8"}], ids=str)
+def test_another_server_behind_the_connection_ends_the_stream(
+    monkeypatch: pytest.MonkeyPatch, other: dict[str, object]
+) -> None:
+    known = PipelineState()
+    known.apply({SLOT: SlotRecord("s", "7", 1, "d", consistent_point=100, oldest_xid=700)})
+    made = watch(known=known)
+    monkeypatch.setattr(identity, "check_primary", lambda *_: None)
+    monkeypatch.setattr(identity, "identify", lambda _: replace(CLUSTER, **other))  # type: ignore[arg-type]
+    made._look(None)  # type: ignore[arg-type]
+    with pytest.raises(SlotError, match=r"timeline 2|another cluster"):
+        made.due(Position(1))

@@ -53,7 +53,9 @@ class SourceGuard:
     :param snapshot: whether the job takes the first snapshot; otherwise it streams.
     :ivar rest: why reading tables beside the stream is to rest, as a sentence; empty if it is not.
     :ivar renew: why the snapshot that tables are read under is to be given up for a new one; empty if it is not.
-    :ivar renewable: whether a new snapshot would go on with what is left; the snapshot's driver knows it.
+    :ivar renewable: whether a new snapshot would go on with what is left; the snapshot's driver knows it, and
+        ``check`` as well, which raises SlotError if the slot cannot be used any more.
+    :ivar lost: that error: what is read then is read in vain.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class SourceGuard:
         self._sessions: Callable[[], Collection[int]] = tuple
         self.rest = self.renew = ""
         self.renewable = True
+        self.check: Callable[[Connection], None] = lambda _: None
+        self.lost: SlotError | None = None
         self._standbys = StandbyBrake(pipeline.guard_replica_lag)
         self._ended = threading.Event()
         #: which limits reading rests for, and since when
@@ -119,6 +123,10 @@ class SourceGuard:
             self._ended.wait(_READING if reading else _ELSE)
 
     def _look(self, connection: Connection) -> tuple[Pressure, Standbys, DropCost | None]:
+        try:
+            self.check(connection)
+        except SlotError as error:
+            self.lost = error
         pressure = ask(connection, self._pipeline.slot, self._sessions())
         behind = standbys(connection) if self._pipeline.guard_replica_lag else {}
         limit = self._pipeline.drop_slot_wal_bytes

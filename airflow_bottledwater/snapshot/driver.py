@@ -134,14 +134,8 @@ class _SnapshotDriver:
     def run(self) -> SnapshotResult:
         started = time.monotonic()
         known = self._claim.state
-        assert known.slot is not None, "the claim has seen it"
-        check_slot(
-            slot.state(self._connection, known.slot.name),
-            known.slot,
-            self._claim.cluster,
-            known.position or Position(known.slot.consistent_point),
-            end_of_wal(self._connection),
-        )
+        self._check_slot(self._connection)
+        self._guard.check = self._check_slot
         check_topics(self._pipeline, known)
         own_again(self._pipeline, known)
         options.check(self._connection, self._pipeline, known)
@@ -149,6 +143,19 @@ class _SnapshotDriver:
         while (result := self._once(started)) is None:
             log.info("What is left is read under a new snapshot.")
         return result
+
+    def _check_slot(self, connection: Connection) -> None:
+        """Check that the stream can begin at its position; also while tables are read, which takes hours.
+
+        :raises Outage: the connection leads to a standby.
+        :raises SlotError: see :func:`check_slot`.
+        """
+        known = self._claim.state
+        assert known.slot is not None, "the claim has seen it"
+        check_primary(connection, self._pipeline.postgres)
+        position = known.position or Position(known.slot.consistent_point)
+        found = slot.state(connection, known.slot.name)
+        check_slot(found, known.slot, identify(connection), position, end_of_wal(connection))
 
     def _once(self, started: float) -> SnapshotResult | None:
         """Read what is left under one snapshot; returns None if it was given up, and something may be left."""
@@ -378,6 +385,8 @@ class _SnapshotDriver:
         return tables, plans, tasks, skipped
 
     def _measure(self, meter: SnapshotMeter) -> None:
+        if (lost := self._guard.lost) is not None:
+            raise lost
         if reason := self._guard.renew:
             raise SourcePressed(reason, limit="xmin")
         self._movement.look()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -205,6 +206,36 @@ def test_the_guard_still_sees_the_source_while_topics_are_swept(
     )
     flow.snapshot()
     assert seen and seen[0] is not None
+
+
+@pytest.mark.parametrize("how", ["dropped", "lost"])
+def test_a_snapshot_whose_slot_is_gone_is_not_read_to_its_end(
+    kafka: KafkaBroker,
+    small_server: PostgresServer,
+    flow_settings: dict[str, Any],
+    flow_statements: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """The stream would refuse that slot hours later."""
+    flow = Flow(small_server.createdb(f"d{uuid.uuid4().hex[:8]}"), kafka, None, **flow_settings)
+    flow.execute(*flow_statements)
+    flow.create()
+    drop_slot = f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')"
+    with slow_lanes(monkeypatch), snapshotting(flow) as results:
+        if how == "dropped":
+            flow.execute(drop_slot)
+        else:
+            for n in range(6):
+                flow.execute(f"CREATE TABLE w{n} ()", "SELECT pg_switch_wal()")
+            flow.execute("CHECKPOINT")
+        until(lambda: results, "it ends")
+        ranges = job(flow).progress
+        assert ranges["ranges_done"] < ranges["ranges"]
+    assert isinstance(results[0], SlotError)
+    assert ("does not exist any more" if how == "dropped" else "was invalidated") in str(results[0])
+    if how == "lost":
+        flow.execute(drop_slot)
 
 
 # ---------------------------------------------------------------------- live snapshots and WAL

@@ -2383,6 +2383,12 @@ MUTANTS = (
         "tests/unit/tables/test_watch.py::test_another_server_behind_the_connection_ends_the_stream",
     ),
     Mutant(
+        "a snapshot is not read to its end without its slot",
+        "_SnapshotDriver._measure",
+        never("(lost := self._guard.lost) is not None"),
+        "tests/integration/test_guard.py::test_a_snapshot_whose_slot_is_gone_is_not_read_to_its_end[dropped]",
+    ),
+    Mutant(
         "P lies within the server's WAL",
         "identity.check_slot",
         never("position.lsn > end_of_wal"),

@@ -199,7 +199,7 @@ class SourceGuard:
             yield Problem("guard-rests", "wal", reason, "It ends when the stream has caught up.")
         elif kept > limit and self._snapshot:
             reason = f"{more}: it is kept until the snapshot is complete and the stream has caught up.{lost}"
-            yield Problem("guard", "wal", reason, "Give the snapshot more lanes, or the server more disk.")
+            yield Problem("guard", "wal", reason, "Give the server more disk: this snapshot keeps its lanes.")
         elif kept > limit and not ours:
             reason = (
                 f"{more}, of which the stream has read all but {roughly(unread)}: an open transaction holds it.{lost}"

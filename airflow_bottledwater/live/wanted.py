@@ -73,8 +73,8 @@ def wanted(
             )
         if not tables[oid].table.keyed:
             raise Refused(
-                f"Table {name} has no key: its rows cannot be told from those that the topic has already.",
-                "Stop the stream, drop the slot and start again with a snapshot, or give the table a primary key.",
+                f"Table {name} is published without a key: its rows cannot be told from those that the topic has.",
+                "Give it a primary key, drop the slot, and start again with a snapshot under another topic_prefix.",
             )
         if request.by_key and any(
             each.mask for each in tables[oid].table.columns if each.name in tables[oid].table.key

@@ -92,7 +92,7 @@ def _meant(
     if paused and (keyless := [each.table.qualified for each in pinned if not each.table.keyed]):
         raise Refused(
             f"{', '.join(keyless)}: no key, so that what is left out during a pause could not be brought to the topic.",
-            "Stop the whole pipeline instead (bottledwater stop), or give the table a primary key.",
+            "Stop the whole pipeline instead (bottledwater stop).",
         )
     if paused:
         refuse_shared(pipeline, known, [each.topic for each in pinned], "The table cannot be paused")

@@ -36,7 +36,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.publish.pace import Pace
 from airflow_bottledwater.state import store
-from airflow_bottledwater.state.claim import check, read_behind
+from airflow_bottledwater.state.claim import check, read_behind, unknown
 from airflow_bottledwater.state.identity import check_topic
 from airflow_bottledwater.state.pinned import Pin
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -181,10 +181,7 @@ class PublishSession:
             check(found, self.job)
             if found.slot is None:
                 # the claim was written again when the job began, what is older has expired
-                slot = self.pipeline.slot
-                raise StateError(
-                    f"The state topic {self._state_topic!r} does not know slot {slot!r} any more.", LOST_STATE
-                )
+                raise unknown(self._state_topic, self.pipeline.slot)
         except BaseException:
             publisher.close()
             raise

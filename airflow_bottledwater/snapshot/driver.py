@@ -388,7 +388,7 @@ class _SnapshotDriver:
         if (lost := self._guard.lost) is not None:
             raise lost
         if reason := self._guard.renew:
-            raise SourcePressed(reason, limit="xmin")
+            raise SourcePressed(reason, "Raise guard_xmin_age.", limit="xmin")
         self._movement.look()
         try:
             state = self._claim.refresh()

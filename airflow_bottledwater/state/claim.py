@@ -58,7 +58,7 @@ def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics, *, new: 
     for name in (store.CONTROL_TOPIC, topic):
         if name not in present:
             if name == topic and not new:
-                raise _unknown(topic, pipeline.slot)
+                raise unknown(topic, pipeline.slot)
             if not pipeline.create_topics:
                 raise StateError(
                     f"Topic {name!r} is missing and create_topics is off.", "Create it: one partition, compacted."
@@ -68,11 +68,12 @@ def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics, *, new: 
             raise StateError(f"{problem.subject}: {problem.reason}", problem.remedy)
 
 
-def _unknown(topic: str, name: str) -> StateError:
+def unknown(topic: str, slot: str) -> StateError:
+    """The error of a slot of which nothing is saved."""
     return StateError(
-        f"The state topic {topic!r} does not know slot {name!r}.",
-        "Check the slot's name (--slot) and the database of the connection. If they are right, create the slot first "
-        "(create_slot, or 'bottledwater'); if its records were lost, drop the slot and start again with a snapshot.",
+        f"The state topic {topic!r} does not know slot {slot!r}.",
+        "Check the slot's name and the database of the connection. If they are right, create the slot first "
+        f"(create_slot, or 'bottledwater'). If it was created, its records were lost. {LOST_STATE}",
     )
 
 
@@ -219,7 +220,7 @@ class Claim:
         check(self.state, self.job)
         if needs_slot and self.state.slot is None:
             self.close()
-            raise _unknown(self.topic, pipeline.slot)
+            raise unknown(self.topic, pipeline.slot)
         if _job is not None:
             _job.claimed(self.job)
         backoff.over()

@@ -168,7 +168,8 @@ class Reader:
         if self._topic != CONTROL_TOPIC:
             raise StateError(
                 f"The record at offset {offset} of state topic {self._topic!r} is not one of ours: {error}.",
-                f"Find out who else writes to this topic, and revoke that right. {LOST_STATE}",
+                "Find out who else writes to this topic, and revoke that right. Then stop the job and delete the "
+                f"topic: the saved state is lost with it. {LOST_STATE}",
             )
         if not self._warned:
             log.warning(

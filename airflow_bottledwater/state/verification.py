@@ -206,6 +206,7 @@ class Verification:
                 f"Topics differ from their tables: {counts}. Find the cause (who else may write to these topics; dead "
                 "letters; a column whose type was altered, which PostgreSQL sends no rows for; a registry that has "
                 f"lost schemas), then publish the rows again: bottledwater snapshot --tables {names} --sweep"
+                + self._misplaced()
             )
         if self.unsettled:
             names = ", ".join(table.table for table in self.unsettled)
@@ -223,6 +224,17 @@ class Verification:
                 f"({why}{more}). If that is meant, set allow_unverified: such tables are then accepted."
             )
         return ""
+
+    def _misplaced(self) -> str:
+        """What else is to be done about records in the wrong partition: a tombstone for a key that the table has would
+        delete its row for whoever reads all partitions, so a sweep leaves them."""
+        topics = ", ".join(repr(table.topic) for table in self.different if "wrong partition" in table.counts)
+        if not topics:
+            return ""
+        return (
+            ". Records in the wrong partition, whose keys the table has, stay there: to be rid of them, drop the slot "
+            f"(bottledwater drop-slot --when always), delete {topics}, and start again with a snapshot."
+        )
 
 
 prepare(Verification)

@@ -27,6 +27,7 @@ from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.state.options import exposed_table, unsettled_columns
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.schemas import lost, pinned_schemas, register_value
+from airflow_bottledwater.tables.watch import not_followed
 
 log = logging.getLogger(__name__)
 
@@ -237,11 +238,7 @@ class Resolver:
                 "schemas, and start the stream again; otherwise take it out of the publication, if you can"
             )
         elif new_tables == "stop":
-            return Refused(
-                f"{name} was created since the slot was, and new_tables is stop.",
-                "Run create_slot and the snapshot again (or start the command again), which take it in with all its "
-                "rows; or set new_tables to add or ignore.",
-            )
+            return not_followed([name])
         elif new_tables == "ignore":
             why = (
                 "was created since the slot was, and new_tables is ignore. Stop the stream and run create_slot and "

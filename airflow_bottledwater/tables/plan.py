@@ -343,7 +343,8 @@ def _incomparable(owner: PinnedTable, table: SourceTable) -> Unfit | None:
     who = "the table that had it before had no key" if table.keyed else table.key_problem or "it has no key"
     return Unfit(
         f"cannot get topic {owner.topic!r}, since {who}: what the topic has cannot be told from what the table has",
-        "Give the table a primary key, or rename it: then it gets a topic of its own.",
+        f"{'Give the table a primary key, or rename it' if owner.table.keyed else 'Rename the table'}: then it gets "
+        f"{'the topic, or ' if owner.table.keyed else ''}a topic of its own.",
     )
 
 

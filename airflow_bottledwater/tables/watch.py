@@ -60,6 +60,15 @@ _TOO_SLOW = (
 _PATIENCE = 2.0
 
 
+def not_followed(names: Sequence[str]) -> Refused:
+    """The error of new tables where ``new_tables`` is stop."""
+    return Refused(
+        f"{', '.join(names)}: created since the slot was, and new_tables is stop.",
+        "Run create_slot and the snapshot again (or start the command again), which take in what is new with all its "
+        "rows; or set new_tables to add or ignore.",
+    )
+
+
 class TableWatch:
     """Compares the catalog with what is known, and prepares what is due. The thread starts with :meth:`start`.
 
@@ -144,11 +153,7 @@ class TableWatch:
         if self._error is not None:
             raise self._error
         if self._new and self._pipeline.new_tables == "stop":
-            raise Refused(
-                f"{', '.join(self._new)}: created since the slot was, and new_tables is stop.",
-                "Run create_slot and the snapshot again (or start the command again), which take them in with all "
-                "their rows; or set new_tables to add or ignore.",
-            )
+            raise not_followed(self._new)
         with self._lock:
             prepared = self._prepared
             if prepared is None or reached.ordinal or reached.lsn < prepared.lsn:

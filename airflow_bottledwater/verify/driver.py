@@ -17,7 +17,7 @@ import numpy as np
 
 from airflow_bottledwater.backoff import stoppable
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import Outage, PreflightError, Refused, StateError
+from airflow_bottledwater.errors import Outage, PreflightError, Refused
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.relation import SourceTable
@@ -27,7 +27,7 @@ from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic, coverage, held, options, saved
-from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.claim import read_state, unknown
 from airflow_bottledwater.state.control_records import VerifiedRecord, decode, encode, verified_key
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_topics, refuse_shared, resolve
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -87,7 +87,7 @@ def run(
         known = read_state(pipeline, topic)
         check_cluster(known, cluster, topic)
         if known.slot is None:
-            raise StateError(f"The state topic does not know slot {pipeline.slot!r}.", "Create the pipeline first.")
+            raise unknown(topic, pipeline.slot)
         check_settings(pipeline, known)
         saved.check_started(pipeline, known)
         chosen = _chosen(pipeline, connection, known)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from airflow_bottledwater.errors import BottledWaterError, Refused, StateError
@@ -15,7 +17,7 @@ from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state.store import state_topic_name
 from tests.support.pipeline import Source
-from tests.support.topics import Flow, MakeFlow
+from tests.support.topics import Flow, MakeFlow, delete_topic
 from tests.support.waiting import until
 
 
@@ -25,13 +27,6 @@ def flow_statements() -> tuple[str, ...]:
         "CREATE TABLE a (id int PRIMARY KEY, other int NOT NULL, n int)",
         "INSERT INTO a SELECT g, -g, g FROM generate_series(1, 50) g",
     )
-
-
-def delete_topic(flow: Flow, topic: str) -> None:
-    """Delete a topic and wait until it is gone."""
-    admin = AdminClient(flow.pipeline.kafka)
-    admin.delete_topics([topic])[topic].result()
-    until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
 
 
 def move_the_slot(flow: Flow) -> None:
@@ -122,7 +117,16 @@ def test_a_pipeline_that_lost_its_records_begins_anew(make_flow: MakeFlow, adopt
     flow = make_flow()
     flow.create()
     flow.snapshot()
-    delete_topic(flow, state_topic_name(flow.execute("SELECT current_database()")[0][0], flow.pipeline.slot))
+    state_topic = state_topic_name(flow.execute("SELECT current_database()")[0][0], flow.pipeline.slot)
+    # another program has written to it: there is no way back from that
+    producer = Producer(flow.pipeline.kafka)
+    producer.produce(state_topic, b"[1]", b"foreign")
+    assert not producer.flush(60)
+    advice = rf"{state_topic}' is not one of ours.* stop the job and delete the topic: .*state-topics-and-lost-state"
+    for fails in (flow.stream, flow.create, partial(drop, flow.pipeline, when="always")):
+        with pytest.raises(BottledWaterError, match=advice):
+            fails()
+    delete_topic(flow, state_topic)
     flow.execute("DELETE FROM a WHERE id = 7")
     with pytest.raises(StateError, match="does not know slot"):
         flow.stream()

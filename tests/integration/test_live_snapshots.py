@@ -419,7 +419,16 @@ def test_a_wildcard_means_the_tables_that_can_be_read_again(make_flow: MakeFlow)
     flow.stream()
     assert (flow.reported(asked).state, flow.reported(asked).rows) == ("finished", 10)
     assert "public.other is not one of the tables" in flow.reported(foreign).error
-    assert "public.unkeyed has no key" in flow.reported(unkeyed).error
+    assert "public.unkeyed is published without a key" in flow.reported(unkeyed).error
+    # the advice
+    flow.execute("ALTER TABLE unkeyed ADD PRIMARY KEY (n)")
+    drop(flow.pipeline, when="always")
+    flow.change(topic_prefix=f"{flow.pipeline.topic_prefix}_2")
+    flow.create()
+    flow.snapshot()
+    asked = flow.ask("unkeyed")
+    flow.stream()
+    assert flow.reported(asked).state == "finished"
 
 
 def test_tables_are_read_side_by_side_and_none_twice_at_a_time(

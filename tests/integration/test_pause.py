@@ -271,7 +271,7 @@ def test_what_cannot_be_paused_is_refused_at_once(make_flow: MakeFlow) -> None:
     for tables, error, message in (
         ((), SettingError, "at least one table"),
         (("nowhere",), PreflightError, "nowhere"),
-        (("a", "un"), Refused, "public.un: no key, so that what is left out"),
+        (("a", "un"), Refused, r"public.un: no key, so that what is left out.* \(bottledwater stop\)\.$"),
         (("foreigner",), Refused, "public.foreigner: not followed by slot"),
     ):
         with pytest.raises(error, match=message):

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 
 from airflow_bottledwater.errors import Outage, PreflightError, Refused
 from airflow_bottledwater.model.job import Owner
@@ -17,7 +16,7 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
 from airflow_bottledwater.verify import driver as verification
-from tests.support.topics import Flow, MakeFlow, limit_records
+from tests.support.topics import Flow, MakeFlow, delete_topic, limit_records
 from tests.support.waiting import until
 
 _ROWS = 3000
@@ -124,8 +123,7 @@ def test_a_topic_that_has_the_rows_is_not_filled_by_another_snapshot(flow: Flow)
         flow.create()
     assert len(refused.value.problems) == 1
     preflight.run(flow.pipeline.with_(skip_snapshot=True))
-    admin = AdminClient(flow.pipeline.kafka)
-    admin.delete_topics([flow.topic("a")])[flow.topic("a")].result(20)
+    delete_topic(flow, flow.topic("a"))
     flow.create()
     flow.snapshot()
     flow.stream()

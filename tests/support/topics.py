@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.jobs import snapshots, status
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.lsn import Position
@@ -266,6 +267,13 @@ class Flow:
 
 MakeFlow = Callable[..., Flow]
 """The fixture that makes one (``tests/support/fixtures.py``)."""
+
+
+def delete_topic(flow: Flow, topic: str) -> None:
+    """Delete a topic and wait until it is gone."""
+    admin = AdminClient(flow.pipeline.kafka)
+    admin.delete_topics([topic])[topic].result()
+    until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
 
 
 def limit_records(flow: Flow, table: str, size: int) -> None:

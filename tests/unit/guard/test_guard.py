@@ -13,7 +13,9 @@ import pytest
 from airflow_bottledwater.guard import guard
 from airflow_bottledwater.guard.guard import SourceGuard
 from airflow_bottledwater.live.reading import LiveReader
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres.pressure import Pressure
 from tests.support.waiting import until
 
 
@@ -41,6 +43,19 @@ def test_what_goes_wrong_does_not_end_the_guard(
         mended.set()
         until(lambda: not made._told, "it works again")
     assert caplog.text.count("The guard does not work for now") == 1
+
+
+def test_what_is_advised_helps_the_snapshot_that_runs() -> None:
+    """One that has begun keeps its lanes."""
+    told: list[Problem] = []
+    controller = SimpleNamespace(
+        status=SimpleNamespace(pressure={}), problems=SimpleNamespace(tell=lambda _, problems: told.extend(problems))
+    )
+    pipeline = Settings.of(postgres="host=db", guard_wal_bytes=1 << 20)
+    made = SourceGuard(pipeline, cast(Any, controller), cast(Any, None), cast(Any, None), snapshot=True)
+    made.weigh(Pressure(2 << 20, 0, None, 0, 0), {}, None)
+    (problem,) = told
+    assert problem.remedy.startswith("Give the server more disk")
 
 
 def test_a_session_that_is_closed_while_it_is_asked_for_is_none() -> None:

@@ -510,7 +510,7 @@ def test_records_without_progress_of_their_own_are_published_in_several_transact
 def test_what_is_left_of_a_state_is_not_taken_for_all_of_it(broker: Broker, publish: Run) -> None:
     """Its claim is written again by each job; what is written once may have expired."""
     del broker.state["slot"]
-    with pytest.raises(StateError, match="does not know slot 'bottledwater' any more"):
+    with pytest.raises(StateError, match="does not know slot 'bottledwater'"):
         publish(broker, [b"1"])
     assert not broker.committed
 

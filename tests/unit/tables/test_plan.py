@@ -142,6 +142,13 @@ def test_a_topic_stays_where_it_is_while_the_table_that_bears_its_name_cannot_ge
     assert steps(before, rotated, {3: Unfit("has no rights")}) == {3: (Do.NOTHING, "a")}
     # of a table without a key it cannot be told what the topic has
     assert steps(before, seen(table(1, "old"), keyless(3, "a"))) == {3: (Do.NOTHING, "a")}
+    for there, comes, remedy in (
+        (A, keyless(3, "a"), "Give the table a primary key, or rename it"),
+        (keyless(1, "a"), table(3, "a"), "Rename the table: then it gets a topic of its own."),
+        (keyless(1, "a"), keyless(3, "a"), "Rename the table: then it gets a topic of its own."),
+    ):
+        (step,) = plan(PIPELINE, known(there), seen(comes))
+        assert step.do is Do.NOTHING and step.remedy.startswith(remedy)
     # one that cannot get a topic of its own leaves the one that it has
     assert steps(before, rotated, {1: Unfit("has no rights")}) == {1: (Do.STOP, "old"), 3: (Do.FOLLOW, "a")}
 

@@ -69,6 +69,11 @@ def test_the_exit_code_tells_the_verdict(result: Verification, code: int, capsys
             assert result.tables[0].verdict.split()[0] in out
 
 
+def test_a_sweep_is_not_all_that_is_advised_for_records_in_the_wrong_partition() -> None:
+    assert found(counts={"surplus": 1}).advice().endswith("snapshot --tables public.a --sweep")
+    assert "delete 'a', and start again with a snapshot." in found(counts={"wrong partition": 1}).advice()
+
+
 def test_what_was_not_settled_is_told_with_what_may_hinder_it() -> None:
     assert "a transaction that writes to the table was open" in found(unsettled=1).advice()
     assert found(verified=False, reason="it is paused").advice().endswith(

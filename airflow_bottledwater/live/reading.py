@@ -312,7 +312,7 @@ class LiveReader(threading.Thread):
             connection.execute("ROLLBACK")
             who = slot.blockers(connection, below=self._oldest_xid)
             self.waits_for = (
-                f"the end of transactions that are older than it: {'; '.join(who[:3]) or '(none any more)'}"
+                f"the end of transactions that are older than it: {'; '.join(who[:3]) or 'none that this role may see'}"
             )
             pause(0.1)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import ROTATION
@@ -20,6 +20,7 @@ from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.live.snapshot import Broken, Failed, LiveSnapshot
 from airflow_bottledwater.live.wanted import named, wanted
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres.connect import session as connected
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 #: makes the records with which tables are held, from the state and why each is
 Hold = Callable[[PipelineState, Mapping[int, Gap]], dict[str, StateRecord | None]]
 
+#: the kind of the problem that a topic lacks rows, since what is to read them waits for others than the stream
+ROWS_MISSING = "rows-missing"
+_END_THEM = "If it does not end by itself, end it (COMMIT, ROLLBACK PREPARED, pg_terminate_backend) or mend it."
 #: live snapshots that are read at a time, each with a session of its own: small tables take most of their time waiting
 _SIDE_BY_SIDE = 4
 #: seconds until the beginning of a live snapshot, or telling its end, is tried again after an outage: each try holds up
@@ -73,6 +77,9 @@ class LiveSnapshots:
         #: when the stream was given back its time, and the seconds that it took for its last batch
         self._given_back, self._batch_took = time.monotonic(), 0.0
         self._untidy = True
+        #: those that wait, or that are paused, although topics lack rows without them: how far each is, what it waits
+        #: for, and what can be done
+        self._lacking: list[tuple[LiveProgress, str, str]] = []
 
     def close(self) -> None:
         """End what is being read; it is read on by the next job."""
@@ -90,6 +97,16 @@ class LiveSnapshots:
         """The process ids of the sessions that read tables now. Any thread may ask."""
         reading = [each.reading for each in list(self._serving.values())]
         return [pid for each in reading if each is not None and (pid := each.session) is not None]
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The tables whose topics lack rows that nobody can read now, whoever is in the way. Any thread may ask."""
+        tables = self._session.state.tables
+        return [
+            Problem(ROWS_MISSING, tables[oid].table.qualified if oid in tables else str(oid), why, remedy)
+            for progress, why, remedy in self._lacking
+            for oid in progress.tables[progress.done :]
+        ]
 
     @property
     def waits(self) -> bool:
@@ -156,7 +173,22 @@ class LiveSnapshots:
         self._forget(self._serving.keys() - served.keys())
         self._publish(served)
         self._tidy()
+        self._lacking = list(self._required(served.keys()))
         self._given_back = time.monotonic()
+
+    def _required(self, served: Collection[str]) -> Iterator[tuple[LiveProgress, str, str]]:
+        """Those without which topics lack rows, and which wait or are paused, see :attr:`problems`."""
+        waits = {each: found.reading.waits_for for each, found in self._serving.items() if found.reading is not None}
+        for request_id, request in self._requests.open.items():
+            progress = self._session.state.live(request_id)
+            if progress is None or progress.ended or not progress.unfinished:
+                continue
+            what = f"Rows of it are still to be read by live snapshot {request_id}, which"
+            if request.paused:
+                yield progress, f"{what} is paused.", f"Let it go on: bottledwater snapshots --resume {request_id}."
+            # one that is not read yet waits for those that are
+            elif why := next(filter(None, [waits.get(request_id)] if request_id in served else waits.values()), ""):
+                yield progress, f"{what} waits for others: {why.rstrip('.')}.", _END_THEM
 
     def _serve(self, request_id: str, request: SnapshotRequest) -> None:
         """Make what reads a request, unless it is there already."""

@@ -157,7 +157,7 @@ def check(found: SlotState, database: str) -> None:
 def blockers(connection: Connection, below: int | None = None) -> list[str]:
     """The sessions and prepared transactions of all databases that have a transaction id, oldest first, as text.
 
-    :param below: include only sessions with an id below this 64-bit one.
+    :param below: include only those with an id below this 64-bit one.
     """
     rows = connection.execute(
         sql.SQL(
@@ -165,10 +165,17 @@ def blockers(connection: Connection, below: int | None = None) -> list[str]:
             "AND a.pid <> pg_backend_pid() ORDER BY a.xact_start"
         ).format(sessions.COLUMNS)
     ).fetchall()
-    named = [sessions.named(*session) for xid, *session in rows if below is None or widen_xid(xid, below) < below]
-    prepared = connection.execute("SELECT gid, database, prepared FROM pg_prepared_xacts ORDER BY prepared").fetchall()
-    return named + [
-        f"prepared transaction {gid!r} in {database} (since {at:%Y-%m-%d %H:%M})" for gid, database, at in prepared
+    prepared = connection.execute(
+        "SELECT transaction::text::bigint, gid, database, prepared FROM pg_prepared_xacts ORDER BY prepared"
+    ).fetchall()
+
+    def counts(xid: int) -> bool:
+        return below is None or widen_xid(xid, below) < below
+
+    return [sessions.named(*session) for xid, *session in rows if counts(xid)] + [
+        f"prepared transaction {gid!r} in {database} (since {at:%Y-%m-%d %H:%M})"
+        for xid, gid, database, at in prepared
+        if counts(xid)
     ]
 
 

@@ -88,7 +88,8 @@ def cancel(pipeline: Settings, name: str, request_id: str) -> None:
         raise Refused(
             f"Live snapshot {request_id!r} reads tables or partitions that were added, or tables that were taken up "
             "again with another key: without it, their topics would lack rows for good.",
-            "Let it wait instead (bottledwater snapshots --pause), or set a limit for its pace when you ask for one.",
+            "Let it wait instead (bottledwater snapshots --pause), which is a problem in the status then, or set a "
+            "limit for its pace when you ask for one.",
         )
     snapshots.change(pipeline, name, request_id, cancelled=True)
 

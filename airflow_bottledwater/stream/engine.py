@@ -208,8 +208,12 @@ class _Follower:
         topics; returns the job's state."""
         self._report.tell_skipped(self._skipped())
         if self._publisher is not None:
-            self._problems.tell("topics", self._publisher.expiring)
+            self._tell_problems(self._publisher)
         return "waiting" if self._movement.look() else "streaming"
+
+    def _tell_problems(self, publisher: StreamPublisher) -> None:
+        self._problems.tell("topics", publisher.expiring)
+        self._problems.tell("live snapshots", publisher.live.problems)
 
     def run(self) -> dict[str, int]:
         """See :func:`follow`."""
@@ -303,7 +307,7 @@ class _Follower:
                     return None
                 rest.note(worked=live.active or (batch is not None and len(batch.changes) > 0))
             self._movement.end()
-            self._problems.tell("topics", publisher.expiring)
+            self._tell_problems(publisher)
             return {**publisher.counters, **source.statistics}
 
     def _heed(self, publisher: StreamPublisher, held: frozenset[int]) -> bool:

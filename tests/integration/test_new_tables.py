@@ -15,11 +15,12 @@ import pytest
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Outage, Refused, TakenOver
+from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision import live, preflight
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import claim
@@ -213,6 +214,28 @@ def test_what_is_still_being_read_is_not_said_to_differ(flow: Flow, monkeypatch:
         goes_on.set()
         until(lambda: not read_state(flow.pipeline, state_topic(flow)).lives, "it is read", failed=errors)
         assert verification.run(pipeline, verification.in_threads(pipeline)).as_json()["equal"]
+
+
+def test_one_whose_rows_cannot_be_read_for_a_forgotten_transaction_is_red(flow: Flow) -> None:
+    gid = secrets.token_hex(4)
+    with psycopg.connect(flow.dsn) as forgotten:
+        forgotten.execute("INSERT INTO first VALUES (2, 'two')")
+        forgotten.execute(f"PREPARE TRANSACTION '{gid}'")  # type: ignore[arg-type]
+    with flow.streaming() as errors:
+        flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (1)")
+        red = until(lambda: problems(flow).get("public.later"), "it is red", failed=errors)
+        assert red.kind == "rows-missing" and f"prepared transaction '{gid}'" in red.reason
+        assert "ROLLBACK PREPARED" in red.remedy
+        # whoever lets it wait is told so, too
+        (request_id,) = read_state(flow.pipeline, state_topic(flow)).lives
+        name = live.name_of(flow.pipeline)
+        snapshots.change(flow.pipeline, name, request_id, paused=True)
+        until(lambda: "is paused" in problems(flow)["public.later"].reason, "it is paused", failed=errors)
+        assert f"--resume {request_id}" in problems(flow)["public.later"].remedy
+        flow.execute(f"ROLLBACK PREPARED '{gid}'")
+        snapshots.change(flow.pipeline, name, request_id, paused=False)
+        until(lambda: not problems(flow), "nothing is wrong any more", failed=errors)
+    assert [m.key["id"] for m in flow.read("later")] == [1]
 
 
 def test_one_without_a_key_that_cannot_be_read_is_named_and_the_stream_goes_on(

@@ -185,9 +185,11 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
 
     def _sleep_until(self, at: float) -> None:
         """:raises Outage: Airflow has ended the task."""
-        while time.time() < at:
+        # the clock may be set back meanwhile
+        deadline = time.monotonic() + min(at - time.time(), policy.LONGEST_BACKOFF)
+        while (left := deadline - time.monotonic()) > 0:
             self._check_killed()
-            time.sleep(min(1.0, max(0.0, at - time.time())))
+            time.sleep(min(1.0, left))
 
     def _left(self, context: Context) -> float | None:
         """Seconds until the task's timeout, which runs on while the job is submitted again; None: never."""

@@ -595,6 +595,25 @@ def test_without_deferring_it_is_submitted_again_in_the_task(world: World, monke
     assert store.values["bottledwater_restarts"]["count"] == 1
 
 
+def test_a_pause_in_the_task_lasts_no_longer_for_a_clock_that_is_set_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, slept = [1e6], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    clocks = SimpleNamespace(monotonic=lambda: now[0], time=lambda: 2e9 - 3600 * len(slept), sleep=sleep)
+    monkeypatch.setattr(stream_operator, "time", clocks)
+    operator()._sleep_until(2e9 + 8)
+    assert 8 <= sum(slept) < 8.1
+    # the end of the pause was told by another host's clock
+    slept.clear()
+    operator()._sleep_until(2e9 + 86_400)
+    assert 300 <= sum(slept) < 300.1
+
+
 def test_without_deferring_its_timeout_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamToKafkaOperator, "_wait", lambda self, identity, timeout: None)
     with pytest.raises(Outage, match="timeout of 5 s"):

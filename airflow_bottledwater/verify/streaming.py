@@ -45,12 +45,15 @@ class Streaming:
         """Where no stream runs, publish what is committed before any lock is taken: most of it, so that little is left
         under the snapshot.
 
-        :raises Outage: see :meth:`look`.
+        :raises Outage: see :meth:`look`; or a job lives, and does not read from the slot in time.
         """
+        deadline = time.monotonic() + self._pipeline.verify_timeout
         while True:
             self.look()
             if not self._free_since:
                 return
+            if time.monotonic() > deadline:
+                raise self._nobody(read_status(self._pipeline, self._name))
             pause(0.2)
 
     def look(self) -> None:

@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -100,6 +101,19 @@ def test_that_no_stream_runs_is_said_at_once(make_flow: MakeFlow) -> None:
     with pytest.raises(Outage, match=r"no stream reads from the slot. The last job: finished"):
         _verify(flow, alone=False)
     assert time.monotonic() - began < 30
+
+
+def test_a_job_that_lives_and_never_reads_is_not_waited_for_without_a_limit(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = make_flow(tables="keyed", verify_timeout=1.0)
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    waits = replace(_status(flow), state="waiting", error="The registry does not answer.")
+    monkeypatch.setattr(streaming, "read_status", lambda *_: replace(waits, at=time.time()))
+    with pytest.raises(Outage, match=r"reads from the slot. The last job: waiting. The registry does not answer"):
+        _verify(flow)
 
 
 @pytest.mark.some(1)

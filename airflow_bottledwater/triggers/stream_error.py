@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -29,7 +30,7 @@ from airflow_bottledwater.state.control_records import (
 )
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
-from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, STOPPING, AsyncWatch
+from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, AsyncWatch
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ _CONTINUED = 60.0
 _TELL = 600.0
 #: seconds between two looks for jobs whose task has ended, and for Airflow's answer
 _ORPHANS, _ANSWER = 60.0, 60.0
+#: threads for such looks: those of pipelines whose Kafka is away may be many, and nobody else waits behind them
+_LOOKING = ThreadPoolExecutor(2, "look for jobs")
 
 
 def limit(pipeline: Settings, max_silence: float) -> float:
@@ -240,13 +243,13 @@ class StreamErrorTrigger(PipelineTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; yields one event."""
-        looked = -_ORPHANS
+        looked, looking = -_ORPHANS, asyncio.create_task(asyncio.sleep(0))
         async with AsyncWatch(self._begin, "The stream's status") as watching:
             while True:
                 await asyncio.sleep(min(self.poll_interval, LONGEST_PAUSE))
-                if self._known is not None and time.monotonic() - looked >= _ORPHANS:
-                    looked = time.monotonic()
-                    await self._stop_orphans()
+                if self._known is not None and looking.done() and time.monotonic() - looked >= _ORPHANS:
+                    # what this trigger is for, the watch, does not wait for it
+                    looked, looking = time.monotonic(), asyncio.create_task(self._stop_orphans())
                 try:
                     event = await watching.fetch()
                 except BottledWaterError as error:
@@ -271,9 +274,9 @@ class StreamErrorTrigger(PipelineTrigger):
         try:
             pipeline = await self.pipeline()
             name = Cluster(**self.cluster).pipeline(pipeline.slot)
-            await loop.run_in_executor(STOPPING, orphans.stop_all, pipeline, name, has_ended)
+            await loop.run_in_executor(_LOOKING, orphans.stop_all, pipeline, name, has_ended)
         except Exception as error:
-            # whatever it is, the next look comes: what this trigger is for is the watch
+            # whatever it is, the next look comes
             log.info("Jobs without a task could not be looked for: %s", type(error).__name__)
 
     async def _begin(self) -> StatusWatch:

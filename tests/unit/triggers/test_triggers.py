@@ -336,6 +336,34 @@ def test_a_job_whose_task_has_ended_is_stopped(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.usefixtures("connections")
+def test_the_watch_does_not_wait_for_a_look_for_such_jobs(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does who ends what a task has begun: the Kafka of a hundred other pipelines may be away."""
+    sleep, away, looks = asyncio.sleep, threading.Event(), list[str]()
+
+    def unfinished(_: Any, name: str) -> list[Any]:
+        looks.append(name)
+        assert away.wait(60)
+        return []
+
+    def passes(seconds: float) -> Any:
+        clock.now += seconds
+        if clock.now > 1200:
+            clock.status = seen("failed")
+        return sleep(0.01)
+
+    monkeypatch.setattr(asyncio, "sleep", passes)
+    monkeypatch.setattr(orphans, "unfinished", unfinished)
+    clock.status, clock.changed = seen("streaming"), clock.now
+    cluster = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
+    try:
+        (event,) = events(StreamErrorTrigger(hook=HOOK, cluster=cluster, poll_interval=10.0))
+        assert event["status"] == "failed" and len(looks) == 1
+        assert watch_of_triggers.STOPPING.submit(lambda: "ended").result(10) == "ended"
+    finally:
+        away.set()
+
+
+@pytest.mark.usefixtures("connections")
 @pytest.mark.parametrize(
     ("state", "status"), [("failed", "over"), ("success", "over"), ("deferred", "ok"), (OSError("away"), "ok")]
 )

@@ -124,7 +124,11 @@ class ControlTopic:
         self._closed = False
         self._reading: threading.Thread | None = None
         self._error: Exception | None = None
+        #: whether the topic is to be read from its start by another consumer, and up to where that is nothing new
+        self._anew, self._known_to = False, 0
+        #: when the producer was made, and whether the last record was not delivered
         self._writer: Producer | None = None
+        self._made, self._undelivered = -math.inf, False
         self._subscriptions: list[Subscription] = []
         self._first_end = math.inf
         self._changed: dict[str, float] = {}
@@ -240,16 +244,20 @@ class ControlTopic:
 
         :raises Outage: Kafka does not answer.
         """
-        called = time.monotonic()
-        with self._asking:
-            began, error = self._asked
-            if began < called:
-                began, error = time.monotonic(), None
-                try:
-                    self._ask()
-                except Exception as failure:
-                    error = failure
-                self._asked = began, error
+        called, (_, error) = time.monotonic(), self._asked
+        # while one asks again a Kafka that did not answer, no other thread waits for it: others are watched by them
+        if self._asking.acquire(blocking=not isinstance(error, Outage)):
+            try:
+                began, error = self._asked
+                if began < called:
+                    began, error = time.monotonic(), None
+                    try:
+                        self._ask()
+                    except Exception as failure:
+                        error = failure
+                    self._asked = began, error
+            finally:
+                self._asking.release()
         if error is not None:
             raise error
 
@@ -264,7 +272,9 @@ class ControlTopic:
                     if self._error is not None and (late or isinstance(self._error, BottledWaterError)):
                         raise self._error
                     if late:
-                        raise Outage(f"The topic '_bottledwater' was read to offset {self.at} of {end} only.")
+                        at = self.at
+                        self._begin_anew(end)
+                        raise Outage(f"The topic '_bottledwater' was read to offset {at} of {end} only.")
                     self.arrived.wait(1.0)
         except BaseException:
             self._answered = -math.inf
@@ -284,12 +294,24 @@ class ControlTopic:
             return 0
         end = topics.ends(CONTROL_TOPIC, 1)[0]
         with self.arrived:
+            if end < self.at:
+                # the topic was deleted and created again: its offsets begin anew
+                self._begin_anew(end)
             self._first_end = min(self._first_end, end)
             if self._reading is None and not self._closed:
                 reading = threading.Thread(target=self._read, name="control topic", daemon=True)
                 reading.start()
                 self._reading = reading
         return end
+
+    def _begin_anew(self, end: int) -> None:
+        """Have the topic read from its start by another consumer: the one that has read the topic before may never get
+        anything of one that was created again (https://github.com/confluentinc/librdkafka/issues/4898).
+
+        :param end: the topic's.
+        """
+        self.records, self.at, self._anew = {}, 0, True
+        self._first_end = self._known_to = end
 
     def _answers(self) -> None:
         """Kafka has answered now."""
@@ -305,7 +327,12 @@ class ControlTopic:
         reader: store.Reader | None = None
         while not self._closed:
             try:
-                reader = reader or store.Reader(self._kafka, store.CONTROL_TOPIC, committed=False)
+                if reader is not None and self._anew:
+                    reader.close()
+                    reader = None
+                if reader is None:
+                    self._anew = False
+                    reader = store.Reader(self._kafka, store.CONTROL_TOPIC, committed=False)
                 changes = reader.poll(_WAITING)
                 if changes or reader.at > self.at:
                     self._arrived(changes, reader.at)
@@ -317,6 +344,8 @@ class ControlTopic:
 
     def _arrived(self, changes: list[Change], at: int) -> None:
         with self.arrived:
+            if self._anew:
+                return
             self._error = None
             now = time.monotonic()
             if self.at >= self._first_end:
@@ -329,6 +358,10 @@ class ControlTopic:
                 self._trimmed = now
                 kept = {key: at for key, at in self._changed.items() if key in self.records or now - at <= _REMEMBERED}
                 self._changed = kept
+            if self._known_to:
+                # of what is read once more, subscribers are told what is left of it, and no request that was answered
+                changes = list(self.records.items()) if at >= self._known_to else []
+                self._known_to = self._known_to if at < self._known_to else 0
             for each in self._subscriptions:
                 each.take(changes)
             self.at = at
@@ -358,11 +391,15 @@ class ControlTopic:
         from airflow_bottledwater.state.store import CONTROL_TOPIC, encode
 
         producer, answers = self._producer(), list["KafkaError | None"]()
+
+        def delivered(error: KafkaError | None, _: object) -> None:
+            answers.append(error)
+            # a record that is too large says nothing of the producer
+            self._undelivered = error is not None and error.code() != KafkaError.MSG_SIZE_TOO_LARGE
+
         for number, (key, value) in enumerate(records.items(), 1):
             try:
-                producer.produce(
-                    CONTROL_TOPIC, encode(value), key.encode(), partition=0, on_delivery=lambda e, _: answers.append(e)
-                )
+                producer.produce(CONTROL_TOPIC, encode(value), key.encode(), partition=0, on_delivery=delivered)
             except BufferError:
                 if wait:
                     raise Outage("Kafka does not take our status records.") from None
@@ -374,15 +411,18 @@ class ControlTopic:
                 raise Outage(f"Kafka's client does not take our status records: {error}.") from None
             if wait and (number % _AT_ONCE == 0 or number == len(records)):
                 _confirm(producer, answers, number, wait)
-        producer.poll(0)
 
     def _producer(self) -> Producer:
+        """The producer, or another one if it does not deliver: it may never find the topic again, as the consumer."""
         from confluent_kafka import Producer
 
         from airflow_bottledwater.kafka.clients import made, producer_config
 
         with self.arrived:
-            if self._writer is None:
+            if (before := self._writer) is not None:
+                before.poll(0)  # hears what became of the records before
+            if before is None or (self._undelivered and time.monotonic() - self._made >= _QUEUED):
+                self._made, self._undelivered = time.monotonic(), False
                 own = {"enable.idempotence": True, "linger.ms": 0, "message.timeout.ms": int(_QUEUED * 1000)}
                 self._writer = made(Producer, {**producer_config(self._kafka), **own})
             return self._writer

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.jobs.control import Controller
@@ -144,3 +146,30 @@ def test_what_the_broker_does_not_take_is_an_outage(pipeline: Settings) -> None:
         topic.write({"verified/nothing": {}}, wait=0)
         with pytest.raises(Outage, match="did not take"):
             topic.write({"verified/nothing": {}}, wait=0.3)
+
+
+def test_a_topic_that_was_made_again_is_read_and_written(tmp_path: Path) -> None:
+    """Behind a restart of its broker, the new topic's leader epoch is lower than the one that clients know."""
+    with KafkaBroker(tmp_path) as broker:
+        kafka = {"bootstrap.servers": broker.bootstrap}
+        admin, topics, new = AdminClient(kafka), Topics(kafka), store.new_topic(store.CONTROL_TOPIC, 1)
+        topics.make(new)
+        broker.stop()
+        broker.start()
+        with ControlTopic.of(kafka) as topic:
+            for number in range(9):
+                topic.write({f"verified/{number}": {"rows": number}})
+            assert len(topic.all(now=True)) == 9
+            for future in admin.delete_topics([store.CONTROL_TOPIC]).values():
+                future.result()
+            until(lambda: store.CONTROL_TOPIC not in topics.names(), "it is gone")
+            topics.make(new)
+
+            def written() -> bool:
+                with contextlib.suppress(Outage):
+                    topic.write({"verified/again": {"rows": 1}})
+                    return True
+                return False
+
+            until(written, "it is written")
+            assert topic.all(now=True) == {"verified/again": {"rows": 1}}

@@ -59,6 +59,31 @@ def test_one_asks_kafka_for_all_that_wait(monkeypatch: pytest.MonkeyPatch, away:
             assert len(asked) == before + 1
 
 
+def test_one_asks_a_kafka_that_does_not_answer_and_no_other_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A triggerer watches the jobs of other Kafkas in the same threads."""
+    asked, answer = list[int](), threading.Event()
+
+    def end(self: ControlTopic) -> int:
+        asked.append(1)
+        if len(asked) > 1:
+            assert answer.wait(60)
+            return 0
+        raise Outage("Kafka does not answer.")
+
+    monkeypatch.setattr(ControlTopic, "end", end)
+    with ControlTopic.of(KAFKA) as topic, ThreadPoolExecutor(1) as other:
+        with pytest.raises(Outage):
+            topic.read_to_end()
+        asking = other.submit(topic.read_to_end)
+        until(lambda: len(asked) == 2, "one asks again")
+        with pytest.raises(Outage):
+            topic.read_to_end()
+        answer.set()
+        asking.result(60)
+        topic.read_to_end()
+        assert len(asked) == 3
+
+
 def test_a_forked_process_has_its_own_client() -> None:
     with ControlTopic.of(KAFKA) as ours, ControlTopic._lock:
         child = os.fork()
@@ -172,3 +197,70 @@ def test_a_producer_that_has_failed_for_good_is_replaced(monkeypatch: pytest.Mon
             topic.write({"status/a": {}}, wait=0)
         topic.write({"status/a": {}})
     assert len(made) == 2
+
+
+def test_a_producer_that_does_not_deliver_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is asked for no more than a heartbeat now and then, for which nobody waits."""
+    made, now = list[Any](), [1000.0]
+
+    class Producer:
+        def __init__(self, _: Any) -> None:
+            made.append(self)
+            self.answers = list[Any]()
+
+        def produce(self, *_: Any, on_delivery: Any, **__: Any) -> None:
+            self.answers.append(on_delivery)
+
+        def poll(self, _: float) -> None:
+            code = confluent_kafka.KafkaError._MSG_TIMED_OUT if len(made) == 1 else large
+            while self.answers:
+                self.answers.pop()(confluent_kafka.KafkaError(code), None)
+
+        def flush(self, _: float) -> None: ...
+
+    large = confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE
+    monkeypatch.setattr(confluent_kafka, "Producer", Producer)
+    monkeypatch.setattr(control_topic.time, "monotonic", lambda: now[0])
+    with ControlTopic.of(KAFKA) as topic:
+        for passed, producers in ((0.0, 1), (2.0, 1), (2.0, 1), (10.0, 2), (20.0, 2), (20.0, 2)):
+            now[0] += passed
+            topic.write({"status/a": {}}, wait=0)
+            assert len(made) == producers
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_start_by_another_consumer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A consumer that has read the one before may never get anything of it."""
+    made, ends = list[Any](), [5]
+    written = {1: [("status/a", {"n": 1}), ("snapshot/b", {}), ("snapshot/b", None)], 2: [("status/a", {"n": 2})]}
+
+    class Reader:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            made.append(self)
+            self.at, self.mine = 0, len(made)
+
+        def poll(self, timeout: float) -> list[Any]:
+            threading.Event().wait(0.01)
+            found, self.at = (written.get(self.mine, []), 6 - self.mine) if not self.at else ([], self.at)
+            return found
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(topics.Topics, "__init__", lambda *_: None)
+    monkeypatch.setattr(topics.Topics, "describe", lambda _, names, **__: dict.fromkeys(names))
+    monkeypatch.setattr(topics.Topics, "ends", lambda *_: ends)
+    monkeypatch.setattr(store, "Reader", Reader)
+    monkeypatch.setattr(control_topic, "_READING", 0.3)
+    with ControlTopic.of(KAFKA) as topic:
+        heard = topic.subscribe(lambda _: True)
+        assert topic.get("status/a", now=True)[0] == {"n": 1}
+        assert heard.poll() == [*written[1]]
+        ends[0] = 4
+        assert topic.get("status/a", now=True)[0] == {"n": 2}
+        assert heard.poll() == [*written[2]] and len(made) == 2
+        # also where it has more records by now than the one before had
+        ends[0] = 9
+        with pytest.raises(Outage, match="offset 4 of 9"):
+            topic.get("status/a", now=True)
+        until(lambda: len(made) == 3, "another consumer")

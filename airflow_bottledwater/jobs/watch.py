@@ -21,7 +21,7 @@ from airflow_bottledwater.jobs.following import FileFollower, LogFollower, Write
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
+from airflow_bottledwater.state.control_records import PROBE, JobRecord, decode, job_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ class JobWatch:
         """Look once, and pass on what the job has logged since; returns how it has ended, or None while it runs. This
         call blocks.
 
-        :raises Outage: Kafka does not answer, and the job is not known to have ended; a silence then begins anew.
+        :raises Outage: Kafka does not answer, or takes no records, and the job is not known to have ended; a silence
+            then begins anew.
         """
         try:
             found = self._look(now=False)
@@ -126,7 +127,12 @@ class JobWatch:
             longest = longest_silence()  # killed before it could report anything
         else:
             longest = self._start_timeout
-        return _lost(record, silent, self._folder) if silent > longest else None
+        if silent <= longest:
+            return None
+        if now and record is not None:
+            # a Kafka that answers those who read may take nothing from those who write, heartbeats among it
+            self._shared.write({PROBE: None})
+        return _lost(record, silent, self._folder)
 
     def _pass_on(self, record: JobRecord) -> None:
         """Pass on new lines of the record's log, unless the log itself can be read."""

@@ -36,6 +36,8 @@ SNAPSHOT_ENDS = frozenset({"finished", "cancelled", "failed"})
 
 #: the prefix of the keys of all pipelines' statuses
 STATUSES = "status/"
+#: the key of which tombstones are written, to find out whether the topic takes records
+PROBE = "probe"
 
 
 def status_key(name: str) -> str:

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.jobs import alive
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.jobs.requests import stop_job
 from airflow_bottledwater.jobs.snapshots import SnapshotRequests, ask
 from airflow_bottledwater.jobs.submitted import JobReporter, LogTail
+from airflow_bottledwater.jobs.watch import JobWatch
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job
@@ -23,7 +25,14 @@ from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic, store
-from airflow_bottledwater.state.control_records import SnapshotRequest, StopRequest, encode, request_key
+from airflow_bottledwater.state.control_records import (
+    JobRecord,
+    SnapshotRequest,
+    StopRequest,
+    encode,
+    job_key,
+    request_key,
+)
 from airflow_bottledwater.state.control_topic import ControlTopic, _key
 from tests.support.waiting import until
 
@@ -173,3 +182,42 @@ def test_a_topic_that_was_made_again_is_read_and_written(tmp_path: Path) -> None
 
             until(written, "it is written")
             assert topic.all(now=True) == {"verified/again": {"rows": 1}}
+
+
+def test_where_a_broker_takes_no_records_no_job_counts_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alive, "_SHORTEST", 1.0)
+    with KafkaBroker(tmp_path) as broker:
+        kafka = {"bootstrap.servers": broker.bootstrap}
+        admin = AdminClient(kafka)
+        Topics(kafka).make(store.new_topic(store.CONTROL_TOPIC, 1))
+        pipeline = Settings.of(postgres="host=nowhere", kafka=kafka, format="json")
+        job: Any = {"id": "j", "folder": "", "host": "h", "application": "", "master": "local"}
+        control_topic.write(kafka, {job_key("j"): encode(JobRecord("stream", "s", host="h", heartbeat=0.1))})
+        watching = JobWatch(pipeline, job, start_timeout=60.0, write=lambda *_: None)
+        try:
+            _take_at_most(admin, 10)
+
+            def refused() -> bool:
+                try:
+                    assert watching.fetch() is None
+                except Outage as error:
+                    return "did not take" in str(error)
+                return False
+
+            until(refused, "it is an outage")
+            _take_at_most(admin, 1_000_000)
+
+            def ended() -> Any:
+                with contextlib.suppress(Outage):
+                    return watching.fetch()
+
+            assert until(ended, "it is dead").lost
+        finally:
+            watching.close()
+
+
+def _take_at_most(admin: AdminClient, size: int) -> None:
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    topic = ConfigResource(ConfigResource.Type.TOPIC, store.CONTROL_TOPIC, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([topic]).values():
+        future.result()

@@ -3461,6 +3461,30 @@ MUTANTS = (
         f"{_TOPIC}::test_a_producer_that_has_failed_for_good_is_replaced",
     ),
     Mutant(
+        "a producer that does not deliver is replaced",
+        "ControlTopic._producer",
+        swap("before is None or (self._undelivered and ...)", "before is None"),
+        f"{_TOPIC}::test_a_producer_that_does_not_deliver_is_replaced",
+    ),
+    Mutant(
+        "a shared topic that was made again is read from its start",
+        "ControlTopic.end",
+        never("end < self.at"),
+        f"{_TOPIC}::test_a_topic_that_was_made_again_is_read_from_its_start_by_another_consumer",
+    ),
+    Mutant(
+        "one asks a kafka that does not answer, and no other waits for it",
+        "ControlTopic.read_to_end",
+        swap("self._asking.acquire(...)", "self._asking.acquire()"),
+        f"{_TOPIC}::test_one_asks_a_kafka_that_does_not_answer_and_no_other_waits_for_it",
+    ),
+    Mutant(
+        "where kafka takes no records, no silence counts",
+        "JobWatch._look",
+        never("now and record is not None"),
+        f"{_WATCH}::test_where_kafka_takes_no_records_a_silence_says_nothing",
+    ),
+    Mutant(
         "a record that is not acknowledged is an outage",
         "control_topic._confirm",
         never("failed or len(answers) < count"),
@@ -3511,6 +3535,12 @@ MUTANTS = (
         "TableWatch.unsettled",
         swap("not due.isdisjoint(oids)", "True"),
         "tests/unit/tables/test_watch.py::test_what_is_to_become_of_a_table_is_told_by_a_look_of_afterwards",
+    ),
+    Mutant(
+        "rows that a live snapshot cannot read now are a problem",
+        "_Follower._tell_problems",
+        drop("self._problems.tell('live snapshots', ...)"),
+        "tests/integration/test_new_tables.py::test_one_whose_rows_cannot_be_read_for_a_forgotten_transaction_is_red",
     ),
     Mutant(
         "live snapshots rest while the stream is far behind",

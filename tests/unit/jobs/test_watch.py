@@ -25,13 +25,14 @@ class World:
     """Monotonic time, and the job's record as Kafka has it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.changed, self.away = 1000.0, 0.0, False
+        self.now, self.changed, self.away, self.refuses = 1000.0, 0.0, False, False
         self.record: JobRecord | None = None
         #: what is read only when the topic is read to its end
         self.late: JobRecord | None = None
         monkeypatch.setattr(watch.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(ControlTopic, "_of", {})
         monkeypatch.setattr(ControlTopic, "get", self.get)
+        monkeypatch.setattr(ControlTopic, "write", self.take)
 
     def get(self, key: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
         assert key == "job/j"
@@ -40,6 +41,11 @@ class World:
         if now and self.late is not None:
             self.writes(self.late)
         return (None if self.record is None else encode(self.record)), self.changed
+
+    def take(self, records: dict[str, Any]) -> None:
+        assert records == {"probe": None}
+        if self.refuses:
+            raise Outage("Kafka has too few brokers")
 
     def writes(self, record: JobRecord) -> None:
         self.record, self.changed = record, self.now
@@ -99,6 +105,23 @@ def test_an_outage_of_kafka_is_not_a_jobs_silence(world: World) -> None:
     world.now += 5
     world.late = running(lines=1)
     assert watch.fetch() is None
+
+
+def test_where_kafka_takes_no_records_a_silence_says_nothing(world: World) -> None:
+    """It has too few brokers for min.insync.replicas, say, and answers those who read."""
+    world.record = running()
+    watch = watching()
+    world.refuses = True
+    for _ in range(3):
+        world.now += 31
+        with pytest.raises(Outage):
+            watch.fetch()
+        world.now += 5
+        assert watch.fetch() is None
+    world.refuses = False
+    world.now += 31
+    found = watch.fetch()
+    assert found is not None and found.lost
 
 
 def test_a_job_may_wait_in_a_queue_before_it_begins(world: World) -> None:

@@ -38,6 +38,27 @@ class Wait:
     until: float | None
 
 
+class Refusals:
+    """How long one session after the other has been refused: rotated credentials may reach libpq's password file in a
+    moment, and if they do not, the job has to be started again with new ones."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def last(self, limit: float = 0.0) -> bool:
+        """Note that one is refused now; returns whether they have been for more than 20 seconds.
+
+        :param limit: how long they may be, if longer.
+        """
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        return now - self._since > max(ROTATION, limit)
+
+    def over(self) -> None:
+        """Note that one is not."""
+        self._since = None
+
+
 class Backoff:
     """Waits out outages: with backoff, until the job is asked to stop or (with a limit) has waited too long.
 
@@ -60,22 +81,20 @@ class Backoff:
         self.waits: Wait | None = None
         self._last_logged = -math.inf
         self._pause = 0.1
-        self._refused: float | None = None
+        self._refusals = Refusals()
 
     def wait(self, what: str | BaseException) -> None:
         """Pause once during an outage; each pause is longer than the one before, up to 5 seconds.
 
-        :param what: what is waited for, or the error. Refused credentials have a short limit of their own: rotated ones
-            may reach libpq's password file in a moment; if they do not, the job has to be started again with new ones.
+        :param what: what is waited for, or the error. Refused credentials have a short limit of their own, see
+            :class:`Refusals`.
         :raises StopRequested: the job is asked to end.
         :raises Outage: the limit is reached.
         :raises CredentialsRefused: the credentials are still refused after 20 seconds.
         """
         now = time.monotonic()
-        if isinstance(what, errors.CredentialsRefused):
-            self._refused = now if self._refused is None else self._refused
-            if now - self._refused > ROTATION:
-                raise what
+        if isinstance(what, errors.CredentialsRefused) and self._refusals.last():
+            raise what
         self._since = now if self._since is None else self._since
         since = self.waits.since if self.waits else time.time()
         self.waits = Wait(str(what), since, None if self._limit is None else since + self._limit)
@@ -108,7 +127,8 @@ class Backoff:
         """The outage is over: what was waited for has worked. The next wait begins a new outage."""
         if self.waits is not None and self._report is None:
             log.info("The outage is over, after %s.", duration(time.time() - self.waits.since))
-        self._since = self._refused = self.waits = None
+        self._since = self.waits = None
+        self._refusals.over()
         self._last_logged, self._pause = -math.inf, 0.1
 
 

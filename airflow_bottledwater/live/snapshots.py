@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from airflow_bottledwater.backoff import ROTATION
+from airflow_bottledwater.backoff import Refusals
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, RecordError, Refused, rotated
 from airflow_bottledwater.jobs.log import tell_row
@@ -71,9 +71,8 @@ class LiveSnapshots:
         self._serving: dict[str, LiveSnapshot] = {}
         #: when the next chunk may be published, unless the stream has had nothing to publish since the last one
         self._not_before, self._shared = 0.0, False
-        #: when a beginning, or telling an end, may be tried again; and since when credentials are refused, 0 if they
-        #: are not
-        self._again = self._refused = 0.0
+        #: when a beginning, or telling an end, may be tried again
+        self._again, self._refusals = 0.0, Refusals()
         #: when the stream was given back its time, and the seconds that it took for its last batch
         self._given_back, self._batch_took = time.monotonic(), 0.0
         self._untidy = True
@@ -214,12 +213,11 @@ class LiveSnapshots:
                     if self._may_change(request_id, oids):
                         raise Outage(f"{refused.what} Whether this is about to change is being looked at.") from refused
                     raise
-            self._refused = 0.0
+            self._refusals.over()
             self._refused_at.pop(request_id, None)
         except BottledWaterError as error:
             if isinstance(error, CredentialsRefused):
-                self._refused = self._refused or time.monotonic()
-                if time.monotonic() - self._refused > ROTATION:
+                if self._refusals.last():
                     raise rotated(error) from error
             elif act(error) is not ErrorAction.WAIT:
                 log.error("The live snapshot failed: %s", error)

@@ -16,9 +16,9 @@ from airflow_bottledwater.errors import HolderEnded, Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog, locks, partitions, row_filter, sessions, slot
-from airflow_bottledwater.postgres.connect import Connection, connect, outage
+from airflow_bottledwater.postgres.connect import Connection, connect, outage, session
 from airflow_bottledwater.postgres.partitions import Partition
-from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
+from airflow_bottledwater.postgres.server import check_primary, end_of_wal, wait_flushed
 
 #: one above the highest block number (MaxBlockNumber + 1, src/include/storage/block.h): the end of a range that is open
 LAST_BLOCK = 2**32 - 1
@@ -78,19 +78,18 @@ class SnapshotExporter:
     The order inside :meth:`open` is essential: the locks come first (an ALTER or TRUNCATE that commits between snapshot
     and lock would make the table appear empty), then the snapshot B, then L, then the export.
 
-    :raises Refused: the server is a standby.
+    :raises Outage: the server is a standby now.
     """
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._connection = connect(dsn, application="bottledwater snapshot holder")
-        row = self._connection.execute("SELECT pg_is_in_recovery()").fetchone()
-        if row is not None and row[0]:
+        try:
+            # a standby's snapshots have no list of running transactions, so rows would be lost
+            check_primary(self._connection, dsn)
+        except BaseException:
             self._connection.close()
-            raise Refused(
-                "The source is a standby: its snapshots have no list of running transactions, so rows would be lost.",
-                "Connect to the primary.",
-            )
+            raise
 
     def open(self, tables: Sequence[SourceTable], *, oldest_xid: int, timeout: float) -> ExportedSnapshot:
         """Lock the tables, take a snapshot and export it; repeated until the snapshot sees no transaction older than X0
@@ -186,7 +185,7 @@ class SnapshotExporter:
     def waiting_behind(self) -> list[str]:
         """The sessions that wait for a lock that the holder's ACCESS SHARE blocks, as text. Other sessions queue up
         behind them, so that the application is blocked."""
-        with connect(self._dsn, application="bottledwater lock watch") as other:
+        with session(self._dsn, "Looking who waits", application="bottledwater lock watch") as other:
             rows = other.execute(
                 sql.SQL("SELECT a.pid, {} FROM pg_stat_activity a WHERE %s = ANY (pg_blocking_pids(a.pid))").format(
                     sessions.COLUMNS

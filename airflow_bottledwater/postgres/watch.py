@@ -4,6 +4,7 @@ locks."""
 from __future__ import annotations
 
 import contextvars
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,9 +12,11 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from airflow_bottledwater.backoff import ROTATION
-from airflow_bottledwater.errors import CredentialsRefused, Outage, SourcePressed, StopRequested, rotated
+from airflow_bottledwater.backoff import Refusals
+from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused, SourcePressed, StopRequested, rotated
 from airflow_bottledwater.postgres.snapshot import SnapshotExporter
+
+log = logging.getLogger(__name__)
 
 #: seconds between two looks
 _INTERVAL = 2.0
@@ -42,13 +45,16 @@ class HolderWatch:
     meanwhile: Callable[[], None] = lambda: None
     _looked: float = field(default_factory=time.monotonic, init=False)
     _since: float = field(default=0.0, init=False)
-    _refused: float = field(default=0.0, init=False)
+    _refusals: Refusals = field(default_factory=Refusals, init=False)
+    _told: bool = field(default=False, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
 
     def look(self) -> None:
         """
         :raises SourcePressed: others have waited for too long.
-        :raises Outage: the holder's session was lost, or for 20 seconds nobody could look who waits.
+        :raises Outage: the holder's session was lost; or for 20 seconds, or as long as others may wait, nobody could
+            look who waits.
+        :raises Refused: see there.
         """
         now = time.monotonic()
         if now - self._looked < _INTERVAL:
@@ -58,12 +64,16 @@ class HolderWatch:
         self.meanwhile()
         try:
             queue = self.holder.waiting_behind()
-            self._refused = 0.0
-        except CredentialsRefused as error:
-            # a new password may reach libpq's password file in a moment; the holder's session goes on
-            self._refused = self._refused or now
-            if now - self._refused > ROTATION:
-                raise rotated(error) from error
+            self._refusals.over()
+        except (Outage, Refused) as error:
+            # the holder's session goes on, also where there is no room for another one
+            if self._refusals.last(0.0 if isinstance(error, CredentialsRefused) else self.limit):
+                if isinstance(error, CredentialsRefused):
+                    raise rotated(error) from error
+                raise
+            if not self._told:
+                log.warning("%s goes on, although nobody can see who waits for its locks: %s", self.what, error)
+            self._told = True
             return
         self._since = (self._since or now) if queue else 0.0
         if queue and now - self._since > self.limit:

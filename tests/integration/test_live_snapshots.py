@@ -603,7 +603,7 @@ def test_when_the_broker_refuses_records_for_a_moment_they_are_published_again(
     [
         pytest.param(live_snapshots, "connected", False, marks=pytest.mark.long),
         (live_snapshots, "connected", True),
-        pytest.param(reading, "connect", True, marks=pytest.mark.long),
+        pytest.param(reading, "connect_source", True, marks=pytest.mark.long),
         pytest.param(reading.Topics, "ends", False, marks=pytest.mark.long),
     ],
     ids=["when it begins, for a moment", "when it begins", "when it reads", "when it sweeps, for a moment"],
@@ -613,7 +613,6 @@ def test_a_password_that_is_rotated_fails_no_live_snapshot(
 ) -> None:
     """The stream's own connections go on; a job that is submitted again gets the new password."""
     monkeypatch.setattr(live_snapshots, "_AGAIN", 0.5)
-    monkeypatch.setattr(live_snapshots, "ROTATION", 2.0)
     monkeypatch.setattr(backoff, "ROTATION", 2.0)
     original, refused = getattr(where, what), list[float]()
 

@@ -166,7 +166,7 @@ def test_a_password_that_is_rotated_while_a_snapshot_runs_is_a_transient_error(
 ) -> None:
     flow = make_flow()
     flow.create()
-    monkeypatch.setattr("airflow_bottledwater.postgres.watch.ROTATION", 4.0)
+    monkeypatch.setattr("airflow_bottledwater.backoff.ROTATION", 4.0)
 
     def refuse(self: SnapshotExporter) -> list[str]:
         raise CredentialsRefused("PostgreSQL refuses the connection.")

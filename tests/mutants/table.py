@@ -2389,6 +2389,12 @@ MUTANTS = (
         "tests/integration/test_guard.py::test_a_snapshot_whose_slot_is_gone_is_not_read_to_its_end[dropped]",
     ),
     Mutant(
+        "a snapshot goes on where nobody can see for a moment who waits for it",
+        "HolderWatch.look",
+        always("self._refusals.last(...)"),
+        "tests/unit/postgres/test_watch.py::test_who_waits_need_not_be_seen_for_a_moment",
+    ),
+    Mutant(
         "P lies within the server's WAL",
         "identity.check_slot",
         never("position.lsn > end_of_wal"),

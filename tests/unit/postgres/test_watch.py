@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.errors import CredentialsRefused, Outage, StopRequested
+from airflow_bottledwater import backoff
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused, StopRequested
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.postgres import watch
 from airflow_bottledwater.postgres.watch import HolderWatch
 
 
@@ -57,7 +57,7 @@ def test_what_is_not_waited_for_any_more_has_a_moment_to_end() -> None:
 
 
 def test_a_new_password_may_take_a_moment_to_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "ROTATION", 1.0)
+    monkeypatch.setattr(backoff, "ROTATION", 1.0)
     answers: list[Any] = []
 
     def waiting() -> list[str]:
@@ -73,3 +73,30 @@ def test_a_new_password_may_take_a_moment_to_arrive(monkeypatch: pytest.MonkeyPa
     with pytest.raises(Outage, match="had worked with these credentials") as ended:
         looking.look()
     assert transient(ended.value) and len(answers) == 3
+
+
+@pytest.mark.parametrize("error", [Outage("PostgreSQL has no room."), Refused("The role may not connect.")], ids=str)
+def test_who_waits_need_not_be_seen_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: BottledWaterError
+) -> None:
+    """The snapshot cannot be taken again where a table has no key."""
+    monkeypatch.setattr(backoff, "ROTATION", 0.2)
+    answers: list[list[str] | None] = [None, None, []]
+
+    def waiting() -> list[str]:
+        answer = answers.pop(0) if answers else None
+        if answer is None:
+            raise error
+        return answer
+
+    looking = watching(Holder(waiting=waiting))
+    looking.limit = 0.5
+    for _ in range(4):
+        looking._looked = 0.0
+        looking.look()
+        time.sleep(0.3)
+    assert caplog.text.count("nobody can see who waits") == 1
+    time.sleep(0.3)
+    looking._looked = 0.0
+    with pytest.raises(type(error)):
+        looking.look()

@@ -114,7 +114,8 @@ class Silence:
 class _Session(psycopg.Connection[tuple[Any, ...]]):
     """A connection whose waits end when the thread's work is asked to stop, or when the server no longer answers.
 
-    :ivar dsn: the connection string, for a new session that checks whether the server answers.
+    :ivar dsn: the connection string of the server that it is with, which may be one of several: for a new session that
+        checks whether that one answers.
     """
 
     dsn = ""
@@ -195,7 +196,7 @@ _INVALID = re.compile(r"(^|: )(invalid|bad value)|definition of service|service 
 _UNTRUSTED = re.compile("certificate|does not support SSL")
 
 
-def connect(dsn: str, *, replication: bool = False, application: str = "bottledwater") -> Connection:
+def connect(dsn: str, *, replication: bool = False, application: str = "bottledwater") -> _Session:
     """Open a session with pinned settings, in autocommit.
 
     :param replication: whether to open a replication connection.
@@ -218,7 +219,7 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
     params = {**options, **parse(dsn)}
     try:
         connection = _Session.connect(conninfo.make_conninfo(**params), autocommit=True)
-        connection.dsn = dsn
+        connection.dsn = _of_server(dsn, connection)
     except psycopg.Error as error:
         raise _unconnected(error, dsn, params) from None
     _answered.add(_who(dsn, params))
@@ -235,6 +236,12 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         connection.close()
         raise outage(error, describe(dsn)) from None
     return connection
+
+
+def _of_server(dsn: str, connection: Connection) -> str:
+    info = connection.info
+    at = {"host": info.host, "hostaddr": info.hostaddr, "port": str(info.port), "target_session_attrs": "any"}
+    return conninfo.make_conninfo(dsn, **{name: value for name, value in at.items() if value})
 
 
 def probe(dsn: str) -> Connection | None:

@@ -92,7 +92,6 @@ class ReplicationStream:
         block_bytes: int = 1 << 20,
     ) -> None:
         self._slot = slot
-        self._dsn = dsn
         self._where = describe(dsn)
         self._buffer_bytes = buffer_bytes
         self._connection = connect(dsn, replication=True, application=application(slot))
@@ -292,7 +291,7 @@ class ReplicationStream:
         now = time.monotonic()
         if now - self._probed >= _PROBE_INTERVAL:
             self._probed = now
-            if (session := probe(self._dsn)) is not None:
+            if (session := probe(self._connection.dsn)) is not None:
                 session.close()
         self._heard, self._silence_limit = time.monotonic(), _SILENCE
         with self._changed:
@@ -378,7 +377,7 @@ class ReplicationStream:
 
         :raises Outage: it does not.
         """
-        connection = probe(self._dsn)
+        connection = probe(self._connection.dsn)
         if connection is None:
             return
         try:

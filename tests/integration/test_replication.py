@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.errors import Outage, Refused, SlotError, SlotInUse
@@ -141,10 +143,15 @@ def test_a_consumer_that_pauses_longer_than_the_servers_patience_keeps_its_sessi
         session.close()
 
 
-@pytest.mark.parametrize("idle", [True, False])
-def test_the_server_shuts_down_although_nobody_acknowledges(tmp_path: Path, idle: bool) -> None:
-    with PostgresServer(tmp_path / "server") as server:
+@pytest.mark.parametrize(("idle", "hosts"), [(True, 1), (False, 1), (False, 2)])
+def test_the_server_shuts_down_although_nobody_acknowledges(tmp_path: Path, idle: bool, hosts: int) -> None:
+    """Also if the connection names another server, which answers, and is not the primary."""
+    second = PostgresServer(tmp_path / "second", settings={"default_transaction_read_only": "on"})
+    with PostgresServer(tmp_path / "server") as server, second if hosts > 1 else contextlib.nullcontext():
         dsn = server.createdb("d")
+        if hosts > 1:
+            ports = f"{server.port},{second.port}"
+            dsn = make_conninfo(dsn, host="127.0.0.1,127.0.0.1", port=ports, target_session_attrs="read-write")
         session = connect(dsn)
         session.execute(
             "CREATE TABLE public.t (id bigint PRIMARY KEY, a int, b text); CREATE PUBLICATION p FOR TABLE public.t"

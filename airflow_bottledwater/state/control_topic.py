@@ -205,12 +205,13 @@ class ControlTopic:
 
     def get(self, key: str, *, now: bool = False) -> tuple[dict[str, Any] | None, float]:
         """A record as it is known (None if there is none), and when it last changed, by this process's monotonic clock
-        (0 if it has not changed since the topic was first read, or was removed more than a day ago).
+        (0 if it has not changed since the topic was first read, or was removed more than a day ago). While another
+        thread asks a Kafka that did not answer, this does not wait for it: in the same threads, others are watched.
 
         :param now: whether to read to the present end of the topic, which also makes sure that Kafka answers.
         :raises Outage: Kafka does not answer.
         """
-        self._look(now)
+        self._look(now, patient=False)
         with self.arrived:
             return self.records.get(key), self._changed.get(key, 0.0)
 
@@ -227,9 +228,9 @@ class ControlTopic:
         with self.arrived:
             return dict(self.records)
 
-    def _look(self, now: bool) -> None:
+    def _look(self, now: bool, *, patient: bool = True) -> None:
         if now or time.monotonic() - self._answered > _ASKED:
-            self.read_to_end()
+            self.read_to_end(patient=patient)
 
     def begin(self) -> None:
         """Begin to read as soon as the topic exists; until then, Kafka is asked from time to time.
@@ -239,14 +240,15 @@ class ControlTopic:
         if self._reading is None:
             self._look(False)
 
-    def read_to_end(self) -> None:
+    def read_to_end(self, *, patient: bool = True) -> None:
         """Read to the present end of the topic, if it exists, which also makes sure that Kafka answers.
 
+        :param patient: whether to wait for a thread that asks Kafka although it did not answer the last time.
         :raises Outage: Kafka does not answer.
         """
         called, (_, error) = time.monotonic(), self._asked
-        # while one asks again a Kafka that did not answer, no other thread waits for it: others are watched by them
-        if self._asking.acquire(blocking=not isinstance(error, Outage)):
+        away = isinstance(error, Outage) and self._answered == -math.inf
+        if self._asking.acquire(blocking=patient or not away):
             try:
                 began, error = self._asked
                 if began < called:

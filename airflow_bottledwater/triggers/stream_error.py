@@ -247,7 +247,8 @@ class StreamErrorTrigger(PipelineTrigger):
         async with AsyncWatch(self._begin, "The stream's status") as watching:
             while True:
                 await asyncio.sleep(min(self.poll_interval, LONGEST_PAUSE))
-                if self._known is not None and looking.done() and time.monotonic() - looked >= _ORPHANS:
+                due = looking.done() and not watching.away and time.monotonic() - looked >= _ORPHANS
+                if self._known is not None and due:
                     # what this trigger is for, the watch, does not wait for it
                     looked, looking = time.monotonic(), asyncio.create_task(self._stop_orphans())
                 try:

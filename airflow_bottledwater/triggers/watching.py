@@ -56,13 +56,13 @@ class AsyncWatch:
     :param begin: begins to watch.
     :param what: is watched, for the log.
     :param ti: the trigger's task instance, if the trigger is going to ask Airflow for its state.
+    :ivar away: since when nothing could be seen (monotonic); 0 if it can.
     """
 
     def __init__(self, begin: Callable[[], Awaitable[Watch]], what: str, ti: Any = None) -> None:
         self._begin, self._what, self._ti = begin, what, ti
         self._watch: Watch | None = None
-        #: since when nothing could be seen (monotonic); 0 if it can
-        self._away = 0.0
+        self.away = 0.0
 
     async def __aenter__(self) -> AsyncWatch:
         self._asking = asyncio.create_task(tasks.ask_early(self._ti))
@@ -77,7 +77,7 @@ class AsyncWatch:
 
         :raises BottledWaterError: it cannot be seen, for another reason than one of :data:`PASSING`.
         """
-        if self._away and time.monotonic() - self._away >= ANEW:
+        if self.away and time.monotonic() - self.away >= ANEW:
             await self._close()
         if self._watch is None:
             try:
@@ -88,18 +88,18 @@ class AsyncWatch:
         try:
             found = await _called(self._watch.fetch)
         except BottledWaterError as error:
-            self._away = self._away or time.monotonic()
+            self.away = self.away or time.monotonic()
             if not isinstance(error, Outage):
                 await self._close()
             if not isinstance(error, PASSING):
                 raise
             log.warning("%s cannot be seen: %s", self._what, error)
             return None
-        self._away = 0.0
+        self.away = 0.0
         return found
 
     async def _close(self) -> None:
-        self._away = 0.0
+        self.away = 0.0
         if self._watch is not None:
             watch, self._watch = self._watch, None
             await _called(watch.close)

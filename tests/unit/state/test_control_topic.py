@@ -74,13 +74,13 @@ def test_one_asks_a_kafka_that_does_not_answer_and_no_other_waits_for_it(monkeyp
     with ControlTopic.of(KAFKA) as topic, ThreadPoolExecutor(1) as other:
         with pytest.raises(Outage):
             topic.read_to_end()
-        asking = other.submit(topic.read_to_end)
+        asking = other.submit(topic.get, "job/1")
         until(lambda: len(asked) == 2, "one asks again")
         with pytest.raises(Outage):
-            topic.read_to_end()
+            topic.get("job/2")
         answer.set()
         asking.result(60)
-        topic.read_to_end()
+        topic.get("job/2", now=True)
         assert len(asked) == 3
 
 

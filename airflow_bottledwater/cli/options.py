@@ -139,7 +139,7 @@ _OF_A_PIPELINE: tuple[Option[Any], ...] = (
     _setting("-f", "--format"),
     _setting("-p", "--topic-prefix"),
     *_KAFKA,
-    _properties("--set", "settings", text="Any setting of docs/settings.md", metavar="SETTING=VALUE"),
+    _properties("--set", "settings", text="A setting of docs/settings.md that has no option", metavar="SETTING=VALUE"),
     *_OF_ALL,
 )
 
@@ -318,6 +318,7 @@ def _refuse_airflows(name: str, properties: Mapping[str, str], described: Descri
 _NOT_SET = {
     **dict.fromkeys(("kafka", "postgres", "registry"), "-d, -b and -C, -r or --config"),
     "hash_key": "hash_key_file, the path of a file",
+    **dict.fromkeys(("messages", "table_options"), "the file of --config"),
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from airflow_bottledwater.errors import DOCS, Outage, Refused
+from airflow_bottledwater.pipeline.settings import first_broker
 
 Client = TypeVar("Client")
 
@@ -21,6 +22,17 @@ Client = TypeVar("Client")
 _REFUSAL = re.compile("authentication failed|mechanism|certificate", re.IGNORECASE)
 #: the remedy for a missing right
 GRANT = f"The ACLs that are needed: {DOCS}operations.html#acls-in-kafka"
+
+
+def altering(config: Mapping[str, str], topic: str, properties: str) -> str:
+    """The command that gives a topic other properties, for messages.
+
+    :param config: the user's properties of librdkafka.
+    """
+    return (
+        f"kafka-configs.sh --bootstrap-server {first_broker(config)} --alter --entity-type topics --entity-name "
+        f"{topic} --add-config {properties}"
+    )
 
 
 def client_config(config: Mapping[str, str]) -> dict[str, Any]:
@@ -182,7 +194,7 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
     if isinstance(detail, KafkaError) and away(detail):
         return Outage(
             f"Kafka at {servers} does not answer: {text}.",
-            "Check the address (--broker), security.protocol, the network and the broker.",
+            "Check the address in the connection (or --broker), security.protocol, the network and the broker.",
         )
     if "AUTH" in name or name.startswith("SASL") or name == "_SSL":
         return Refused(

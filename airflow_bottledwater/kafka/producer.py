@@ -20,6 +20,7 @@ from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, R
 from airflow_bottledwater.kafka.clients import (
     GRANT,
     Heard,
+    altering,
     denied,
     denies_id,
     denies_topics,
@@ -134,8 +135,8 @@ class TransactionalProducer:
         return Refused(
             f"Kafka refuses a record for topic {largest.topic!r}: the record {(largest.key or b'').decode()!r} has "
             f"{len(largest.value or b''):,} bytes ({error.str()}).",
-            f"Raise the topic's limit (kafka-configs.sh --alter --entity-type topics --entity-name {largest.topic} "
-            "--add-config max.message.bytes=10485760), then start again.",
+            f"Raise the topic's limit ({altering(self._config, largest.topic, 'max.message.bytes=10485760')}), then "
+            "start again.",
         )
 
     def attempt(self, messages: Sequence[Message]) -> None:

@@ -179,7 +179,7 @@ class Registry:
         if (number := self._register(subject, schema)) is None:
             raise Refused(
                 f"The schema registry at {self.url} has no place for subjects.",
-                "Check the address's path (--schema-registry).",
+                "Check the path of the address in the connection (or --schema-registry).",
             )
         return number
 

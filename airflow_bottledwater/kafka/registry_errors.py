@@ -69,9 +69,13 @@ def translate(error: Exception, url: str, subject: str) -> BottledWaterError:
     about = f" about {subject!r}" if subject else ""
     return Refused(
         f"{where} answers{about}: {text} (HTTP {status}, code {code}).",
-        "Check its address (--schema-registry) with its path, and its settings; no row has a fault.",
+        "Check its address in the connection (or --schema-registry), with its path, and its settings; no row has a "
+        "fault.",
     )
 
 
 def _away(where: str, what: str) -> Outage:
-    return Outage(f"{where} does not answer: {what}.", "Check the address (--schema-registry) and the registry.")
+    return Outage(
+        f"{where} does not answer: {what}.",
+        "Check the address in the connection (or --schema-registry) and the registry.",
+    )

@@ -188,7 +188,10 @@ class TopicSettings:
     create_topics: Annotated[bool, about("Create missing topics.")] = True
     share_topics: Annotated[
         bool,
-        about("Write to topics of other pipelines, or with records of other programs; none of them is swept."),
+        about(
+            "Allow topics that other pipelines or programs write to, too; no sweep deletes from them what a table has "
+            "lost."
+        ),
     ] = False
     partitions: Annotated[
         int, about("Number of partitions of topics that are created.", allowed="1 to 10000", ge=1, le=10_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ _WITHOUT_SCHEMA = {
     "json_geometries": "a GeoJSON object has",
     "json_numeric": "numbers of any size have",
 }
+
+
+def first_broker(kafka: Mapping[str, str]) -> str:
+    """Host and port of the first of the brokers, by which a Kafka is named."""
+    return kafka[SERVERS].split(",")[0].strip().rpartition("://")[2]
 
 
 # the bases are in reverse, since a dataclass has the fields of its last base first
@@ -105,8 +111,8 @@ class Settings(
 
     @property
     def first_broker(self) -> str:
-        """Host and port of the first of the brokers, by which a Kafka is named."""
-        return self.kafka["bootstrap.servers"].split(",")[0].strip().rpartition("://")[2]
+        """See :func:`first_broker`."""
+        return first_broker(self.kafka)
 
     @property
     def sends_messages(self) -> bool:

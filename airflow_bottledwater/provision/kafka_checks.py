@@ -10,7 +10,15 @@ from confluent_kafka import Consumer, Producer
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.kafka.clients import GRANT, errors, made, producer_config, reader_config, unknown_property
+from airflow_bottledwater.kafka.clients import (
+    GRANT,
+    altering,
+    errors,
+    made,
+    producer_config,
+    reader_config,
+    unknown_property,
+)
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
 from airflow_bottledwater.kafka.offsets import has_records
 from airflow_bottledwater.kafka.producer import TransactionalProducer
@@ -91,7 +99,7 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     problems += strange
     problems += _as_they_are(pipeline, found.state, ours, present)
     limit = present[state_topic].max_bytes if state_topic in present else DEFAULT_MAX_BYTES
-    problems += _definitions(found.tables, state_topic, limit)
+    problems += _definitions(pipeline, found.tables, state_topic, limit)
     if not pipeline.share_topics and control is not None and known_owners:
         problems += owners_problems(pipeline, found.cluster, found.state, [*data, *named])
     problems += _transactions(pipeline)
@@ -314,7 +322,7 @@ def _policies(pipeline: Settings, data: Mapping[str, SourceTable], present: Mapp
         policy = topic.cleanup if topic else config["cleanup.policy"]
         expires = topic is None and "delete" in policy and config.get("retention.ms") != "-1"
         if table.keyed and expires and not pipeline.allow_expiry:
-            problems.append(str(_forgets_rows(name, policy, exists=False)))
+            problems.append(str(_forgets_rows(pipeline, name, policy, exists=False)))
         if not table.keyed and "compact" in policy:
             problems.append(
                 f"Topic {name!r} {'is' if topic else 'would be'} compacted, but {table.qualified} has no key: Kafka "
@@ -345,17 +353,26 @@ def expiring(pipeline: Settings, keyed: Collection[str], present: Mapping[str, T
     """
     mapping = TableMapping.of(pipeline)
     events, letters = mapping.service_topics
-    found = [problem for name, topic in present.items() if _of_memory(name) and (problem := store.unfit(topic))]
+    found = [
+        problem
+        for name, topic in present.items()
+        if _of_memory(name) and (problem := store.unfit(pipeline.kafka, topic))
+    ]
     topic = present.get(letters)
     if topic is not None and topic.expires and (mapping.writes_letters() or pipeline.skip_position):
-        found.append(_forgets(topic, "dead letters would expire before anybody has settled them."))
+        found.append(_forgets(pipeline, topic, "dead letters would expire before anybody has settled them."))
     if pipeline.allow_expiry:
         return found
-    found += [_forgets_rows(name, present[name].cleanup) for name in keyed if name in present and present[name].expires]
+    found += [
+        _forgets_rows(pipeline, name, present[name].cleanup)
+        for name in keyed
+        if name in present and present[name].expires
+    ]
     topic = present.get(events)
     if topic is not None and topic.expires and keyed and pipeline.on_truncate == "event":
         found.append(
             _forgets(
+                pipeline,
                 topic,
                 "the event of a TRUNCATE would expire before the rows that it deletes, which have no tombstones: who "
                 "reads their topics later would take them for rows of today.",
@@ -366,21 +383,21 @@ def expiring(pipeline: Settings, keyed: Collection[str], present: Mapping[str, T
     return found
 
 
-def _forgets(topic: Topic, what: str, mended: str = "cleanup.policy=compact", otherwise: str = "") -> Problem:
+def _forgets(
+    pipeline: Settings, topic: Topic, what: str, mended: str = "cleanup.policy=compact", otherwise: str = ""
+) -> Problem:
     return Problem(
         "expiry",
         f"Topic {topic.name!r}",
         f"Has cleanup.policy={topic.cleanup} with a retention: {what}",
-        f"Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config "
-        f"{mended}{otherwise}",
+        f"Set it: {altering(pipeline.kafka, topic.name, mended)}{otherwise}",
     )
 
 
-def _forgets_rows(name: str, policy: str, *, exists: bool = True) -> Problem:
+def _forgets_rows(pipeline: Settings, name: str, policy: str, *, exists: bool = True) -> Problem:
     """What is said of a keyed table's topic that deletes rows that do not change."""
     way_out = (
-        f"Set it (kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config "
-        "cleanup.policy=compact)"
+        f"Set it ({altering(pipeline.kafka, name, 'cleanup.policy=compact')})"
         if exists
         else "Leave cleanup.policy out of topic_config"
     )
@@ -393,7 +410,7 @@ def _forgets_rows(name: str, policy: str, *, exists: bool = True) -> Problem:
     )
 
 
-def _definitions(tables: Sequence[SourceTable], state_topic: str, limit: int) -> list[str]:
+def _definitions(pipeline: Settings, tables: Sequence[SourceTable], state_topic: str, limit: int) -> list[str]:
     """Check that the tables' definitions fit into the state topic, compressed as they are sent.
 
     :param limit: its max.message.bytes.
@@ -407,9 +424,9 @@ def _definitions(tables: Sequence[SourceTable], state_topic: str, limit: int) ->
         problems.append(
             f"The definition of {table.qualified} ({len(table.columns)} columns, with their comments; about "
             f"{2 * size:,} bytes compressed) does not fit into state topic {state_topic!r} (max.message.bytes "
-            f"{limit:,}). Create the topic with a larger one (kafka-configs.sh --alter --entity-type topics "
-            f"--entity-name {state_topic} --add-config max.message.bytes={4 * size}), shorten the comments, or leave "
-            "the table out."
+            f"{limit:,}). Create the topic with a larger one "
+            f"({altering(pipeline.kafka, state_topic, f'max.message.bytes={4 * size}')}), shorten the comments, or "
+            "leave the table out."
         )
     return problems
 

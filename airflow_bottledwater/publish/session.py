@@ -389,7 +389,7 @@ class PublishSession:
         for name in self.topics:
             if name in self.chosen and described.get(name) is None:
                 raise ChosenTopicGone(f"Topic {name!r}, which a record of an outbox chose, does not exist any more.")
-            check_topic(name, described.get(name), self._pins.get(name))
+            check_topic(self.pipeline.kafka, name, described.get(name), self._pins.get(name))
         self._state_id = self._state_id or described[self._state_topic].id
         if described[self._state_topic].id != self._state_id:
             raise StateError(

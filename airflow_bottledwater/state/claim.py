@@ -64,7 +64,7 @@ def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics, *, new: 
                     f"Topic {name!r} is missing and create_topics is off.", "Create it: one partition, compacted."
                 )
             topics.make(store.new_topic(name, replication))
-        elif problem := store.unfit(present[name]):
+        elif problem := store.unfit(pipeline.kafka, present[name]):
             raise StateError(f"{problem.subject}: {problem.reason}", problem.remedy)
 
 

@@ -9,12 +9,13 @@ timeline as soon as it is promoted.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused, SlotError, StateError
+from airflow_bottledwater.kafka.clients import altering
 from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.relation import SourceTable
@@ -314,7 +315,7 @@ def topic_problems(known: PipelineState, tables: Sequence[SourceTable], mapping:
     return problems
 
 
-def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
+def check_topic(kafka: Mapping[str, str], name: str, found: Topic | None, pin: Pin | None) -> None:
     """Check that a topic is still the one that was pinned: another partition count would move keys, and another id
     means that it was deleted and created anew.
 
@@ -345,8 +346,7 @@ def check_topic(name: str, found: Topic | None, pin: Pin | None) -> None:
     if not pin.keyed and "compact" in found.cleanup:
         raise StateError(
             f"Topic {name!r} is compacted now, but its table has no key: Kafka refuses records without one.",
-            f"Set it back (kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config "
-            "cleanup.policy=delete), then start again.",
+            f"Set it back ({altering(kafka, name, 'cleanup.policy=delete')}), then start again.",
         )
 
 
@@ -358,7 +358,7 @@ def check_topics(pipeline: Settings, known: PipelineState) -> None:
     wanted = pins(known.tables.values())
     present = Topics(pipeline.kafka).describe(list(wanted), confirm=True)
     for name, pin in wanted.items():
-        check_topic(name, present.get(name), pin)
+        check_topic(pipeline.kafka, name, present.get(name), pin)
 
 
 def refuse_shared(

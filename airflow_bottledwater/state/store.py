@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from airflow_bottledwater.encoding.names import mangle
 from airflow_bottledwater.errors import LOST_STATE, Outage, StateError
-from airflow_bottledwater.kafka.clients import errors, made, passes, reader_config
+from airflow_bottledwater.kafka.clients import altering, errors, made, passes, reader_config
 from airflow_bottledwater.kafka.topics import TOMBSTONES, NewTopic, Topic, Topics, small_segments
 from airflow_bottledwater.model.problem import Problem
 
@@ -49,7 +49,7 @@ def new_topic(name: str, replication: int) -> NewTopic:
     return NewTopic(name, 1, replication, configs)
 
 
-def unfit(topic: Topic) -> Problem | None:
+def unfit(kafka: Mapping[str, str], topic: Topic) -> Problem | None:
     """Why an existing topic cannot hold state records; None if it can, or if its settings may not be read.
 
     With the clean-up policy ``delete``, even together with ``compact``, the oldest records expire after the retention
@@ -61,8 +61,7 @@ def unfit(topic: Topic) -> Problem | None:
         "expiry",
         f"State topic {topic.name!r}",
         f"Has cleanup.policy={topic.cleanup}: what is written once (claims, positions, plans) would expire.",
-        f"Set it: kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config "
-        "cleanup.policy=compact",
+        f"Set it: {altering(kafka, topic.name, 'cleanup.policy=compact')}",
     )
 
 

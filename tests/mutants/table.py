@@ -3314,7 +3314,7 @@ MUTANTS = (
     Mutant(
         "a state topic that forgets is refused",
         "ensure_state_topics",
-        swap("store.unfit(present[name])", "None"),
+        swap("store.unfit(pipeline.kafka, present[name])", "None"),
         f"{_REFUSALS}::test_a_state_topic_that_forgets_is_refused_until_it_is_compacted[delete]",
     ),
     Mutant(

@@ -354,6 +354,9 @@ def test_a_setting_with_an_option_of_its_own_is_not_silently_dropped() -> None:
     _, _, error = _invoke(*REQUIRED, "--set", "kafka=x")
     assert isinstance(error, SettingError)
     assert str(error).startswith("Setting 'kafka' cannot be given with --set. Allowed: ")
+    for nested in ("messages=a=b", "table_options={}"):
+        _, _, error = _invoke(*REQUIRED, "--set", nested)
+        assert isinstance(error, SettingError) and "Allowed: the file of --config" in str(error)
     _, _, error = _invoke(*REQUIRED, "--set", "hash_key=0123456789abc key")
     assert isinstance(error, SettingError) and "hash_key_file" in str(error) and "0123456789abc key" not in str(error)
 

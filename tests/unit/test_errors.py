@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_bottledwater.errors import DOCS, PreflightError
+from airflow_bottledwater.kafka.clients import altering
 from tests.unit.test_docs import anchors
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,15 @@ def test_messages_link_to_the_documentation_that_the_package_declares() -> None:
     assert project["urls"]["Documentation"] == DOCS
     assert DOCS.endswith("/")
     assert LINKS
+
+
+def test_commands_of_kafkas_tools_are_made_by_one_function() -> None:
+    """So that all of them run as they are."""
+    assert altering({"bootstrap.servers": "SASL_SSL://b1:9096, b2:9096"}, "t", "a=1") == (
+        "kafka-configs.sh --bootstrap-server b1:9096 --alter --entity-type topics --entity-name t --add-config a=1"
+    )
+    files = (ROOT / "airflow_bottledwater").rglob("*.py")
+    assert [file.name for file in files if "kafka-configs.sh" in file.read_text()] == ["clients.py"]
 
 
 @pytest.mark.parametrize(("page", "anchor"), LINKS)

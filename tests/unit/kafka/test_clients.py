@@ -85,7 +85,7 @@ def _outage(monkeypatch: pytest.MonkeyPatch, config: dict[str, str]) -> str:
     with pytest.raises(Outage) as raised:
         Topics(config).brokers()
     assert str(raised.value).startswith(f"Kafka at {config['bootstrap.servers']} does not answer: ")
-    assert "Check the address (--broker)" in raised.value.remedy
+    assert "Check the address in the connection (or --broker)" in raised.value.remedy
     return str(raised.value)
 
 

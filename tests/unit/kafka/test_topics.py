@@ -158,7 +158,9 @@ def test_brokers_that_are_not_known_for_a_moment_are_asked_for_again(monkeypatch
     [("compact", 1, True), ("", 1, True), ("delete", 1, False), ("compact, delete", 1, False), ("compact", 2, True)],
 )
 def test_a_state_topic_keeps_what_is_written_once(policy: str, partitions: int, fit: bool) -> None:
-    problem = store.unfit(Topic("_bottledwater", "id", partitions, 1, policy, True, True))
+    problem = store.unfit(
+        {"bootstrap.servers": "k:9092"}, Topic("_bottledwater", "id", partitions, 1, policy, True, True)
+    )
     assert (problem is None) is fit
 
 

@@ -155,7 +155,11 @@ def forgetting(name: str, settings: dict[str, Any], **changes: Any) -> list[str]
 def test_what_has_to_stay_is_not_deleted_by_its_age(name: str, settings: dict[str, Any], said: str) -> None:
     found = forgetting(name, settings)
     assert len(found) == bool(said)
-    assert not said or (said in found[0] and f"--entity-name {name} --add-config" in found[0])
+    assert not said or (
+        said in found[0]
+        and f"--bootstrap-server localhost:9092 --alter --entity-type topics --entity-name {name} --add-config"
+        in found[0]
+    )
     assert not forgetting(name, settings, cleanup="compact")
 
 
@@ -172,7 +176,7 @@ def test_a_topic_of_the_pipeline_is_made_as_it_is_demanded(name: str) -> None:
     )
     assert made.partitions == 1 and not kafka_checks.expiring(pipeline, ["p.payments"], {name: topic})
     with pytest.raises(StateError) as gone:
-        check_topic(name, None, None)
+        check_topic(pipeline.kafka, name, None, None)
     for key in config.keys() & {"cleanup.policy", "retention.ms"}:
         assert f"{key}={config[key]}" in str(gone.value)
 

@@ -20,6 +20,7 @@ from airflow_bottledwater.state.records import INTENT, SLOT, Intent
 CLUSTER = Cluster("7000", 1, "shop", 160000)
 RECORD = SlotRecord("orders", "7000", 1, "shop", consistent_point=100, oldest_xid=700)
 FOUND = SlotState("orders", "pgoutput", "logical", "shop", None, 200, "reserved", 0, 0, None)
+KAFKA = {"bootstrap.servers": "kafka:9092"}
 #: P, at or behind the slot, and before the end of the WAL
 POSITION, END = Position(200, 0), 300
 
@@ -69,10 +70,10 @@ PIN = Pin("id-1", 3, keyed=True)
 
 
 def test_a_topic_that_is_as_it_was_pinned_passes() -> None:
-    check_topic("shop.a", TOPIC, PIN)
-    check_topic("shop.a", replace(TOPIC, cleanup="delete"), Pin("id-1", 3, keyed=False))
+    check_topic(KAFKA, "shop.a", TOPIC, PIN)
+    check_topic(KAFKA, "shop.a", replace(TOPIC, cleanup="delete"), Pin("id-1", 3, keyed=False))
     # a topic that is no table's only has to be there
-    check_topic("shop._events", replace(TOPIC, id="id-2", partitions=9), None)
+    check_topic(KAFKA, "shop._events", replace(TOPIC, id="id-2", partitions=9), None)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_topic_that_is_as_it_was_pinned_passes() -> None:
 )
 def test_another_topic_of_the_name_is_refused(found: Topic | None, pin: Pin | None, said: str) -> None:
     with pytest.raises(StateError, match=said):
-        check_topic("shop.a", found, pin)
+        check_topic(KAFKA, "shop.a", found, pin)
 
 
 # ---------------------------------------------------------------------- settings with which a pipeline was made

@@ -152,6 +152,15 @@ def partition_of(key: bytes, count: int) -> int:
     return int(_partitioner()(None, key, len(key), count, None, None))
 
 
+def _time_limit(config: Mapping[str, str], side: str, otherwise: int) -> int:
+    """How far a timestamp may lie before or behind the broker's clock. Where a topic does not limit that, Kafka up to
+    3.9 goes by the property that there was before (``LogConfig.getMessageTimestampBeforeMaxMs``)."""
+    unlimited = str(2**63 - 1)
+    if (found := config.get(f"message.timestamp.{side}.max.ms", unlimited)) == unlimited:
+        found = config.get("message.timestamp.difference.max.ms", str(otherwise))
+    return int(found)
+
+
 def _asked(topic: NewTopic, config: Mapping[str, str]) -> confluent_kafka.admin.NewTopic:
     return confluent_kafka.admin.NewTopic(
         topic.name, num_partitions=topic.partitions, replication_factor=topic.replication, config=dict(config)
@@ -329,8 +338,8 @@ class Topics:
                 int(config.get("retention.ms", -1)),
                 int(config.get("retention.bytes", -1)),
                 config.get("message.timestamp.type", ""),
-                min(int(config.get("message.timestamp.before.max.ms", FOR_EVER)), FOR_EVER),
-                int(config.get("message.timestamp.after.max.ms", HOUR)),
+                min(_time_limit(config, "before", FOR_EVER), FOR_EVER),
+                min(_time_limit(config, "after", HOUR), FOR_EVER),
             )
         return found
 

@@ -153,6 +153,36 @@ def test_brokers_that_are_not_known_for_a_moment_are_asked_for_again(monkeypatch
     assert Topics({"bootstrap.servers": "nowhere"}).brokers() == 2
 
 
+_UNLIMITED = str(2**63 - 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "difference", "limits"),
+    [
+        (None, None, None, (topics.FOR_EVER, topics.HOUR)),  # what is not told
+        (_UNLIMITED, "3600000", None, (topics.FOR_EVER, topics.HOUR)),  # Kafka 4
+        ("5000", "6000", None, (5000, 6000)),
+        # Kafka 3.6 to 3.9
+        (_UNLIMITED, _UNLIMITED, "7000", (7000, 7000)),
+        ("5000", _UNLIMITED, "7000", (5000, 7000)),
+        (_UNLIMITED, _UNLIMITED, _UNLIMITED, (topics.FOR_EVER, topics.FOR_EVER)),
+        (None, None, "7000", (7000, 7000)),  # earlier ones
+    ],
+)
+def test_how_far_timestamps_may_lie_is_read_under_the_names_that_the_broker_has(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str | None, difference: str | None, limits: object
+) -> None:
+    names = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms", "message.timestamp.difference.max.ms")
+    config = {name: value for name, value in zip(names, (before, after, difference), strict=True) if value is not None}
+    topic = SimpleNamespace(topic_id="id", partitions=[0], authorized_operations=None)
+    monkeypatch.setattr(topics, "AdminClient", lambda config: Looking())
+    monkeypatch.setattr(topics, "_kept", {})
+    monkeypatch.setattr(Topics, "_known", lambda *_: {"orders": topic})
+    monkeypatch.setattr(Topics, "_configs", lambda *_: {"orders": config})
+    found = Topics({"bootstrap.servers": "nowhere"}).describe(["orders"])["orders"]
+    assert (found.before_ms, found.after_ms) == limits
+
+
 @pytest.mark.parametrize(
     ("policy", "partitions", "fit"),
     [("compact", 1, True), ("", 1, True), ("delete", 1, False), ("compact, delete", 1, False), ("compact", 2, True)],

@@ -263,17 +263,23 @@ def denied(code: int) -> bool:
     )
 
 
-def denies_topics(topics: Sequence[str]) -> Refused:
-    """The error for a principal that may not write to one of these topics."""
-    return Refused(f"Kafka denies Write on one of the topics {', '.join(topics)}.", GRANT)
+def refusal(code: int, transactional_id: str, topics: Sequence[str]) -> Refused | None:
+    """Why a transactional call can never work; None if the error means something else. A right on a topic is checked
+    when it is added to the transaction, before a record is sent, so no record is to blame.
 
-
-def denies_id(transactional_id: str) -> Refused:
-    """The error for a principal that may not use a transactional id."""
-    return Refused(
-        f"Kafka denies transactional id {transactional_id!r}.",
-        "Grant Write on transactional ids with the prefix 'bottledwater-'.",
-    )
+    :param topics: those of the transaction.
+    """
+    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return Refused(
+            "transaction_timeout is longer than the brokers allow.",
+            "Lower it, or raise transaction.max.timeout.ms of the brokers.",
+        )
+    if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return Refused(
+            f"Kafka denies transactional id {transactional_id!r}.",
+            "Grant Write on transactional ids with the prefix 'bottledwater-'.",
+        )
+    return Refused(f"Kafka denies Write on one of the topics {', '.join(topics)}.", GRANT) if denied(code) else None
 
 
 def unknown_property(detail: str) -> Refused:

@@ -22,10 +22,9 @@ from airflow_bottledwater.kafka.clients import (
     Heard,
     altering,
     denied,
-    denies_id,
-    denies_topics,
     hear,
     made,
+    refusal,
     transactional_config,
 )
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
@@ -229,7 +228,7 @@ class TransactionalProducer:
         """Make a transactional call, and repeat it after retriable errors, which include an unknown outcome.
 
         :raises NewProducerNeeded: it failed in another way.
-        :raises Refused: the broker denies the id or a topic.
+        :raises Refused: the broker denies the id or a topic, or allows no such time-out.
         """
         while True:
             try:
@@ -242,10 +241,8 @@ class TransactionalProducer:
                 continue
             if error.txn_requires_abort():
                 self._abort()
-            if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-                raise denies_id(self.transactional_id)
-            if denied(error.code()):
-                raise denies_topics(self._topics)
+            if refused := refusal(error.code(), self.transactional_id, self._topics):
+                raise refused
             raise NewProducerNeeded(f"{what[0].upper()}{what[1:]} failed: {error.name()}: {error.str()}")
 
     def _wait(self, what: str) -> None:

@@ -26,8 +26,7 @@ from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.clients import (
     GRANT,
     denied,
-    denies_id,
-    denies_topics,
+    refusal,
     transactional_config,
     unknown_property,
 )
@@ -463,7 +462,7 @@ class Publisher:
             was not sent.
         :raises TooSlow: it was given up.
         :raises NewProducerNeeded: it failed in another way.
-        :raises Refused: the broker denies the id or a topic.
+        :raises Refused: the broker denies the id or a topic, or allows no such time-out.
         """
         while error := call():
             code = rd.error_code(error)
@@ -474,13 +473,10 @@ class Publisher:
                 rd.error_txn_requires_abort(error),
             )
             rd.error_destroy(error)
-            if denied(code):
-                # a right on a topic is checked when it is added to the transaction, before a record is sent, so no
-                # record is to blame
+            if refused := refusal(code, self.transactional_id, self._topics):
                 if abort:
                     self._abort()
-                of_id = code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-                raise denies_id(self.transactional_id) if of_id else denies_topics(self._topics)
+                raise refused
             if retriable and not fatal:
                 if in_time and time.monotonic() > self._deadline and rd.outq_len(self._handle):
                     raise self._too_slow()

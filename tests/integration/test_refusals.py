@@ -28,6 +28,7 @@ from airflow_bottledwater.errors import BottledWaterError, RecordError, Refused,
 from airflow_bottledwater.kafka import publisher
 from airflow_bottledwater.kafka import topics as kafka_topics
 from airflow_bottledwater.kafka.errors import NewProducerNeeded
+from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.publisher import Publisher
 from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
@@ -343,6 +344,17 @@ def test_a_producer_for_a_topic_that_is_missing_does_not_make_it(creating: Kafka
         publisher.open()
     publisher.close()
     assert topic not in Topics(config).names()
+
+
+@pytest.mark.parametrize("kind", [Publisher, TransactionalProducer])
+def test_a_time_out_that_the_brokers_do_not_allow_is_refused_and_not_tried_again(
+    kafka: KafkaBroker, kind: type[Publisher | TransactionalProducer]
+) -> None:
+    config = {"bootstrap.servers": kafka.bootstrap}
+    producer = kind(config, uuid.uuid4().hex, [], transaction_timeout=1000.0, waiting=lambda what: None)
+    with pytest.raises(Refused, match=r"longer than the brokers allow\. Lower it.*transaction\.max\.timeout\.ms"):
+        producer.open()
+    producer.close()
 
 
 def test_a_topic_that_is_made_again_while_the_stream_runs_ends_it(

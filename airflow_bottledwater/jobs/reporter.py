@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +16,9 @@ from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.store import RawRecords
 
 log = logging.getLogger(__name__)
+
+#: seconds after which it is looked again whether the shared topic was deleted, while records do not reach it
+_AGAIN = 30.0
 
 
 class Reporter(ABC):
@@ -78,7 +82,7 @@ class Reporter(ABC):
         self._topic.close()
 
     def _run(self) -> None:
-        last_written = 0.0
+        last_written, looked = 0.0, -math.inf
         while not self._ended.is_set():
             try:
                 if not self.listening.is_set():
@@ -87,11 +91,24 @@ class Reporter(ABC):
                     self._hear_now(key, value)
                 if time.monotonic() - last_written >= self._pipeline.heartbeat_interval:
                     last_written = time.monotonic()
+                    if self._topic.lost and last_written - looked > _AGAIN:
+                        looked = last_written
+                        self._make_again()
                     self._write(wait=0)
                     self._silent = ""
             except Exception as error:
                 self._tell(error)
                 self._ended.wait(1.0)
+
+    def _make_again(self) -> None:
+        """Make the shared topic, if it was deleted: without it, nobody sees the job, or can stop it."""
+        from airflow_bottledwater.kafka.topics import Topics
+        from airflow_bottledwater.state import store
+
+        topics = Topics(self._pipeline.kafka)
+        if self._pipeline.create_topics and not topics.describe([store.CONTROL_TOPIC], confirm=True):
+            log.warning("Topic %r was deleted, and is made again.", store.CONTROL_TOPIC)
+            topics.make(store.new_topic(store.CONTROL_TOPIC, min(self._pipeline.replication_factor, topics.brokers())))
 
     def _listen(self) -> None:
         self._hear_before(self._heard.read())

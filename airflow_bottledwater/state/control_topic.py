@@ -110,6 +110,7 @@ class ControlTopic:
     :ivar records: all records that were read, by their keys, in the order of their offsets.
     :ivar at: the offset behind the last one.
     :ivar arrived: the lock of both, notified when they change.
+    :ivar lost: whether the last record that was written here was not delivered: the topic may have been deleted.
     :ivar answering: since when Kafka has answered whenever it was asked, by the monotonic clock: only from then on does
         it mean anything that a record did not change; 0 before it was asked.
     """
@@ -126,9 +127,9 @@ class ControlTopic:
         self._error: Exception | None = None
         #: whether the topic is to be read from its start by another consumer, and up to where that is nothing new
         self._anew, self._known_to = False, 0
-        #: when the producer was made, and whether the last record was not delivered
+        #: when the producer was made
         self._writer: Producer | None = None
-        self._made, self._undelivered = -math.inf, False
+        self._made, self.lost = -math.inf, False
         self._subscriptions: list[Subscription] = []
         self._first_end = math.inf
         self._changed: dict[str, float] = {}
@@ -397,7 +398,7 @@ class ControlTopic:
         def delivered(error: KafkaError | None, _: object) -> None:
             answers.append(error)
             # a record that is too large says nothing of the producer
-            self._undelivered = error is not None and error.code() != KafkaError.MSG_SIZE_TOO_LARGE
+            self.lost = error is not None and error.code() != KafkaError.MSG_SIZE_TOO_LARGE
 
         for number, (key, value) in enumerate(records.items(), 1):
             try:
@@ -410,6 +411,7 @@ class ControlTopic:
                     # an idempotent producer does nothing any more after a fatal error
                     with self.arrived:
                         self._writer = None
+                    self.lost = True
                 raise Outage(f"Kafka's client does not take our status records: {error}.") from None
             if wait and (number % _AT_ONCE == 0 or number == len(records)):
                 _confirm(producer, answers, number, wait)
@@ -423,8 +425,8 @@ class ControlTopic:
         with self.arrived:
             if (before := self._writer) is not None:
                 before.poll(0)  # hears what became of the records before
-            if before is None or (self._undelivered and time.monotonic() - self._made >= _QUEUED):
-                self._made, self._undelivered = time.monotonic(), False
+            if before is None or (self.lost and time.monotonic() - self._made >= _QUEUED):
+                self._made = time.monotonic()
                 own = {"enable.idempotence": True, "linger.ms": 0, "message.timeout.ms": int(_QUEUED * 1000)}
                 self._writer = made(Producer, {**producer_config(self._kafka), **own})
             return self._writer

@@ -3469,7 +3469,7 @@ MUTANTS = (
     Mutant(
         "a producer that does not deliver is replaced",
         "ControlTopic._producer",
-        swap("before is None or (self._undelivered and ...)", "before is None"),
+        swap("before is None or (self.lost and ...)", "before is None"),
         f"{_TOPIC}::test_a_producer_that_does_not_deliver_is_replaced",
     ),
     Mutant(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 #: date, time, timestamp, timestamp with time zone, interval, time with time zone (src/include/catalog/pg_type.dat)
 TEMPORAL = frozenset({1082, 1083, 1114, 1184, 1186, 1266})
@@ -14,6 +14,19 @@ TEMPORAL = frozenset({1082, 1083, 1114, 1184, 1186, 1266})
 TEXTS_OF_DEBEZIUM = frozenset({1184, 1186, 1266})
 #: the form of a column whose values are published as hashes, which are texts
 HASHED = "hash"
+
+
+class Member(NamedTuple):
+    """Something in a type that shows in its values, and that PostgreSQL can change without sending anything.
+
+    :param number: what it keeps: the oid of an enum's label; or, of a composite, its oid with a minus.
+    :param name: the label; or the numbers of the composite's attributes.
+    :param written: the transaction that has written a label's row (``xmin``); 0 if it is not known.
+    """
+
+    number: int
+    name: str
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +46,8 @@ class ColumnType:
     :param extension: the extension that the base type belongs to; empty for none.
     :param attributes: the attributes of a composite.
     :param labels: the labels of an enum that is published as an enum.
-    :param members: the oids of an enum's labels, which they keep when they get other names, and the labels. Two types
-        are the same if only these differ.
+    :param members: the labels of an enum; for a type that is published as a text, also what of the types inside of it
+        shows in that. Two types are the same if only these differ.
     :param form: the form that the settings choose, for a type that has several
         (:class:`~airflow_bottledwater.model.forms.TypeOptions`).
     """
@@ -53,7 +66,7 @@ class ColumnType:
     attributes: tuple[Column, ...] = ()
     labels: tuple[str, ...] = ()
     form: str = ""
-    members: tuple[tuple[int, str], ...] = field(default=(), compare=False)
+    members: tuple[Member, ...] = field(default=(), compare=False)
 
     @property
     def inside(self) -> list[ColumnType]:
@@ -96,7 +109,7 @@ class Column:
     :param required: whether it is published as never null.
     :param mask: what is published instead of its values, as the option says it; empty for the values.
     :param renamed: the name that it is published under; empty for its own.
-    :param number: of an attribute, ``pg_attribute.attnum``, which no other one of its type gets; 0 if it is not known.
+    :param number: ``pg_attribute.attnum``, which no other one of its table or type gets; 0 if it is not known.
     """
 
     name: str

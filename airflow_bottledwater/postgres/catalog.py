@@ -342,7 +342,7 @@ def _columns(
     types = describe(connection, [Declared(*row[2:6]) for row in rows], forms=forms)
     for (oid, name, *_, comment, not_null, number), kind in zip(rows, types, strict=True):
         required = not_null and forms.not_null == "required"
-        columns.setdefault(oid, []).append(Column(name, kind, comment, required))
+        columns.setdefault(oid, []).append(Column(name, kind, comment, required, number=number))
         numbers.setdefault(oid, []).append(number)
         if not not_null:
             nullable.setdefault(oid, set()).add(name)

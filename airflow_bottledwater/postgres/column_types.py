@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from airflow_bottledwater.model.forms import DEFAULT_TYPE_OPTIONS, TypeOptions
-from airflow_bottledwater.model.relation import Column, ColumnType
+from airflow_bottledwater.model.relation import Column, ColumnType, Member
 from airflow_bottledwater.postgres.connect import PINNED, Connection
 
 #: int2vector and oidvector have elements, too, but are not array types
@@ -28,9 +28,11 @@ SELECT attrelid, attname, atttypid, atttypmod, attndims,
        format_type(atttypid, atttypmod), col_description(attrelid, attnum), attnum
 FROM pg_attribute WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
 """
-_LABELS = (
-    "SELECT enumtypid, oid, enumlabel::text FROM pg_enum WHERE enumtypid = ANY (%s::oid[]) ORDER BY 1, enumsortorder"
-)
+#: a label that has been renamed and renamed back has been written by another transaction
+_LABELS = """
+SELECT enumtypid, oid, enumlabel::text, xmin::text::bigint FROM pg_enum WHERE enumtypid = ANY (%s::oid[])
+ORDER BY 1, enumsortorder
+"""
 _MONEY, _NUMERIC = 790, 1700
 _DOCUMENTS = {114, 3802}
 #: regproc, regprocedure, regoper, regoperator, regclass, regcollation, regtype, regrole, regnamespace, regconfig,
@@ -84,9 +86,9 @@ class _Catalog:
             below |= {d.oid for relation in relations for _, d, _, _ in self._attributes.get(relation, [])}
             wanted = below - set(self._rows)
         enums = [oid for oid, row in self._rows.items() if row.kind == "e"]
-        self._labels: dict[int, list[tuple[int, str]]] = {}
-        for enum, oid, label in connection.execute(_LABELS, (enums,)).fetchall() if enums else ():
-            self._labels.setdefault(enum, []).append((oid, label))
+        self._labels: dict[int, list[Member]] = {}
+        for enum, *label in connection.execute(_LABELS, (enums,)).fetchall() if enums else ():
+            self._labels.setdefault(enum, []).append(Member(*label))
         self._money_scale = 0
         if _MONEY in self._rows:
             self._money_scale = _money_scale(connection)
@@ -111,7 +113,6 @@ class _Catalog:
                 Column(name, self.describe(d), comment, number=number)
                 for name, d, comment, number in self._attributes.get(row.relation, [])
             )
-        members = tuple(self._labels.get(base, ()))
         return ColumnType(
             declared.oid,
             declared.typmod,
@@ -125,10 +126,21 @@ class _Catalog:
             row.label,
             row.extension,
             attributes,
-            tuple(label for _, label in members) if form == "enum" else (),
+            tuple(label.name for label in self._labels.get(base, ())) if form == "enum" else (),
             form,
-            members,
+            tuple(self._shown(base) if form == "text" else self._labels.get(base, ())),
         )
+
+    def _shown(self, oid: int) -> Iterator[Member]:
+        """What of a type, and of those inside of it, shows in a text of its values: labels, and which attributes a
+        composite has."""
+        row = self._rows[oid]
+        yield from self._labels.get(oid, ())
+        attributes = self._attributes.get(row.relation, [])
+        if row.relation:
+            yield Member(-oid, " ".join(str(number) for *_, number in attributes))
+        for below in (row.base, row.element, *(declared.oid for _, declared, _, _ in attributes)):
+            yield from self._shown(below) if below else ()
 
     def _form(self, oid: int, row: _Row, is_array: bool) -> str:
         forms = self._forms
@@ -163,8 +175,8 @@ def describe(
 ) -> list[ColumnType]:
     """The types of columns, in the order of ``declared``.
 
-    :param forms: the forms in which types are published; what a type consists of is not described if its form is
-        ``text``.
+    :param forms: the forms in which types are published; of what a type consists of, only what shows in a text
+        (``members``) is described if its form is ``text``.
     :raises LookupError: a type does not exist any more.
     """
     catalog = _Catalog(connection, {d.oid for d in declared}, forms)

@@ -25,17 +25,19 @@ def altered(known: PipelineState, today: Mapping[int, SourceTable]) -> tuple[dic
     for oid, pinned in known.tables.items():
         if oid not in today:
             continue
-        before = {column.name: column for column in (recorded.get(oid) or pinned.table).columns}
+        known_columns = (recorded.get(oid) or pinned.table).columns
+        # by the number, which stays if it gets another name; by the name if its number is not known
+        before = {column.number or column.name: column for column in known_columns}
         columns = []
         for column in today[oid].columns:
-            old = before.get(column.name)
+            old = before.get(column.number) or before.get(column.name)
             # of another declared type the stream is told
             if old is not None and _declared(old) == _declared(column) and (why := _renamed(old.type, column.type)):
                 reasons[oid] = f"has a column {column.name!r} {why}"
                 column = old
             if any(_names(column.type)):
                 columns.append(column)
-        if _compared(columns) != _compared(column for column in before.values() if any(_names(column.type))):
+        if _compared(columns) != _compared(column for column in known_columns if any(_names(column.type))):
             changed[oid] = ChangedTypes(tuple(columns))
     return reasons, changed
 
@@ -58,9 +60,13 @@ def _renamed(before: ColumnType, now: ColumnType) -> str:
     """Which names or attributes of a type are others now, of those that were published; empty if none are."""
     if before.element is not None and now.element is not None:
         return _renamed(before.element, now.element)
-    labels = dict(now.members)
-    if any(labels.get(oid, label) != label for oid, label in before.members):
-        return f"with a label of {now.name} that was renamed"
+    members = {each.number: each for each in now.members}
+    for member in before.members:
+        other = members.get(member.number, member)
+        if other.name != member.name or (member.written or other.written) != other.written:
+            if member.number < 0:
+                return f"whose type {now.name} has other attributes now"
+            return f"with a label of {now.name} that was renamed"
     if len(now.attributes) < len(before.attributes):
         return f"whose type {now.name} has other attributes now"
     for old, new in zip(before.attributes, now.attributes, strict=False):

@@ -297,8 +297,11 @@ def test_names_inside_of_types_that_change_are_published_again(make_flow: MakeFl
         "CREATE TYPE pair AS (a int, b text)",
         "CREATE TYPE mood AS ENUM ('sad', 'ok')",
         "CREATE DOMAIN named AS text",
+        "CREATE TYPE moods AS RANGE (subtype = mood)",
         "CREATE TABLE t (id int PRIMARY KEY, p pair[], m mood, d named)",
         "INSERT INTO t SELECT g, ARRAY[ROW(g, 'x')::pair], 'sad', 'd' FROM generate_series(1, 20) g",
+        "CREATE TABLE span (m moods PRIMARY KEY)",
+        "INSERT INTO span VALUES ('[sad,ok]')",
         "CREATE TABLE log (p pair)",
         "CREATE TABLE other (id int PRIMARY KEY)",
         "INSERT INTO other VALUES (1)",
@@ -314,6 +317,7 @@ def test_names_inside_of_types_that_change_are_published_again(make_flow: MakeFl
         assert [m.value for m in flow.read("log")] == [{"p": {"n": 1, "b": "y"}}]
         flow.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
         until(lambda: flow.compare("t").equal, "the label's new name", failed=errors)
+        until(lambda: flow.compare("span").equal, "the label's new name in a text", failed=errors)
         count = len(flow.read("t"))
         # what only adds something is no reason to read the table again
         flow.execute("ALTER TYPE pair ADD ATTRIBUTE c int", "ALTER TYPE mood ADD VALUE 'great'")

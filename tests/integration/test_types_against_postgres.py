@@ -30,6 +30,7 @@ from airflow_bottledwater.pipeline.formats import FORMATS
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection, connect
+from airflow_bottledwater.tables.types import _renamed
 from tests.support import reference
 from tests.support.paths import KEY_ID, VALUE_ID, Follower, Made, copied, encoded, texts
 from tests.support.protobuf_messages import fill, message_class
@@ -528,6 +529,35 @@ def test_a_domain_that_has_become_stricter_does_not_stop_its_older_values(databa
     prepared.execute("ALTER DOMAIN public.several ADD CHECK (array_length(VALUE, 1) < 2) NOT VALID")
     assert same(prepared, load(prepared, "public.t"), streamed(follower)) == 1
     follower.close()
+
+
+@pytest.mark.parametrize(
+    ("forms", "kind", "statement", "why"),
+    [
+        (TypeOptions(arrays="text"), "mood[]", "RENAME VALUE 'sad' TO 'blue'", "label"),
+        (TypeOptions(composites="text"), "felt", "RENAME VALUE 'sad' TO 'blue'", "label"),
+        (TypeOptions(ranges="text"), "moods", "RENAME VALUE 'sad' TO 'blue'", "label"),
+        (TypeOptions(), "moody", "RENAME VALUE 'sad' TO 'blue'; ALTER TYPE mood RENAME VALUE 'blue' TO 'sad'", "label"),
+        (TypeOptions(arrays="text"), "moody[]", "ADD VALUE 'blue'", ""),
+        (TypeOptions(composites="text"), "felt[]", "RENAME TO state; ALTER TYPE felt DROP ATTRIBUTE m", "attributes"),
+        (TypeOptions(composites="text"), "felt", "RENAME TO state; ALTER TYPE felt ADD ATTRIBUTE x int", "attributes"),
+        (TypeOptions(composites="text"), "felt", "RENAME TO state; ALTER TYPE felt RENAME ATTRIBUTE m TO n", ""),
+    ],
+)
+def test_what_shows_in_the_values_of_a_type_is_noticed_when_it_changes(
+    prepared: Connection, forms: TypeOptions, kind: str, statement: str, why: str
+) -> None:
+    prepared.execute("SET search_path = public")
+    prepared.execute("CREATE TYPE felt AS (at int, m moody)")
+    prepared.execute("CREATE TYPE moods AS RANGE (subtype = mood)")
+    prepared.execute(f"CREATE TABLE t (v {kind})")  # type: ignore[arg-type]
+    before = load(prepared, "t", forms)
+    for each in f"ALTER TYPE mood {statement}".split("; "):
+        prepared.execute(each)  # type: ignore[arg-type]
+    now = load(prepared, "t", forms)
+    found = _renamed(before.columns[0].type, now.columns[0].type)
+    assert why in found and bool(why) == bool(found)
+    assert before == now  # so that no schema is another one
 
 
 def test_a_database_in_another_encoding_delivers_utf_8(postgres: PostgresServer) -> None:

@@ -38,6 +38,7 @@ _COMPOSITES = "tests/unit/encoding/test_composites.py"
 _CURRENT = "tests/integration/test_current_rows.py"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _NEW_OPTIONS = "tests/integration/test_new_options.py"
+_OF_TYPES = "tests/unit/tables/test_types.py"
 _KEYS = "tests/integration/test_keys.py"
 _UNIT_PLAN = "tests/unit/tables/test_plan.py"
 _SAME_NAMES = "tests/integration/test_new_key.py::test_another_key_of_columns_with_the_same_names_is_taken_up"
@@ -4358,8 +4359,26 @@ MUTANTS = (
     Mutant(
         "labels that get other names are noticed",
         "_renamed",
-        never("any(labels.get(oid, label) != label for oid, label in before.members)"),
+        never("other.name != member.name or (member.written or other.written) != other.written"),
         "tests/integration/test_tables.py::test_names_inside_of_types_that_change_are_published_again",
+    ),
+    Mutant(
+        "labels that got other names and their own again are noticed",
+        "_renamed",
+        never("(member.written or other.written) != other.written"),
+        f"{_OF_TYPES}::test_a_label_that_is_renamed_is_noticed_also_if_it_is_renamed_back_or_its_column_is_renamed",
+    ),
+    Mutant(
+        "labels that show in a text are noticed when they get other names",
+        "_Catalog.describe",
+        swap('self._shown(base) if form == "text" else self._labels.get(base, ())', "self._labels.get(base, ())"),
+        "tests/integration/test_tables.py::test_names_inside_of_types_that_change_are_published_again",
+    ),
+    Mutant(
+        "a column is compared with itself, whatever its name is",
+        "types.altered",
+        swap("before.get(column.number) or before.get(column.name)", "before.get(column.name)"),
+        f"{_OF_TYPES}::test_a_label_that_is_renamed_is_noticed_also_if_it_is_renamed_back_or_its_column_is_renamed",
     ),
     Mutant(
         "names that were added to a type since its table was recorded are recorded",

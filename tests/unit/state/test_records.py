@@ -11,7 +11,7 @@ from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.job import Job
-from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
+from airflow_bottledwater.model.relation import Column, ColumnType, Member, SourceTable
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.postgres.coverage import Coverage, Publication
 from airflow_bottledwater.postgres.partitions import KnownPartition
@@ -43,7 +43,7 @@ RECORDS: dict[str, StateRecord] = {
     records.partitions_key(1): _PARTITIONS,
     records.gap_key(1): records.Gap("was paused by alice", held=True, paused=True, at=5.5),
     records.types_key(1): records.ChangedTypes(
-        (Column("m", ColumnType(7, -1, 7, -1, "e", "mood", members=((9, "sad"),))),)
+        (Column("m", ColumnType(7, -1, 7, -1, "e", "mood", members=(Member(9, "sad", 700),))),)
     ),
     records.stopped_key(2): records.Stopped(_TABLE),
     records.schema_key(1, 3): records.LaterSchema(_TABLE, 3),

@@ -305,8 +305,8 @@ class _SnapshotDriver:
         :raises Refused: a key changed; or a table has another name, by which less of it is hidden.
         """
         changed: dict[str, StateRecord | None] = {}
-        known = self._claim.state.tables
-        if exposed := options.exposed(self._pipeline, self._claim.state, tables):
+        state, known = self._claim.state, self._claim.state.tables
+        if exposed := options.exposed(self._pipeline, state, tables):
             raise Refused(" ".join(exposed.values()))
         tables = [
             # the publication has the filter that was recorded; another one of today's options is for the stream
@@ -323,6 +323,8 @@ class _SnapshotDriver:
                 value_schema = register_value(self._pipeline, pinned.topic, table)
                 if value_schema != pinned.value_schema:  # there may be rows with it already
                     changed[schema_key(table.oid, pinned.value_schema)] = LaterSchema(pinned.table, pinned.value_schema)
+                # before its snapshot has begun, no row is published
+                changed |= state.published_types(table.oid) if table.oid in state.boundaries else {}
             changed[table_key(table.oid)] = replace(pinned, table=table, value_schema=value_schema)
         if changed:
             self._claim.write(changed)

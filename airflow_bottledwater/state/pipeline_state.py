@@ -145,6 +145,12 @@ class PipelineState:
         """What the types of columns consist of, for the tables of which that has changed since they were recorded."""
         return self._of_tables("types", records.ChangedTypes)
 
+    def published_types(self, oid: int) -> dict[str, records.StateRecord | None]:
+        """The record with which a table's types stay known as the published rows have them, when another definition of
+        the table is recorded: the stream then reads it again if names in them are others now."""
+        types = self.types.get(oid) or records.ChangedTypes(self.tables[oid].table.columns)
+        return {records.types_key(oid): types}
+
     @property
     def later(self) -> dict[int, dict[int, SourceTable]]:
         """By the table's oid, the definitions other than the pinned one with whose schemas there are rows in the topic,

@@ -236,7 +236,10 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
             for number in later.get(oid, ())
             if known[oid].table.keyed or number in {each.number for each in some}
         }
-        claim.write({**{table_key(pinned.table.oid): pinned for pinned in again}, **_read_again(again), **obsolete})
+        values: dict[str, StateRecord | None] = {table_key(pinned.table.oid): pinned for pinned in again}
+        for pinned in again:
+            values |= claim.state.published_types(pinned.table.oid)
+        claim.write({**values, **_read_again(again), **obsolete})
     problems = tuple(_unreadable(each, gone[each.table.oid]) for each in again if not each.table.keyed)
     for problem in problems:
         log.error("%s", problem)

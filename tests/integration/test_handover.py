@@ -819,6 +819,25 @@ def test_a_snapshot_that_is_resumed_with_other_lanes_keeps_plan_and_boundary(mak
     assert sum(op == "d" for op, _ in changes(flow.read("a"))) == 500
 
 
+def test_a_label_in_a_key_that_is_renamed_before_a_snapshot_is_resumed_leaves_no_keys(make_flow: MakeFlow) -> None:
+    flow = make_flow(range_bytes=64 * 1024)
+    flow.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE a (m mood, id bigint, name text, PRIMARY KEY (m, id))",
+        "INSERT INTO a SELECT 'sad', g, 'row ' || g FROM generate_series(1, 5000) g",
+    )
+    flow.create()
+    with pytest.raises(Outage, match="went away"):
+        driver.run(flow.pipeline, half(flow))
+    flow.execute(
+        "INSERT INTO a SELECT 'ok', g, 'new' FROM generate_series(1, 1000) g",
+        "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
+    )
+    assert flow.snapshot().rows == 6000
+    flow.stream()
+    assert flow.compare("a").differences == []
+
+
 def test_rows_that_move_behind_the_planned_end_are_in_the_last_range(make_flow: MakeFlow) -> None:
     flow = make_flow(range_bytes=64 * 1024)
     fill(flow, "a", rows=5000)

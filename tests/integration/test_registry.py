@@ -240,6 +240,23 @@ def test_a_value_schema_that_is_lost_while_the_stream_runs_is_registered_again_a
     flow.stream()
 
 
+def test_a_label_in_a_key_that_is_renamed_before_a_schema_is_lost_leaves_no_keys(
+    make_flow: MakeFlow, front: RegistryFront
+) -> None:
+    flow = make_flow(front)
+    flow.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "ALTER TABLE t ADD m mood NOT NULL DEFAULT 'sad', DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, m)",
+    )
+    flow.create()
+    flow.snapshot()
+    front.lost = {ids(flow)[1]}
+    flow.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'", "INSERT INTO t (id) VALUES (2)")
+    flow.stream()
+    latest = {message.key(): message.value() for message in everything(flow)}
+    assert sum(value is not None for value in latest.values()) == 2
+
+
 def altered(flow: Flow, x: int = 2) -> int:
     """Publish a row with one more column; returns the id of its schema."""
     flow.execute("ALTER TABLE t ADD x text", f"INSERT INTO t VALUES ({x}, 1, NULL, 'x')")

@@ -1099,7 +1099,7 @@ MUTANTS = (
     Mutant(
         "a snapshot does not show what is left out by the name of before",
         "_SnapshotDriver._refresh_pinned",
-        never("exposed := options.exposed(self._pipeline, self._claim.state, tables)"),
+        never("exposed := options.exposed(self._pipeline, state, tables)"),
         f"{_CHOOSE}::test_a_snapshot_does_not_show_what_is_left_out_by_the_name_of_before",
     ),
     Mutant(
@@ -2346,6 +2346,18 @@ MUTANTS = (
         "_check_names",
         never("not catalog.still_named(connection, named)"),
         f"{_IDENTITY}::test_a_rename_while_the_locks_are_taken_is_noticed",
+    ),
+    Mutant(
+        "a snapshot that is resumed does not forget which names of types its rows have",
+        "_SnapshotDriver._refresh_pinned",
+        swap("table.oid in state.boundaries", "False"),
+        f"{_HANDOVER}::test_a_label_in_a_key_that_is_renamed_before_a_snapshot_is_resumed_leaves_no_keys",
+    ),
+    Mutant(
+        "a table whose schema was lost does not forget which names of types its rows have",
+        "schemas.settle",
+        drop("values |= claim.state.published_types(pinned.table.oid)"),
+        f"{_REGISTRY}::test_a_label_in_a_key_that_is_renamed_before_a_schema_is_lost_leaves_no_keys",
     ),
     Mutant(
         "lanes read a table by today's name",

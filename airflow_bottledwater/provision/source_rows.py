@@ -178,7 +178,7 @@ def compare(
     key = row_key(table, message.new)
     row = found.rows.get(key)
     if row is None:
-        return SourceRow(gone, same=False, unknown=GONE if key in found.unsent else "")
+        return SourceRow(gone, same=False, unknown=found.unfit.get(key, GONE if key in found.unsent else ""))
     other = [
         c
         for c, (column, value) in enumerate(zip(table.columns, message.new, strict=True))

@@ -29,6 +29,7 @@ from airflow_bottledwater.postgres.partitions import Known
 from airflow_bottledwater.postgres.results import take_cells
 from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
 from airflow_bottledwater.publish.columns import altered, rewritten
+from airflow_bottledwater.publish.definitions import MISFITS
 from airflow_bottledwater.publish.row_query import (
     RowQuery,
     equality,
@@ -52,6 +53,8 @@ _ALL = 1 << 62
 _FLUSH = 30.0
 #: SQLSTATE insufficient_privilege
 _DENIED = "42501"
+#: a key has a label that no enum has any more, or a composite with other attributes
+_UNFIT = (psycopg.errors.InvalidTextRepresentation, *MISFITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class FoundRows:
     :param left_out: see :class:`Cells`.
     :param unsent: the keys whose rows may have gone with a partition, see :mod:`~airflow_bottledwater.publish.unsent`.
     :param rewritten: see :func:`~airflow_bottledwater.publish.columns.rewritten`.
+    :param unfit: key → why no row can be looked up by it.
     """
 
     rows: dict[Key, list[bytes | None]] = field(default_factory=dict)
@@ -70,6 +74,17 @@ class FoundRows:
     left_out: int = 0
     unsent: Collection[Key] = ()
     rewritten: Collection[int] = ()
+    unfit: Mapping[Key, str] = field(default_factory=dict)
+
+    def with_others(self, other: FoundRows) -> FoundRows:
+        """What both look-ups of a relation version's keys have found."""
+        return FoundRows(
+            {**self.rows, **other.rows},
+            {**self.unreadable, **other.unreadable},
+            unsent={*self.unsent, *other.unsent},
+            rewritten={*self.rewritten, *other.rewritten},
+            unfit={**self.unfit, **other.unfit},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +168,7 @@ class CurrentRows:
         as_text: Collection[str] = (),
         since: int = 0,
     ) -> FoundRows:
-        """The rows of these keys, all read under one snapshot.
+        """The rows of these keys, all read under one snapshot, unless a key is unfit.
 
         :param table: the relation version that the keys belong to; the table is found by its oid, whatever its name is
             today.
@@ -166,7 +181,14 @@ class CurrentRows:
         def ask(source: _Source) -> FoundRows:
             return replace(source.rows(keys, columns, as_text), rewritten=source.rewritten(since))
 
-        return self._look_up(table, (), ask) or FoundRows()
+        try:
+            return self._look_up(table, (), ask) or FoundRows()
+        except _Unfit as unfit:
+            if len(keys) == 1:
+                return FoundRows(unfit={keys[0]: str(unfit)})
+            halves = keys[: len(keys) // 2], keys[len(keys) // 2 :]
+            first, second = (self.read(table, some, columns, as_text=as_text, since=since) for some in halves)
+            return first.with_others(second)
 
     def fetch(
         self, table: SourceTable, keys: KeyBatch, columns: Sequence[int], *, xids: Iterable[int], most: int = _ALL
@@ -177,7 +199,16 @@ class CurrentRows:
             does.
         :param most: bytes of values at which the look-up ends, behind the row that reaches them.
         """
-        found = self._look_up(table, sorted(set(xids)), lambda source: source.cells(keys, columns, most))
+        xids = sorted(set(xids))
+        try:
+            found = self._look_up(table, xids, lambda source: source.cells(keys, columns, most))
+        except _Unfit as unfit:
+            if len(keys) == 1:
+                return Cells.without_rows(keys, columns, dict.fromkeys(columns, str(unfit)))
+            # what is behind the first half is left to another look-up
+            found = self.fetch(table, keys.some(0, len(keys) // 2), columns, xids=xids, most=most)
+            rest = Cells.without_rows(keys.some(len(keys) // 2, len(keys)), columns).cells
+            return replace(found, cells=np.concatenate([found.cells, rest]), left_out=found.left_out + len(rest))
         if found is None:
             why = "its table was dropped" if table.key else "its row cannot be looked up, since its table had no key"
             return Cells.without_rows(keys, columns, dict.fromkeys(columns, why))
@@ -189,6 +220,12 @@ class CurrentRows:
         while True:
             try:
                 return self._try(table, xids, ask)
+            except _UNFIT as error:
+                said = str(error).splitlines()[0]
+                raise _Unfit(
+                    "its row cannot be looked up by its key, in which a label or an attribute was renamed, added or "
+                    f"dropped since ({said})"
+                ) from error
             except psycopg.Error as error:
                 translated = outage(error, f"Reading rows of {table.qualified}")
                 # a right that was revoked can be granted again; the pipeline's status names it
@@ -239,6 +276,10 @@ class CurrentRows:
             finally:
                 if not connection.closed:
                     connection.execute("ROLLBACK")
+
+
+class _Unfit(Exception):
+    """PostgreSQL does not take a key, or one of the keys, any more."""
 
 
 class _NotVisible(Exception):

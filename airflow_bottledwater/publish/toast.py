@@ -245,14 +245,20 @@ class ToastResolver:
             room = max(1, most - found.filled, most // 4)
             some = keys.some(done, done + max(1, int(2 * room / each)))
             cells = self.current.fetch(table, some, columns, xids=xids, most=room)
+            upto = done + len(some) - cells.left_out
+            mine = (lookups >= done) & (lookups < upto)
+            asked = set(found.lacking["change"][wanted[mine]].tolist())
             reasons = [
-                *((i, why) for c, why in cells.unreadable.items() for i in found.changes_without(relation, c)),
+                *(
+                    (i, why)
+                    for c, why in cells.unreadable.items()
+                    for i in found.changes_without(relation, c)
+                    if i in asked
+                ),
                 *((i, GONE) for i in found.lacking["change"][wanted[np.isin(lookups - done, cells.unsent)]].tolist()),
             ]
             for i, why in reasons:
                 failed.setdefault(i, f"a large value that the change left as it was is not in the stream, and {why}")
-            upto = done + len(some) - cells.left_out
-            mine = (lookups >= done) & (lookups < upto)
             found.fill_in(wanted[mine], lookups[mine] - done, columns, cells)
             each, done = max(100.0, cells.data.size / len(some), each / 8), upto
         without = found.lacking["change"][wanted][lookups >= done]

@@ -147,6 +147,36 @@ def test_a_row_is_found_by_a_key_whose_index_is_gone(each_postgres: PostgresServ
     assert fetched(dsn, keys, since="ALTER TABLE public.t DROP CONSTRAINT t_pkey") == [(7, None), (8, b"w8")]
 
 
+@pytest.mark.parametrize(
+    ("kind", "statement", "unfit"),
+    [
+        ("enum", "ALTER TYPE public.mood RENAME VALUE 'm9' TO 'other'", [9]),
+        ("composite", "ALTER TYPE public.pair ADD ATTRIBUTE c int", [7, 8, 9, 10, 11]),
+    ],
+)
+def test_a_key_that_postgresql_does_not_take_any_more_keeps_no_other_from_its_row(
+    postgres: PostgresServer, kind: str, statement: str, unfit: list[int]
+) -> None:
+    column, expression, first = KEYS[kind]
+    dsn = prepare(postgres, column, "id", expression, first)
+    keys = keys_of(dsn, "id", "v BETWEEN 7 AND 11")
+    told: dict[int, tuple[bool, str]] = {}
+    with connect(dsn) as connection:
+        ((oid,),) = connection.execute("SELECT 'public.t'::regclass::oid::int")
+        (table,) = catalog.load(connection, [oid])
+        connection.execute(statement)  # type: ignore[arg-type]
+        rows = CurrentRows(dsn, lambda: connection, lambda what: pytest.fail(str(what)))
+        while len(told) < len(keys):
+            found = rows.fetch(table, keys.some(len(told), len(keys)), [1], xids=())
+            for kind_of in found.cells["kind"][: len(found.cells) - found.left_out, 0]:
+                told[7 + len(told)] = kind_of == wire.FIELD_BINARY, found.unreadable.get(1, "")
+        read = rows.read(table, [keys.key(number) for number in range(5)], [1])
+    assert [v for v, (there, why) in told.items() if "in which a label or an attribute was" in why] == unfit
+    assert [v for v, (there, why) in told.items() if not there] == unfit
+    assert list(read.unfit) == [keys.key(v - 7) for v in unfit]
+    assert {*read.rows} == {keys.key(v - 7) for v in told if v not in unfit}
+
+
 def test_a_key_of_several_columns_in_an_order_of_its_own(each_postgres: PostgresServer) -> None:
     dsn = prepare(each_postgres, "b text, a int", "a, b", "'b' || i, i % 7", "")
     keys = keys_of(dsn, "a, b", "v IN (7, 8, 9)")

@@ -9,6 +9,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater.errors import Outage, RecordError
+from airflow_bottledwater.provision import redrive
 from airflow_bottledwater.publish.current import Cells, CurrentRows
 from airflow_bottledwater.publish.toast import Completed, ToastResolver
 from airflow_bottledwater.stream.publisher import StreamPublisher
@@ -218,6 +219,29 @@ def test_a_row_whose_key_has_another_type_today_is_a_record_error(make_flow: Mak
     flow.execute("UPDATE w SET v = 1 WHERE id = 3", "ALTER TABLE w ALTER id TYPE text")
     with pytest.raises(RecordError, match="a key column was dropped, renamed or given another type"):
         flow.stream()
+
+
+def test_a_row_whose_key_has_a_label_that_was_renamed_is_a_record_error_and_others_are_found(
+    make_flow: MakeFlow,
+) -> None:
+    flow = make_flow(on_error="log")
+    flow.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE k (id mood, n int, v int, big text, PRIMARY KEY (n, id))",
+        "ALTER TABLE k ALTER big SET STORAGE EXTERNAL",
+        f"INSERT INTO k SELECT CASE WHEN g = 2 THEN 'sad' ELSE 'ok' END::mood, g, 0, {LARGE.format('a')} "
+        "FROM generate_series(1, 5) g",
+    )
+    flow.create()
+    flow.execute("UPDATE k SET v = 1", "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
+    counters = flow.stream()
+    assert (counters["dead_letters"], counters["superseded"]) == (1, 0)
+    (letter,) = flow.dead_letters()
+    assert "by its key, in which a label or an attribute was renamed, added or dropped since" in letter.value["error"]
+    assert [m.key["n"] for m in flow.read("k") if m.pos] == [1, 3, 4, 5]
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=1)
+    # the table is read again, too
+    assert flow.compare("k").equal
 
 
 @pytest.mark.parametrize("key", ["pair", "int[]"])

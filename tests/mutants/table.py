@@ -39,6 +39,7 @@ _CURRENT = "tests/integration/test_current_rows.py"
 _CHOOSE, _MAPPING = "tests/integration/test_choose.py", "tests/unit/encoding/test_mapping.py"
 _NEW_OPTIONS = "tests/integration/test_new_options.py"
 _OF_TYPES = "tests/unit/tables/test_types.py"
+_LABEL_OF_KEY = "test_a_row_whose_key_has_a_label_that_was_renamed_is_a_record_error_and_others_are_found"
 _KEYS = "tests/integration/test_keys.py"
 _UNIT_PLAN = "tests/unit/tables/test_plan.py"
 _SAME_NAMES = "tests/integration/test_new_key.py::test_another_key_of_columns_with_the_same_names_is_taken_up"
@@ -2358,6 +2359,18 @@ MUTANTS = (
         "schemas.settle",
         drop("values |= claim.state.published_types(pinned.table.oid)"),
         f"{_REGISTRY}::test_a_label_in_a_key_that_is_renamed_before_a_schema_is_lost_leaves_no_keys",
+    ),
+    Mutant(
+        "a key that PostgreSQL does not take any more does not end the stream",
+        "CurrentRows._look_up",
+        swap("_UNFIT", "()"),
+        f"{_TOAST}::{_LABEL_OF_KEY}",
+    ),
+    Mutant(
+        "a key that PostgreSQL does not take any more keeps no other from its row",
+        "ToastResolver._fill_from_table",
+        swap("i in asked", "True"),
+        f"{_TOAST}::{_LABEL_OF_KEY}",
     ),
     Mutant(
         "lanes read a table by today's name",

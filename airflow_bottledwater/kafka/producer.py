@@ -131,11 +131,11 @@ class TransactionalProducer:
         largest = max(messages, key=lambda message: len(message.value or b""))
         if error.code() not in _TOO_LARGE:
             return NewProducerNeeded(f"Kafka refuses a record: {error.str()}.")
+        command = altering({"bootstrap.servers": self._servers}, largest.topic, "max.message.bytes=10485760")
         return Refused(
             f"Kafka refuses a record for topic {largest.topic!r}: the record {(largest.key or b'').decode()!r} has "
             f"{len(largest.value or b''):,} bytes ({error.str()}).",
-            f"Raise the topic's limit ({altering(self._config, largest.topic, 'max.message.bytes=10485760')}), then "
-            "start again.",
+            f"Raise the topic's limit ({command}), then start again.",
         )
 
     def attempt(self, messages: Sequence[Message]) -> None:

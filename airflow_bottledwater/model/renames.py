@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 
 #: by the name of a column, the names that it has, or may have, at the other moment; none of a column that has one name
 Names = Mapping[str, Sequence[str]]
+#: columns' numbers and names
+Numbered = Sequence[tuple[int, str]]
 
 
-def by_number(columns: Sequence[tuple[int, str]], others: Sequence[tuple[int, str]]) -> Names:
+def by_number(columns: Numbered, others: Numbered) -> Names:
     """The columns that have other names, with these.
 
     :param columns: numbers and names; ``others`` are those of the other moment.

@@ -246,7 +246,9 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
     found.tables = catalog.load(connection, oids, mapping)
     problems += options.problems(connection, pipeline, oids, None if found.adding else found.state.tables)
     _leave_to_stream(pipeline, found)
-    exposed = options.exposed(pipeline, found.state, (each for each in found.tables if each.oid in found.state.stopped))
+    exposed = options.exposed(
+        pipeline, found.state, (each for each in found.tables if each.oid not in found.state.tables)
+    )
     found.warnings += exposed.values()
     found.tables = [table for table in found.tables if table.oid not in exposed]
     problems += _check_partitions(connection, found)

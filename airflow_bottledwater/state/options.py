@@ -161,18 +161,35 @@ def exposed(pipeline: Settings, known: PipelineState, today: Iterable[SourceTabl
     """The tables whose columns would not be left out or masked any more, or whose keys would have other forms, since
     they have got other names; by oid.
 
-    :param today: tables that are followed, or were, as they are published by today's options.
+    :param today: tables as they are published by today's options; those that the state does not know are left out.
     """
     mapping = TableMapping.of(pipeline)
     found = {}
     for table in today:
+        if (before := known_as(known, table)) is None:
+            continue
         pinned = known.tables.get(table.oid)
-        why = exposed_now(mapping, known.stopped[table.oid] if pinned is None else pinned.table, table)
+        why = exposed_now(mapping, before, table)
         if not why and pinned is not None and table.oid not in known.accepted:
             why = _other_form(pinned, table)
         if why:
             found[table.oid] = why
     return found
+
+
+def known_as(known: PipelineState, table: SourceTable) -> SourceTable | None:
+    """A table as it is recorded, whether it is followed or not: one that was detached from a partitioned table as its
+    rows were published before, by that one's name. None if the state does not know it.
+
+    :param table: as it is today.
+    """
+    if table.oid in known.tables:
+        return known.tables[table.oid].table
+    if table.oid in known.stopped:
+        return known.stopped[table.oid]
+    root = next((root for root, parts in known.partitions.items() if table.oid in parts), None)
+    # a partition has numbers of its own
+    return None if root is None else replace(known.tables[root].table, oid=table.oid, sent=table.sent)
 
 
 def _other_form(pinned: PinnedTable, table: SourceTable) -> str:

@@ -379,10 +379,16 @@ class TransactionAssembler:
 
     def _may_hide(self, message: pgoutput.RelationMessage) -> bool:
         """Whether a table may have changed although its message is the same: under FULL, it does not show the primary
-        key, and of an array never how many dimensions are declared."""
+        key, and of an array never how many dimensions are declared; nor does it show that a column which is left out or
+        masked and another one have exchanged their names."""
         current = self._current.get(message.oid)
-        columns = () if current is None else self._versions[current].table.columns
-        return message.identity == "f" or any(column.type.kind == "b" and column.type.element for column in columns)
+        table = None if current is None else self._versions[current].table
+        columns = () if table is None else table.columns
+        return (
+            message.identity == "f"
+            or any(column.mask or (column.type.kind == "b" and column.type.element) for column in columns)
+            or bool(table and table.left_out)
+        )
 
     def _separate(self, oid: int) -> None:
         """Give a table's version, whose Relation message has come again, a number that no waiting change has.

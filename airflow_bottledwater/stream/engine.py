@@ -374,13 +374,11 @@ class _Follower:
         return not publisher.live.active and not self._control.open
 
 
-def _gaps(set_aside: Mapping[int, str], known: PipelineState) -> dict[str, StateRecord | None]:
+def _gaps(set_aside: Mapping[int, Gap], known: PipelineState) -> dict[str, StateRecord | None]:
     """The records of tables whose changes are left out from now on."""
-    return {
-        gap_key(oid): Gap(f"lacks changes that could not be published ({why})")
-        for oid, why in set_aside.items()
-        if oid not in known.gaps
-    }
+    new = {oid: gap for oid, gap in set_aside.items() if oid not in known.gaps}
+    left = {oid: gap for oid, gap in new.items() if gap.held}
+    return {gap_key(oid): gap for oid, gap in new.items()} | writer.hold(known, left)
 
 
 def stream_backoff(pipeline: Settings, stopped: threading.Event | None = None) -> Backoff:

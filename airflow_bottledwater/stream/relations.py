@@ -45,6 +45,8 @@ class Resolver:
     :param mismatch: is told of a partitioned table whose changes cannot be read, and why.
     :param later: their definitions since, see :attr:`~airflow_bottledwater.state.pipeline_state.PipelineState.later`.
     :param via_root: whether partitioned tables are published as one.
+    :ivar unrecorded: the oids of the tables that were refused for the name that a column had a moment ago, which is not
+        recorded.
     """
 
     def __init__(
@@ -59,6 +61,9 @@ class Resolver:
         self._pipeline, self._via_root = pipeline, via_root
         self._pinned, self._later, self._mismatch = pinned, later, mismatch
         self._registry, self._mapping = Registry.of(pipeline), TableMapping.of(pipeline)
+        #: the columns of each table's last message, with their numbers; 0 where these are not known
+        self._last: dict[int, tuple[tuple[int, str], ...]] = {}
+        self.unrecorded: set[int] = set()
         #: when the registry last refused a schema, by the table's oid
         self._refused_at: dict[int, float] = {}
         self._read: dict[int, SourceTable] = {}
@@ -139,10 +144,14 @@ class Resolver:
         """
         names = [column.name for column in message.columns]
         altered = bool(before.sent) and names != [name for _, name in before.sent]
+        named = replace(before, schema=message.schema, name=message.name)
         if first:
             today = self._today(message.oid)
+        elif altered or self._mapping.hides(before) or self._mapping.hides(named):
+            # also with the same names: another column may bear one of them now
+            today = self._loaded([message.oid]).get(message.oid)
         else:
-            today = self._loaded([message.oid]).get(message.oid) if altered else None
+            today = None
         known = [each.sent for each in (today, before) if each is not None]
         sent = next((each for each in known if [name for _, name in each] == names), None)
 
@@ -161,6 +170,13 @@ class Resolver:
                     f"{message.schema}.{message.name} was changed when it, or its column {shown[0]!r}, had another "
                     "name than today, of which table_options hide less."
                 )
+        last, now = self._last.get(message.oid, ()), sent or tuple((0, name) for name in names)
+        if exposed := exposed_table(
+            self._mapping, named, message.schema, message.name, names, _since(before, last, now)
+        ):
+            self.unrecorded.add(message.oid)
+            raise Refused(exposed)
+        self._last[message.oid] = now
 
     def _left_out(self, message: pgoutput.RelationMessage) -> tuple[int, ...]:
         """The places of the columns that are not published.
@@ -374,6 +390,20 @@ class Resolver:
             partition_by=known.partition_by,
             catalog_key=catalog_key,
         )
+
+
+def _since(before: SourceTable, last: renames.Numbered, now: renames.Numbered) -> renames.Names:
+    """The columns that may have got other names since a table's last message, with those that they had and that are not
+    recorded.
+
+    :param last: the columns of the last message with their numbers, 0 where these are not known; ``now`` are those of
+        this one.
+    """
+    if all(number for number, _ in (*last, *now)):
+        return renames.by_number(now, last)
+    recorded = {name for _, name in before.sent}
+    found = renames.by_order([name for _, name in now], [name for _, name in last])
+    return {name: [name, *(each for each in had if each not in recorded)] for name, had in found.items()}
 
 
 #: a column's name, type and modifier

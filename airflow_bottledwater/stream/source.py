@@ -32,9 +32,10 @@ from airflow_bottledwater.postgres.pgoutput import RelationMessage
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.postgres.server import check_primary, end_of_wal, identify
 from airflow_bottledwater.publish.batch import Batch
-from airflow_bottledwater.state import claim
+from airflow_bottledwater.state import claim, held
 from airflow_bottledwater.state.identity import check_slot, check_source, via_root
 from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Gap
 from airflow_bottledwater.stream import assembler
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from airflow_bottledwater.stream.ddl import Statements
@@ -68,8 +69,8 @@ class ChangeSource:
     :param position: P; A if nothing was streamed yet.
     :param reached: returns P as it is in the state now, and raises TakenOver if another job has claimed the slot. It is
         called when the slot seems unusable, since another job may be the reason.
-    :ivar set_aside: the tables whose changes are left out since they cannot be published, with the reasons, by oid.
-        Whoever publishes a batch records that before.
+    :ivar set_aside: the gaps of the tables whose changes are left out since they cannot be published, by oid. Whoever
+        publishes a batch records that before.
     """
 
     def __init__(
@@ -86,10 +87,10 @@ class ChangeSource:
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
         self._tables, self._covered = state.tables, state.coverage
-        resolver = Resolver(
+        self._resolver = resolver = Resolver(
             pipeline, self._tables, self._mismatch, later=state.later, via_root=via_root(pipeline, state)
         )
-        self.set_aside: dict[int, str] = {}
+        self.set_aside: dict[int, Gap] = {}
         self._assembler = TransactionAssembler(
             position,
             state.boundaries,
@@ -132,7 +133,10 @@ class ChangeSource:
     def _set_aside(self, oid: int, why: Refused) -> None:
         if oid not in self.set_aside:
             log.error("%s Its changes are left out until its rows are read again.", why.what)
-            self.set_aside[oid] = why.what
+            gap = Gap(f"lacks changes that could not be published ({why.what})")
+            # nothing that is recorded would tell a look that the column is to be hidden
+            unrecorded = oid in self._resolver.unrecorded
+            self.set_aside[oid] = held.set_aside("a column", why.what) if unrecorded else gap
 
     def acknowledge(self, position: Position) -> None:
         """Confirm to PostgreSQL that everything up to P is committed in Kafka, so that it need not keep it. Positions

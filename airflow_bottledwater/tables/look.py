@@ -19,6 +19,7 @@ from airflow_bottledwater.state import held, options
 from airflow_bottledwater.state.identity import belonging, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import ChangedTypes, Gap
+from airflow_bottledwater.tables.names import NewNames, new_names
 from airflow_bottledwater.tables.types import altered
 
 #: changes with every statement that may change the result of a look: the catalog rows of such an object are written
@@ -65,6 +66,7 @@ class CatalogLook:
     :param made: by table, the partitions that were made since the state knows of its partitions, and that it is to know
         from now on, so that it is noticed if they lose rows.
     :param gaps: those of tables whose topics lack changes from now on.
+    :param names: those that the state is to know from now on.
     :param uncovered: see :func:`airflow_bottledwater.postgres.publication.uncovered`.
     :param lsn: the end of the server's WAL behind all that was found: what was committed before a change of the catalog
         is before it.
@@ -85,6 +87,7 @@ class CatalogLook:
     uncovered: dict[int, str] = field(default_factory=dict)
     made: dict[int, dict[int, partitions.KnownPartition]] = field(default_factory=dict)
     gaps: dict[int, Gap] = field(default_factory=dict)
+    names: NewNames = field(default_factory=NewNames)
     lsn: int = 0
 
 
@@ -119,7 +122,6 @@ def look(
         members = frozenset(of.tables if of is not None and not of.whole else ())
         loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
         followed = [table for table in loaded if table.oid in known.tables]
-        named = [table for table in loaded if table.oid in {*known.tables, *known.stopped}]
         changed = compared.unsent(connection, known)
         identifiable = [table for table in loaded if table.identifiable]
         uncovered = publication.uncovered(connection, first, identifiable) if first is not None else {}
@@ -141,7 +143,7 @@ def look(
             compared.unread(compared.attached(connection, pipeline, known), known) if changed else {},
             unreadable(connection, followed)
             | compared.mismatches(connection, followed)
-            | options.exposed(pipeline, known, named)
+            | options.exposed(pipeline, known, loaded)
             | options.unsettled(connection, pipeline, followed)
             | uncovered
             | _unlogged(followed)
@@ -152,6 +154,7 @@ def look(
             uncovered,
             {oid: some for oid, some in made.items() if some},
             gaps,
+            new_names(pipeline, known, loaded),
             end_of_wal(connection),
         )
 

@@ -65,6 +65,7 @@ from airflow_bottledwater.state.records import (
 )
 from airflow_bottledwater.tables import checks, new_rows
 from airflow_bottledwater.tables.look import CatalogLook
+from airflow_bottledwater.tables.names import NewNames
 from airflow_bottledwater.tables.new_rows import NewRows
 from airflow_bottledwater.tables.plan import PINNING, WRITES_FAIL, Do, Step, Unfit, publication_of
 
@@ -91,7 +92,7 @@ class PreparedSteps:
         before it.
     :param retry: whether required live snapshots that have failed are tried again.
     :param types: what is recorded of columns' types, for tables that are not recorded anew.
-    :param made: see :class:`airflow_bottledwater.tables.look.CatalogLook`, and ``gaps`` as well.
+    :param made: see :class:`airflow_bottledwater.tables.look.CatalogLook`, and ``gaps`` and ``names`` as well.
     :param rows: those of new tables without a key, which are published together with the records.
     :param unfit: the tables for which nothing could be made, and why.
     :param dropped: the oids of those that are not followed any more, and are not there any more.
@@ -108,6 +109,7 @@ class PreparedSteps:
     types: dict[int, ChangedTypes] = field(default_factory=dict)
     made: dict[int, dict[int, KnownPartition]] = field(default_factory=dict)
     gaps: dict[int, Gap] = field(default_factory=dict)
+    names: NewNames = field(default_factory=NewNames)
     rows: NewRows | None = None
     unfit: dict[int, Unfit] = field(default_factory=dict)
     dropped: frozenset[int] = frozenset()
@@ -122,7 +124,7 @@ class PreparedSteps:
     def changes_topics(self) -> bool:
         """Whether the stream has other tables or topics behind it, or reads a table from its start of which it may be
         publishing rows that were read before: it has to begin anew, and forgets those."""
-        return any(step.do in (*PINNING, Do.STOP, Do.APART) for step in self.steps)
+        return any(step.do in (*PINNING, Do.STOP, Do.APART) for step in self.steps) or bool(self.names.columns)
 
 
 @dataclass(slots=True)
@@ -254,6 +256,7 @@ def prepare(
         types=seen.types,
         made=seen.made,
         gaps=seen.gaps,
+        names=seen.names,
         rows=rows,
         unfit=unfit,
         dropped=frozenset(stopped - catalog.names(connection, list(stopped)).keys()),
@@ -443,9 +446,8 @@ def _left(prepared: PreparedSteps, known: PipelineState) -> list[Step]:
 def _found(prepared: PreparedSteps, known: PipelineState, lives: _Lives) -> dict[str, StateRecord | None]:
     """What the look has found of the tables that go on as they are recorded."""
     left = known.tables.keys() - {step.oid for step in prepared.steps if step.do in PINNING or step.do is Do.STOP}
-    values: dict[str, StateRecord | None] = {
-        types_key(oid): types for oid, types in prepared.types.items() if oid in left
-    }
+    values = prepared.names.records(known, left, prepared.pinned)
+    values |= {types_key(oid): types for oid, types in prepared.types.items() if oid in left}
     values |= {gap_key(oid): gap for oid, gap in prepared.gaps.items() if oid in left - known.gaps.keys()}
     for oid in (oid for oid, gap in prepared.gaps.items() if gap.unfiltered and oid in left):
         values[gap_key(oid)] = replace(known.gaps.get(oid, prepared.gaps[oid]), unfiltered=True)

@@ -22,6 +22,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.metrics.sample import METRICS_TOPIC
 from airflow_bottledwater.provision import create, preflight, redrive
+from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.store import CONTROL_TOPIC
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.verify import driver
@@ -31,6 +32,7 @@ from tests.support.tables import look_often
 from tests.support.topics import Flow, MakeFlow, limit_topic
 from tests.support.verifying import verify_beside_a_stream
 from tests.support.waiting import until
+from tests.support.writers import state_topic
 
 SECRET = "Ma9ker"
 #: too large for its page, so that an update which leaves it alone does not send it
@@ -609,6 +611,118 @@ def test_a_new_name_of_a_column_does_not_show_what_is_hidden_by_the_old_one(make
     assert SECRET.encode() not in everything(flow)
 
 
+@pytest.mark.parametrize(
+    "options", [{"exclude": ["secret*"]}, {"mask": {"secret*": "null"}}], ids=["left out", "masked"]
+)
+def test_a_column_that_was_added_since_is_hidden_by_the_name_that_it_had(
+    make_flow: MakeFlow, options: dict[str, Any]
+) -> None:
+    flow = make_flow(tables=("sales.orders",), table_options={"sales.orders": options})
+    flow.execute("ALTER TABLE sales.orders ADD secret text")
+    flow.create()
+    flow.snapshot()
+    row = f"INSERT INTO sales.orders VALUES ({{}}, 'e', 1, 'x', '{SECRET}')"
+    with flow.streaming() as errors:
+        flow.execute("ALTER TABLE sales.orders ADD secret_a text", row.format(1))
+        until(lambda: "secret_a" in str(_recorded(flow)), "its name is recorded", failed=errors)
+        flow.execute("ALTER TABLE sales.orders DROP secret_a, ADD secret_b text")
+        until(lambda: "secret_b" in str(_recorded(flow)), "its name is recorded", failed=errors)
+        flow.execute(row.format(2), "ALTER TABLE sales.orders RENAME secret_b TO remark", row.format(3))
+        until(lambda: "was 'secret_b'" in str(_problems(flow)), "the table is red", failed=errors)
+        flow.execute(row.format(4))
+        flow.streams()
+    flow.stream()
+    assert not errors and "was 'secret_b'" in str(_problems(flow))
+    assert SECRET.encode() not in everything(flow)
+    hidden = (
+        {"exclude": ["secret*", "remark"]} if "exclude" in options else {"mask": {"secret*": "null", "remark": "null"}}
+    )
+    flow.change(table_options={"sales.orders": hidden})
+    flow.stream()
+    flow.stream()
+    assert not _problems(flow)
+    verified(flow)
+    assert {each.value["id"] for each in flow.read("sales.orders")} == {1, 2, 3, 4}
+    assert SECRET.encode() not in everything(flow)
+
+
+def test_a_column_that_came_and_got_another_name_between_two_looks_is_not_shown(make_flow: MakeFlow) -> None:
+    """Nothing that is recorded has the name that it had, so a person decides."""
+    flow = make_flow(tables=("sales.orders",), table_options={"sales.orders": {"exclude": "secret*"}})
+    flow.execute("ALTER TABLE sales.orders ADD secret text")
+    flow.create()
+    flow.snapshot()
+    row = f"INSERT INTO sales.orders VALUES ({{}}, 'e', 1, 'x', '{SECRET}')"
+    flow.execute(
+        "ALTER TABLE sales.orders ADD secret_a text",
+        row.format(1),
+        "ALTER TABLE sales.orders RENAME secret_a TO remark",
+        row.format(2),
+    )
+    for _ in range(2):
+        flow.stream()
+        assert "was 'secret_a'" in str(_problems(flow)) and "resume-table" in str(_problems(flow))
+    assert SECRET.encode() not in everything(flow)
+
+
+def test_a_hidden_column_that_changes_its_name_for_a_visible_one_is_not_shown(make_flow: MakeFlow) -> None:
+    """PostgreSQL describes the table to the stream as before."""
+    flow = make_flow(tables=("people",), table_options={"people": {"exclude": ["email", "scan", "scan_at"]}})
+    flow.execute("ALTER TABLE people ADD nick text, ALTER email DROP NOT NULL, DROP email, ADD email text")
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute(f"INSERT INTO people (id, nick, email) VALUES (1, 'a', '{SECRET}')")
+        until(lambda: len(flow.read("people")) == 1, "the row is published", failed=errors)
+        flow.transaction(
+            "ALTER TABLE people DROP nick",
+            "ALTER TABLE people RENAME email TO nick",
+            "ALTER TABLE people ADD email text",
+            "UPDATE people SET email = lower(nick)",
+        )
+        until(lambda: "was 'email'" in str(_problems(flow)), "the table is red", failed=errors)
+        flow.streams()
+    flow.stream()
+    assert not errors and "was 'email'" in str(_problems(flow))
+    assert SECRET.encode() not in everything(flow)
+
+
+@pytest.mark.parametrize("again", ["stream", "create"])
+def test_a_detached_partition_hides_what_its_table_has_hidden(make_flow: MakeFlow, again: str) -> None:
+    options = {"exclude": ["email"], "mask": {"note": "null"}, "where": "id > 0"}
+    flow = make_flow(tables="*", table_options={"events": options}, allow_unkeyed=True)
+    flow.execute(
+        "CREATE TABLE events (id int PRIMARY KEY, email text, note text) PARTITION BY RANGE (id)",
+        "CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM (-9) TO (9)",
+    )
+    rows = f"INSERT INTO {{}} VALUES ({{}}, '{SECRET}', '{SECRET}'), (-{{}}, 'e', '{SECRET}')"
+    flow.execute(rows.format("events", 1, 1))
+    flow.create()
+    flow.snapshot()
+    flow.execute("ALTER TABLE events DETACH PARTITION events_1", rows.format("events_1", 2, 2))
+    if again == "create":
+        flow.create()
+        flow.snapshot()
+    with flow.streaming() as errors:
+        until(lambda: "events_1 was public.events" in str(_problems(flow)), "the table is red", failed=errors)
+        request_id = flow.ask("events", sweep=True)
+        until(lambda: flow.reported(request_id).state == "finished", "its rows are gone", failed=errors)
+        flow.execute(rows.format("events_1", 3, 3), "ALTER TABLE events_1 RENAME email TO mail")
+        flow.streams()
+    flow.execute("ALTER TABLE events_1 RENAME mail TO email")
+    for _ in range(2):
+        flow.stream()
+        assert "events_1 was public.events" in str(_problems(flow))
+    assert not errors and SECRET.encode() not in everything(flow)
+    flow.change(table_options={"events_1": options})
+    flow.stream()
+    flow.stream()
+    assert not _problems(flow)
+    verified(flow)
+    assert {each.value["id"] for each in flow.read("events_1") if each.value} == {1, 2, 3}
+    assert SECRET.encode() not in everything(flow)
+
+
 def test_a_new_name_of_a_key_does_not_show_what_its_hash_hides(make_flow: MakeFlow) -> None:
     hidden = {"exclude": ["email"], "mask": {"id": "hash"}}
     flow = make_flow(tables=("sales.orders",), table_options={"sales.orders": hidden}, hash_key="0123456789abcdef")
@@ -685,6 +799,11 @@ def test_a_large_value_is_found_beside_columns_that_are_left_out(make_flow: Make
     flow.stream()
     before, after = (each.value["scan"] for each in flow.read("people"))
     assert before == after and SECRET in after
+
+
+def _recorded(flow: Flow) -> list[Any]:
+    """The columns that the state knows, with their numbers."""
+    return [each.table.sent for each in read_state(flow.pipeline, state_topic(flow)).tables.values()]
 
 
 def _problems(flow: Flow) -> Any:

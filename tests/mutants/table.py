@@ -1128,6 +1128,36 @@ MUTANTS = (
         f"{_CHOOSE}::test_a_new_name_of_a_column_does_not_show_what_is_hidden_by_the_old_one",
     ),
     Mutant(
+        "a column that was added since is hidden by the name that it had",
+        "names.new_names",
+        never("before.sent and (new := tuple(...))"),
+        f"{_CHOOSE}::test_a_column_that_was_added_since_is_hidden_by_the_name_that_it_had[masked]",
+    ),
+    Mutant(
+        "a column that came and got another name between two looks is hidden by the name that it had",
+        "Resolver._check_hidden",
+        never("exposed := exposed_table(self._mapping, named, ..., ..., ..., ...)"),
+        f"{_CHOOSE}::test_a_column_that_came_and_got_another_name_between_two_looks_is_not_shown",
+    ),
+    Mutant(
+        "a repeated message of a table with hidden columns is compared with the catalog",
+        "TransactionAssembler._may_hide",
+        drop("bool(table and table.left_out)"),
+        f"{_CHOOSE}::test_a_hidden_column_that_changes_its_name_for_a_visible_one_is_not_shown",
+    ),
+    Mutant(
+        "a partition that was detached hides what its table hides",
+        "options.known_as",
+        swap("None if root is None else replace(...)", "None"),
+        f"{_CHOOSE}::test_a_detached_partition_hides_what_its_table_has_hidden[stream]",
+    ),
+    Mutant(
+        "a partition that was detached is remembered",
+        "names.new_names",
+        never("table.oid not in known.stopped"),
+        f"{_CHOOSE}::test_a_detached_partition_hides_what_its_table_has_hidden[stream]",
+    ),
+    Mutant(
         "a new name by which the key has another form does not end the stream",
         "TableWatch._look",
         drop("table.qualified == pinned.table.qualified"),

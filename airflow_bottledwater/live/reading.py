@@ -31,7 +31,7 @@ from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
-from airflow_bottledwater.postgres import catalog, copy, large_rows, partitions, slot
+from airflow_bottledwater.postgres import catalog, copy, large_rows, partitions, row_filter, slot
 from airflow_bottledwater.postgres.connect import Connection, own
 from airflow_bottledwater.postgres.large_rows import LargeRow
 from airflow_bottledwater.postgres.partitions import KnownPartition
@@ -98,6 +98,8 @@ class LiveReader(threading.Thread):
         self._oldest_xid = 0
         #: whether a row was met that PostgreSQL cannot send: the chunk is read again without it
         self._wary = False
+        #: whether PostgreSQL takes the request's condition
+        self._checked = False
         #: where the rows of a slice are: of which table or partition, with which file
         self._found: tuple[int, int, RowLocations | None] | None = None
         self.start()
@@ -152,6 +154,7 @@ class LiveReader(threading.Thread):
         if self._at.filenode == SWEEPING:
             return self._sweep(connection, oid)
         found = _only(self._begin(connection, oid), self._at.parts)
+        self._check_condition(connection, found.table)
         version = self._version(found)
         known = _left_behind(connection, self._at, found)
         self.extent.note(found)
@@ -354,6 +357,13 @@ class LiveReader(threading.Thread):
             if size > _LARGEST and min(self._blocks, piece.blocks) > 1:
                 raise TooLarge
             yield MessageBlock(block.data[:used].copy(), block.offsets.copy())
+
+    def _check_condition(self, connection: Connection, table: SourceTable) -> None:
+        """Check the condition as it is now: whoever writes to the shared topic may have changed it since the request
+        was begun, and what follows takes whatever it says."""
+        if self._request.where and not self._checked:
+            row_filter.check_alone(connection, sql.Identifier(table.schema, table.name), self._request.where)
+            self._checked = True
 
     def _conditions(self) -> list[sql.Composable]:
         return [sql.SQL(self._request.where)] if self._request.where else []  # type: ignore[arg-type]

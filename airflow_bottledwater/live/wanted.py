@@ -11,15 +11,13 @@ from psycopg import sql
 from airflow_bottledwater.errors import Outage, Refused, SettingError
 from airflow_bottledwater.pipeline.patterns import is_named
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres import catalog
-from airflow_bottledwater.postgres.connect import Connection, outage, query_with
+from airflow_bottledwater.postgres import catalog, row_filter
+from airflow_bottledwater.postgres.connect import Connection, outage
 from airflow_bottledwater.state import held
 from airflow_bottledwater.state.control_records import SnapshotRequest, check
 from airflow_bottledwater.state.identity import refuse_shared, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
-#: int8 (src/include/catalog/pg_type.dat)
-_INT8 = 20
 #: the first column of a key whose index does not sort it by PostgreSQL's own operators; {} is what makes an index that
 #: of the key
 _FOREIGN = """
@@ -133,14 +131,12 @@ def _check_condition(connection: Connection, oid: int, named: tuple[str, str], w
     :raises Refused: PostgreSQL does not accept the condition for this table.
     """
     name = ".".join(named)
-    query = sql.SQL("SELECT FROM ONLY {} WHERE (\n{}\n) LIMIT $1").format(sql.Identifier(*named), sql.SQL(where))  # type: ignore[arg-type]
     try:
         with connection.transaction(force_rollback=True):
             connection.execute("SET TRANSACTION READ ONLY")
             # the stream stands still meanwhile
             connection.execute("SET LOCAL lock_timeout = '100ms'")
-            # with a parameter it is sent by the extended protocol, which does not take several statements
-            query_with(connection, query, [b"0"], [_INT8], [0])
+            row_filter.check_alone(connection, sql.Identifier(*named), where)
     except psycopg.Error as error:
         found = outage(error, f"Checking the condition {where!r} for {name}")
         if isinstance(found, Outage):

@@ -71,6 +71,20 @@ def read(connection: Connection, publication: str, oid: int) -> RowFilter | None
     return RowFilter(row[0], frozenset(row[1])) if row is not None else None
 
 
+def check_alone(connection: Connection, rows: sql.Composable, where: str) -> None:
+    """Check that a text is one condition over rows, whatever is before and behind it in a query, without reading any.
+
+    :param rows: the table, as it stands behind FROM.
+    :raises psycopg.Error: it is none.
+    """
+    # what closes the parenthesis, and would not stand for itself beside other conditions, closes no bracket
+    for form in (condition(where), sql.SQL("(ARRAY[\n{}\n])[1]").format(sql.SQL(where))):  # type: ignore[arg-type]
+        # with a parameter it is sent by the extended protocol, which does not take several statements
+        query_with(
+            connection, sql.SQL("SELECT FROM ONLY {} WHERE {} LIMIT $1").format(rows, form), [b"0"], [_INT8], [0]
+        )
+
+
 def parsed(connection: Connection, table: SourceTable, where: str) -> RowFilter:
     """A condition as PostgreSQL reads it for a table: as a constraint of a copy without rows, which leaves the table
     alone. What a publication demands besides is not checked.
@@ -80,9 +94,7 @@ def parsed(connection: Connection, table: SourceTable, where: str) -> RowFilter:
     name = sql.Identifier(table.schema, table.name)
     with connection.transaction(force_rollback=True):
         connection.execute("SET LOCAL lock_timeout = '1s'")
-        # with a parameter it is sent by the extended protocol, which does not take several statements
-        query = sql.SQL("SELECT FROM ONLY {} AS {} WHERE {} LIMIT $1").format(name, _COPY, condition(where))
-        query_with(connection, query, [b"0"], [_INT8], [0])
+        check_alone(connection, sql.SQL("{} AS {}").format(name, _COPY), where)
         connection.execute(sql.SQL("CREATE TEMPORARY TABLE {} (LIKE {})").format(_COPY, name))
         connection.execute(sql.SQL("ALTER TABLE pg_temp.{} ADD CHECK {}").format(_COPY, condition(where)))
         ((text, columns),) = connection.execute(_OF_CONSTRAINT).fetchall()

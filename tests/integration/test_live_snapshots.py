@@ -279,6 +279,9 @@ def test_it_is_paused_resumed_and_cancelled(flow: Flow, monkeypatch: pytest.Monk
     [
         ("items", "nonsense", "does not accept the condition"),
         ("items", "true; DROP TABLE items", "does not accept the condition"),
+        # it would stand beside the table's own filter
+        ("items", "true) OR (true", "does not accept the condition"),
+        ("items", "true]) = (ARRAY[true", "does not accept the condition"),
         ("nothing", "", "nothing"),
         ("other", "", "is not one of the tables"),
     ],
@@ -293,6 +296,31 @@ def test_what_cannot_be_read_fails_and_the_stream_goes_on(flow: Flow, tables: st
     report = flow.reported(request_id)
     assert report.state == "failed" and says in report.error
     assert flow.compare("items").equal
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_condition_that_is_changed_later_runs_no_other_statement(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, by_key: bool
+) -> None:
+    """Whoever may write to the shared topic can change a request that has begun."""
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    asked = flow.ask("items", where="id > 0", rows_per_second=100.0, by_key=by_key)
+    with flow.streaming() as errors:
+        until(lambda: flow.reported(asked).rows > 0, "it reads", failed=errors)
+        snapshots.change(flow.pipeline, flow.name, asked, where="true); COMMIT; DROP TABLE other; SELECT (true")
+        until(lambda: flow.reported(asked).state == "failed", "it fails", failed=errors)
+    assert flow.execute("SELECT to_regclass('other')") != [(None,)]
+    assert not errors
+
+
+def test_a_condition_that_fails_at_a_row_does_not_tell_the_row(make_flow: MakeFlow) -> None:
+    flow = _make(make_flow(tables="items", table_options={"items": {"mask": {"name": "null"}}}), 5)
+    asked = flow.ask("items", where="name::int > 0")
+    flow.stream()
+    report = flow.reported(asked)
+    assert report.state == "failed" and "invalid text representation (SQLSTATE 22P02)" in report.error
+    assert "item " not in report.error
 
 
 def test_a_change_that_the_rows_show_leaves_none_of_them_out(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4588,6 +4588,25 @@ MUTANTS = (
         f"{_LIVE}::test_while_somebody_has_locked_the_table_the_stream_goes_on",
     ),
     Mutant(
+        "a condition is checked by whoever reads with it",
+        "LiveReader._step",
+        drop("self._check_condition(...)"),
+        f"{_LIVE}::test_a_condition_that_is_changed_later_runs_no_other_statement[False]",
+    ),
+    Mutant(
+        "a condition does not close the parenthesis that it is in",
+        "row_filter.check_alone",
+        drop("sql.SQL('(ARRAY[\\n{}\\n])[1]').format(sql.SQL(where))"),
+        f"{_LIVE}::test_what_cannot_be_read_fails_and_the_stream_goes_on[items-true) OR (true-does not accept the "
+        "condition]",
+    ),
+    Mutant(
+        "an error does not quote the value of a row",
+        "connect.outage",
+        swap("_WORDS.sub(' ', type(error).__name__).lower()", "message"),
+        f"{_LIVE}::test_a_condition_that_fails_at_a_row_does_not_tell_the_row",
+    ),
+    Mutant(
         "a server that ends does not end a live snapshot",
         "_check_condition",
         never("isinstance(found, Outage)"),

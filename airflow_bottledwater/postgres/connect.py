@@ -340,6 +340,13 @@ _REMEDIES = {
 }
 
 
+#: the classes of errors whose messages quote values of rows, which may be masked or left out in what is published: of
+#: data, of constraints, and of functions' own
+_QUOTING = ("22", "23", "P0")
+#: before each word but the first in the name of a class
+_WORDS = re.compile(r"(?<!^)(?=[A-Z])")
+
+
 class MessageTooLarge(Refused):
     """PostgreSQL cannot send a row: its message would have more than 1 GB. Who knows the row says which it is."""
 
@@ -362,6 +369,8 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
     code = error.sqlstate or ""
     text = str(error).strip().splitlines()
     message = text[0] if text else type(error).__name__
+    if code[:2] in _QUOTING:
+        message = _WORDS.sub(" ", type(error).__name__).lower()
     # class 08: connection; 57P: operator intervention; 53: out of resources; no code: libpq lost the connection. These
     # pass when other sessions have ended: 40P01 deadlock_detected, 40001 serialization_failure, 55P03
     # lock_not_available, 57014 query_canceled
@@ -380,7 +389,8 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
             "Use a role with BYPASSRLS (ALTER ROLE … BYPASSRLS), or the table's owner without FORCE ROW LEVEL "
             "SECURITY.",
         )
-    return Refused(f"{what}: {message} (SQLSTATE {code}).", _REMEDIES.get(code, ""))
+    remedy = "PostgreSQL's own message may quote a value: it is in the server's log." if code[:2] in _QUOTING else ""
+    return Refused(f"{what}: {message} (SQLSTATE {code}).", _REMEDIES.get(code, remedy))
 
 
 @contextlib.contextmanager

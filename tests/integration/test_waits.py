@@ -259,6 +259,13 @@ def test_what_passes_by_itself_is_an_outage(code: str) -> None:
     assert isinstance(connections.outage(psycopg.errors.InsufficientPrivilege("no"), "Doing"), Refused)
 
 
+@pytest.mark.parametrize("code", ["22P02", "22012", "23505", "P0001"])
+def test_the_message_of_an_error_that_may_quote_a_value_is_not_told(code: str) -> None:
+    error = psycopg.errors.lookup(code)('invalid input syntax for type bigint: "secret"')
+    told = str(connections.outage(error, "Reading rows"))
+    assert "secret" not in told and f"(SQLSTATE {code})" in told and told.startswith("Reading rows: ")
+
+
 def test_nobody_waits_long_for_a_snapshot_that_waits_for_a_lock(direct: Flow) -> None:
     direct.create()
     longest, ended = 0.0, threading.Event()

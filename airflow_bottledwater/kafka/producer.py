@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -78,7 +79,7 @@ class TransactionalProducer:
         self._topics, self._waiting = list(topics), waiting
         self._servers = config.get("bootstrap.servers", "?")
         self._heard = Heard()
-        self._config = {
+        self._config: dict[str, Any] = {
             **transactional_config(config, transactional_id, transaction_timeout),
             "linger.ms": "0",
             # the definition of a table with many columns and comments is long, and compresses well

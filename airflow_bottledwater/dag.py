@@ -9,11 +9,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetable, Param, task
 
 from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.operators.approval import PipelineControlApprovalOperator
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
+from airflow_bottledwater.operators.base import ConstantsMixin
 from airflow_bottledwater.operators.control import ACTIONS, PipelineControlOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
@@ -113,6 +115,10 @@ def _control_fields() -> dict[str, Param]:
         ),
         "reason": Param("", type=["string", "null"], title="Reason", description="Of pause_table: why."),
     }
+
+
+class _StartOperator(ConstantsMixin, TriggerDagRunOperator):
+    """Triggers a pipeline's DAG, whatever its name looks like."""
 
 
 class _NotLoaded(DAG):
@@ -292,8 +298,6 @@ class Pipeline(Description):
         :param approve: whether a person is asked before something is taken away, by Airflow's ApprovalOperator.
             (templated)
         """
-        from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
-
         more = {
             "max_active_runs": 16,  # of several pipelines at a time, or of a stop while another action waits
             "is_paused_upon_creation": False,
@@ -315,7 +319,7 @@ class Pipeline(Description):
                 snapshot_id=text_of("snapshot_id"),
                 reason=text_of("reason"),
             )
-            start = TriggerDagRunOperator(task_id="start", trigger_dag_id=starts or self.name, conf=conf or {})
+            start = _StartOperator(task_id="start", trigger_dag_id=starts or self.name, conf=conf or {})
             control >> task.short_circuit(_is_start)() >> start
         return made
 

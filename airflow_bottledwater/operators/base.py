@@ -18,6 +18,7 @@ from airflow_bottledwater.operators.assets import alias_of, inlets_of
 from airflow_bottledwater.pipeline import argument
 from airflow_bottledwater.pipeline.argument import PipelineArgument, as_values
 from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.pipeline.section import templated
 from airflow_bottledwater.policy import transient
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,19 @@ PIPELINE_FIELDS: Sequence[str] = ("pipeline",)
 PIPELINE_RENDERERS: Mapping[str, str] = {"pipeline": "json"}
 
 
-class PipelineMixin:
+class ConstantsMixin:
+    """For operators whose parameters may be templates: a text that is none stays as it is. Airflow renders all of them,
+    and where templates are rendered to native values, a constant like ``1.10``, ``2024_01`` or ``None`` would be
+    evaluated, too."""
+
+    def render_template(self, content: Any, *arguments: Any, **more: Any) -> Any:
+        """See :meth:`airflow.sdk.BaseOperator.render_template`."""
+        if isinstance(content, str) and not templated(content):
+            return content
+        return super().render_template(content, *arguments, **more)  # type: ignore[misc]  # that of the operator
+
+
+class PipelineMixin(ConstantsMixin):
     """The one parameter that describes a pipeline, which each operator lists itself, so that ``default_args``, mapped
     tasks and editors see it. Jinja templates work inside of it.
 

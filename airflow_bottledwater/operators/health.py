@@ -9,14 +9,14 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.hooks.connections import connection
-from airflow_bottledwater.operators.base import failing, number
+from airflow_bottledwater.operators.base import ConstantsMixin, failing, number
 from airflow_bottledwater.pipeline.rules import listed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class PipelineHealthOperator(BaseOperator):
+class PipelineHealthOperator(ConstantsMixin, BaseOperator):
     """Fail if a pipeline that is meant to run does not, repeats, lags, reports a problem, or was not verified for too
     long.
 

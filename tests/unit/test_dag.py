@@ -5,20 +5,26 @@ from __future__ import annotations
 import runpy
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pendulum
 import pytest
-from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk import DAG, Asset, AssetOrTimeSchedule, CronDataIntervalTimetable
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
+from airflow.timetables import interval
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_bottledwater import form
-from airflow_bottledwater.dag import Pipeline
+from airflow_bottledwater.dag import Pipeline, dag_of
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.operators.control import PipelineControlOperator
-from airflow_bottledwater.pipeline.description import Description, Kafka, Source
+from airflow_bottledwater.operators.health import PipelineHealthOperator
+from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark
+from airflow_bottledwater.pipeline.section import templated
+from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.sensors.dead_letters import DeadLettersSensor
 
 DAGS = Path(__file__).parents[2] / "dags"
@@ -48,6 +54,27 @@ def test_what_is_asked_of_a_pipeline_is_asked_as_it_was_filled_in(text: str) -> 
         assert (control.tables, control.sweep) == ([text, "b"], True)
         empty: PipelineControlOperator = rendered(dag, "control", reason=None)
         assert (empty.reason, empty.where) == ("", "")
+
+
+@pytest.mark.parametrize("text", [each for each in LOOKING if not templated(each)])
+def test_what_is_no_template_is_no_matter_of_rendering(text: str) -> None:
+    pipeline = Pipeline(
+        "2024_01",
+        source=Source("pg", tables=[text], table_options={"users": Table(exclude=[text])}),
+        kafka=Kafka(topic_prefix="1.10"),
+        spark=Spark(text, conf={"spark.a": text}),
+    )
+    dags = pipeline.dag(), pipeline.verify_dag(tables=[text]), pipeline.bounded_dag(), pipeline.control_dag()
+    for dag in dags:
+        for task in (rendered(dag, each) for each in dag.task_ids if hasattr(dag.get_task(each), "pipeline")):
+            assert task.described() == Description.of(pipeline.as_dict())
+    assert rendered(dags[1], "verify").verify_tables == [text]
+    # that of a DAG, and of what is not a pipeline's
+    assert rendered(dags[3], "start").trigger_dag_id == "2024_01"
+    assert rendered(pipeline.control_dag(starts=text), "start").trigger_dag_id == text
+    with dag_of("d", "") as dag:
+        PipelineHealthOperator(task_id="t", kafka_conn_id=text, pipelines=[text])
+    assert (rendered(dag, "t").kafka_conn_id, rendered(dag, "t").pipelines) == (text, [text])
 
 
 @given(st.text())

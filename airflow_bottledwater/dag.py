@@ -68,6 +68,26 @@ def _with_intervals(schedule: Any) -> Any:
     return DeltaDataIntervalTimetable(schedule) if isinstance(schedule, timedelta) else schedule
 
 
+def _zone_of(schedule: Any, at: str = "dag.timetable") -> str:
+    """The time zone of a schedule's data intervals, as an expression of a template.
+
+    :param at: the schedule, as such an expression.
+    :raises Refused: a timetable does not say which one it has: the bounds would be those of other days than its own.
+    """
+    if hasattr(schedule, "timetable"):  # that of AssetOrTimeSchedule
+        return _zone_of(schedule.timetable, f"{at}.timetable")
+    # Airflow's core timetables have the second
+    for attribute in ("timezone", "_timezone"):
+        if hasattr(schedule, attribute):
+            return f"{at}.{attribute}"
+    if hasattr(schedule, "next_dagrun_info") and not hasattr(schedule, "_delta"):
+        raise Refused(
+            f"The timetable {type(schedule).__name__} does not say in which time zone its data intervals are.",
+            "Give it an attribute timezone: the name of a time zone, or one of pendulum.",
+        )
+    return "'UTC'"
+
+
 def _of_interval(column: str, zone: str) -> str:
     """The template of a condition: the rows of a run's data interval. Its bounds are in a time zone, with their offset:
     PostgreSQL heeds that for a timestamptz, ignores it for a timestamp, and takes the day of a bound for a date. Of a
@@ -245,10 +265,12 @@ class Pipeline(Description):
             taken to be in the schedule's time zone. (templated)
         :param tables: whose rows; None: of all tables of the pipeline. (templated)
         :param schedule: when: a timetable with data intervals; a cron expression, in UTC, or a timedelta, of which such
-            a timetable is made; None: every day at midnight, in UTC.
+            a timetable is made; None: every day at midnight, in UTC. A timetable of your own has its zone as an
+            attribute ``timezone``.
         :param rows_per_second: how many rows are read in a second at most; 0: as many as there is time for. (templated)
         """
         schedule = _with_intervals(schedule or "@daily")
+        where = _of_interval(by, _zone_of(schedule))
         more = {
             "schedule": schedule,
             # they queue at the slot anyway, and the triggerer holds them while they do
@@ -261,7 +283,7 @@ class Pipeline(Description):
                 task_id="backfill",
                 pipeline=self,
                 tables=self._all_tables() if tables is None else tables,
-                where=_of_interval(by, "dag.timetable.timezone" if hasattr(schedule, "timezone") else "'UTC'"),
+                where=where,
                 rows_per_second=rows_per_second,
             )
         return made

@@ -153,6 +153,10 @@ def test_a_backfill_is_of_all_tables_of_its_pipeline(source: dict[str, Any], tab
     assert list(dag.get_task("backfill").tables) == tables
 
 
+#: the bounds of that day, with the zone's offsets
+BERLIN = "2026-03-29T00:00:00+01:00", "2026-03-30T00:00:00+02:00"
+
+
 @pytest.mark.parametrize(
     ("schedule", "bounds"),
     [
@@ -163,7 +167,18 @@ def test_a_backfill_is_of_all_tables_of_its_pipeline(source: dict[str, Any], tab
         # the days of that zone, of which this one has 23 hours
         (
             CronDataIntervalTimetable("0 0 * * *", timezone="Europe/Berlin"),
-            ("2026-03-29T00:00:00+01:00", "2026-03-30T00:00:00+02:00"),
+            BERLIN,
+        ),
+        (interval.CronDataIntervalTimetable("0 0 * * *", timezone="Europe/Berlin"), BERLIN),
+        (
+            AssetOrTimeSchedule(
+                assets=[Asset("a")], timetable=CronDataIntervalTimetable("0 0 * * *", timezone="Europe/Berlin")
+            ),
+            BERLIN,
+        ),
+        (
+            interval.DeltaDataIntervalTimetable(timedelta(hours=2)),
+            ("2026-03-29T21:30:00+00:00", "2026-03-29T23:30:00+00:00"),
         ),
     ],
 )
@@ -173,3 +188,9 @@ def test_a_backfill_is_of_the_data_interval_of_its_run(schedule: Any, bounds: tu
     run = scheduled.infer_manual_data_interval(run_after=pendulum.datetime(2026, 3, 29, 23, 30))
     backfill = rendered(dag, "backfill", {"data_interval_start": run.start, "data_interval_end": run.end})
     assert backfill.where == "d >= '{}' AND d < '{}'".format(*bounds)
+
+
+def test_a_timetable_whose_time_zone_is_not_known_is_refused() -> None:
+    schedule: Any = SimpleNamespace(next_dagrun_info=None)
+    with pytest.raises(Refused, match=r"SimpleNamespace does not say in which time zone .* an attribute timezone"):
+        Pipeline("shop").backfill_dag(by="d", schedule=schedule)

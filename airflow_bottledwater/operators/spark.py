@@ -16,7 +16,7 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
 from airflow_bottledwater.hooks import spark_job, spark_target
 from airflow_bottledwater.hooks.instance import instance
 from airflow_bottledwater.hooks.spark_job import Given
@@ -93,6 +93,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name or f"bottledwater-{self.job_name}", **kwargs)
+        self._refuse_what_would_be_ignored()
         self._set_pipeline(pipeline)
         self.deferrable = deferrable
         self.poll_interval = poll_interval
@@ -105,6 +106,21 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         self._killed = False
         #: application, properties (also the pipeline's) and files as the user gave them, before a job adds its own
         self._given: Given | None = None
+
+    def _refuse_what_would_be_ignored(self) -> None:
+        """:raises Refused: an argument of ``SparkSubmitOperator`` was given that has no effect here."""
+        ignored = {
+            "conn_id": self._conn_id != "spark_default",
+            "deploy_mode": self._deploy_mode,
+            "application_args": self.application_args,
+            "post_submit_commands": self.post_submit_commands,
+        }
+        if given := [name for name, value in ignored.items() if value]:
+            raise Refused(
+                f"{type(self).__name__} does not take {' and '.join(given)}, nor from default_args.",
+                "Where a pipeline's jobs run is a part of the pipeline: Pipeline(..., spark=Spark(conn_id, "
+                "deploy_mode=...)). Their arguments are made of it.",
+            )
 
     def _get_hook(self) -> SparkSubmitHook:
         """The provider's hook, with what the pipeline says of Spark."""

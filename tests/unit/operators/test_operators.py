@@ -137,6 +137,18 @@ def test_what_the_pipeline_says_of_spark_is_templated() -> None:
     assert (streaming._limits(), streaming.bounded) == ((60.0, 2), "True")
 
 
+@pytest.mark.parametrize("operator", [SnapshotToKafkaOperator, StreamToKafkaOperator, VerifyTopicsOperator])
+@pytest.mark.parametrize(
+    "given",
+    [{"conn_id": "yarn"}, {"deploy_mode": "cluster"}, {"application_args": ["a"]}, {"post_submit_commands": ["a"]}],
+)
+def test_what_a_job_would_not_heed_is_refused(operator: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(errors.Refused, match=rf"does not take {next(iter(given))}, .*Spark\(conn_id"):
+        operator(task_id="t", pipeline=ORDERS, **given)
+    with DAG("d", schedule=None, default_args=given), pytest.raises(errors.Refused):
+        operator(task_id="t", pipeline=ORDERS)
+
+
 @pytest.mark.parametrize("operator", ALL)
 def test_what_the_ui_shows_is_a_template_field_without_secrets(operator: Any) -> None:
     assert set(operator.template_fields_renderers) <= set(operator.template_fields)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
-from airflow.sdk import TaskGroup
+from airflow.sdk import BaseOperator, TaskGroup
 
 from airflow_bottledwater.hooks.spark_target import WHERE
 from airflow_bottledwater.operators.approval import DropReplicationSlotApprovalOperator
@@ -45,7 +45,8 @@ def _task(name: str) -> dict[str, Any]:
 
 class BottledWaterTaskGroup(TaskGroup):
     """The tasks ``preflight → create_slot → snapshot → stream``, with ``wait_caught_up`` and ``watch_errors`` beside
-    the stream, and ``drop_slot`` as the teardown of ``create_slot``.
+    the stream, and ``drop_slot`` as the teardown of ``create_slot``. What is behind the group begins when the stream
+    has ended in order, and does not wait for ``wait_caught_up``.
 
     :param group_id: the group's id; task ids are prefixed with it unless ``prefix_group_id`` is False.
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
@@ -101,3 +102,8 @@ class BottledWaterTaskGroup(TaskGroup):
         watched = [self.stream, self.wait_caught_up, self.watch_errors]
         self.preflight >> self.create_slot >> self.snapshot >> watched
         watched >> self.drop_slot.as_teardown(setups=self.create_slot)
+
+    def get_leaves(self) -> Generator[BaseOperator, None, None]:
+        """What is behind the group follows the stream, and what watches it: ``wait_caught_up`` is skipped if the stream
+        ends before, as a bounded one does on a busy source, and what follows it would be skipped, too."""
+        yield from (task for task in super().get_leaves() if task is not self.wait_caught_up)

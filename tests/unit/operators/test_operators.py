@@ -792,6 +792,14 @@ def test_the_task_group_is_the_pipeline() -> None:
     assert group.watch_errors.timeout > 365 * 86400
 
 
+@pytest.mark.parametrize("bounded", [True, False])
+def test_what_is_behind_the_group_is_not_skipped_with_what_is_beside_the_stream(bounded: bool) -> None:
+    with DAG("d", schedule=None):
+        load = DropReplicationSlotOperator(task_id="load", pipeline=ORDERS)
+        BottledWaterTaskGroup(pipeline=ORDERS, bounded=bounded) >> load
+    assert load.upstream_task_ids == {"bottledwater.stream", "bottledwater.watch_errors"}
+
+
 def test_in_the_group_nobody_waits_in_a_worker_slot() -> None:
     with DAG("d", schedule=None, default_args={"deferrable": False}):
         group = BottledWaterTaskGroup(pipeline=ORDERS)

@@ -133,12 +133,16 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         place.
 
         :raises SlotInUse: a bounded run would end a stream that lives.
+        :raises Outage: it is not known whether it would.
         """
         from airflow_bottledwater.provision import live
 
+        spares = true(self.bounded) and not true(self.take_over)
         try:
             holder = living(pipeline, live.name_of(pipeline))
         except Outage as error:
+            if spares:
+                raise
             self.log.warning("Whether a job works on the slot is not known: %s", error)
             return
         if holder is None:
@@ -153,7 +157,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 self.log.info("Nobody waits for it any more: it is stopped, and this task goes on.")
                 stop.stop_and_forget(pipeline, holder.identity, final=False)
                 return
-        if true(self.bounded) and not true(self.take_over):
+        if spares:
             raise SlotInUse(
                 f"The slot {pipeline.slot!r} is held by a stream that lives, the {holder}: a bounded run would end it "
                 "for good.",

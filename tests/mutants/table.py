@@ -3108,6 +3108,12 @@ MUTANTS = (
         f"{_STREAM_OPERATOR}::test_a_bounded_run_ends_no_stream_that_lives",
     ),
     Mutant(
+        "nor one of which it does not know",
+        "StreamToKafkaOperator._make_way",
+        drop("if spares:\n    raise"),
+        f"{_STREAM_OPERATOR}::test_a_kafka_that_does_not_answer_keeps_no_stream_from_starting",
+    ),
+    Mutant(
         "a job that nobody waits for is stopped before another takes its place",
         "StreamToKafkaOperator._make_way",
         drop("stop.stop_and_forget(pipeline, holder.identity, final=False)"),

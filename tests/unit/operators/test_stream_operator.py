@@ -758,5 +758,10 @@ def test_a_kafka_that_does_not_answer_keeps_no_stream_from_starting(
         raise Outage("away")
 
     monkeypatch.setattr(stream_operator, "living", away)
-    deferred(lambda: operator(bounded=True).execute(context(Store())))
-    assert world.done == ["start"]
+    # but a bounded run would end a stream that lives
+    with pytest.raises(Outage, match="away"):
+        operator(bounded=True).execute(context(Store()))
+    for arguments in ({}, {"bounded": True, "take_over": True}):
+        world.done.clear()
+        deferred(lambda arguments=arguments: operator(**arguments).execute(context(Store())))  # type: ignore[misc]
+        assert world.done == ["start"]

@@ -90,7 +90,8 @@ def is_local(master: str) -> bool:
 def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: bool = False) -> dict[str, str]:
     """Spark's properties for a job; those of the user override the others.
 
-    :param cluster: whether the driver runs in the cluster, and is watched through Kafka, not by spark-submit.
+    :param cluster: whether the driver runs in the cluster, and is watched through Kafka, not by spark-submit: what this
+        needs, no user overrides.
     :raises Refused: see :func:`refuse_speculation`; or a property has a secret, which would be in the arguments of
         spark-submit, see :func:`refuse_secrets`.
     """
@@ -99,7 +100,7 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
     if is_local(master):
         ours = LOCAL_CONF
     elif cluster:
-        ours = _CLUSTER_CONF
+        ours = {}
     else:
         address = driver_address(master)
         ours = {"spark.driver.host": address} if address else {}
@@ -124,11 +125,13 @@ WORKER_ENVIRONMENT = {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" 
 _JVM_MALLOC = "glibc.malloc.arena_max=2"
 
 
-#: a job that has died is submitted again by Airflow, with its back-off; YARN would also start one again that has failed
-#: for good
-_CLUSTER_CONF = {"spark.yarn.maxAppAttempts": "1"}
-#: spark-submit returns as soon as the cluster has accepted the job
-_UNWATCHED = {"spark.yarn.submit.waitAppCompletion": "false", "spark.kubernetes.submission.waitAppCompletion": "false"}
+#: spark-submit returns as soon as the cluster has accepted the job. One that has died is submitted again by Airflow,
+#: with its back-off: YARN would also start one again that has failed for good, or beside the one of Airflow
+_UNWATCHED = {
+    "spark.yarn.submit.waitAppCompletion": "false",
+    "spark.kubernetes.submission.waitAppCompletion": "false",
+    "spark.yarn.maxAppAttempts": "1",
+}
 
 
 def driver_address(master: str) -> str | None:

@@ -46,6 +46,11 @@ def test_the_users_properties_come_last(name: str) -> None:
     assert submit.conf_for("local", {name: "mine"})[name] == "mine"
 
 
+def test_nobody_but_airflow_starts_a_job_in_a_cluster_again() -> None:
+    for conf in ({}, {"spark.yarn.maxAppAttempts": "4"}):
+        assert submit.conf_for("yarn", conf, cluster=True)["spark.yarn.maxAppAttempts"] == "1"
+
+
 def test_a_program_that_is_missing_is_named_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"no-such-submit is not on the PATH.*spark\]"):
         submit.command("stream", tmp_path, master="local", binary="no-such-submit")

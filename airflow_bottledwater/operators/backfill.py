@@ -25,6 +25,7 @@ from airflow_bottledwater.operators.base import (
     is_first_try,
     is_last_try,
     known_event,
+    note_life,
     number,
 )
 from airflow_bottledwater.operators.lineage import LineageMixin
@@ -189,7 +190,7 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
 
         store: Any = context["task_state_store"]
         asked: dict[str, str] | None = store.get(_ASKED)
-        if asked is not None and is_first_try(context["ti"], self.retries):
+        if asked is not None and is_first_try(context, self.retries):
             backfill.cancel(pipeline, **asked)
             asked = None
         known = snapshots.reports(pipeline, asked["name"]).get(asked["request_id"]) if asked else None
@@ -206,6 +207,7 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
             # its id is stored first: if the task dies in between, a retry asks for the same one
             asked = {"name": live.check(pipeline, request), "request_id": uuid.uuid4().hex[:12]}
             store.set(_ASKED, asked, retention=NEVER_EXPIRE)
+            note_life(context)
         snapshots.ask(pipeline, asked["name"], asked["request_id"], request)
         self.log.info(
             "The rows of %s%s are to be published again, as live snapshot %s. %s",

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from airflow.sdk import BaseOperatorLink
+from airflow.sdk import NEVER_EXPIRE, BaseOperatorLink  # type: ignore[attr-defined]  # its stub lacks the first
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
@@ -94,17 +94,28 @@ class PipelineMixin(ConstantsMixin):
         return self._hook
 
 
-def is_first_try(ti: Any, retries: int) -> bool:
+#: the key in the task's state for the number of tries that its life had when it began something
+_LIFE = "bottledwater_life"
+
+
+def is_first_try(context: Any, retries: int) -> bool:
     """Whether this try is not a retry: the task runs for the first time, or for the first time since it was cleared.
 
     Airflow does not report this, and the task's state survives a clear. It follows from the counts: at first, a task
     has ``max_tries = retries``, and clearing it sets ``max_tries = try_number + retries`` (``clear_task_instances`` in
-    airflow/models/taskinstance.py); the first try after that has the next number.
+    airflow/models/taskinstance.py); the first try after that has the next number. These retries are those that the run
+    was created with, and the operator's those of the file as it is now. So another ``max_tries`` than the one that was
+    noted tells of a clear, too.
 
-    :param ti: the running task instance.
     :param retries: the operator's retries.
     """
-    return bool(ti.try_number == ti.max_tries - retries + 1)
+    ti, noted = context["ti"], context["task_state_store"].get(_LIFE)
+    return bool(ti.try_number == ti.max_tries - retries + 1 or noted not in (None, ti.max_tries))
+
+
+def note_life(context: Any) -> None:
+    """Note in the task's state that this life of the task begins something, for :func:`is_first_try`."""
+    context["task_state_store"].set(_LIFE, context["ti"].max_tries, retention=NEVER_EXPIRE)
 
 
 def is_last_try(ti: Any) -> bool:

@@ -36,6 +36,7 @@ from airflow_bottledwater.operators.base import (
     is_first_try,
     is_last_try,
     known_event,
+    note_life,
 )
 from airflow_bottledwater.operators.lineage import LineageMixin, parent_of_job
 from airflow_bottledwater.operators.watching import BlockingWatch
@@ -47,8 +48,9 @@ if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.sdk import Context
 
-#: the key in the task's state for the job's identity
+#: the key in the task's state for the job's identity; and in this, if nothing is left to do, for how it has ended
 JOB = "bottledwater_job"
+_ENDED = "ended"
 
 
 class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator):
@@ -150,7 +152,6 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         from airflow_bottledwater.model.job import Owner
         from airflow_bottledwater.provision import live
 
-        store: Any = context["task_state_store"]
         ti: Any = context["ti"]
         identity, settings = spark_job.prepare(pipeline, self.job_name, place)
         try:
@@ -169,7 +170,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             self.conf |= {f"spark.executorEnv.{name}": value for name, value in variables.items()}
             hook = self._get_hook()
             self._identity = identity
-            store.set(JOB, identity, retention=NEVER_EXPIRE)
+            self._remember(context, identity)
             by = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
             owner = Owner(*by, identity["host"], identity["folder"], place.master, instance())
             name = ""  # the job itself reports it, if the source does not answer now
@@ -201,8 +202,13 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         finally:
             shutil.rmtree(settings.parent, ignore_errors=True)
         self.log.info("The cluster has accepted the job: %s", self._identity["application"] or "its name is not known")
-        store.set(JOB, self._identity, retention=NEVER_EXPIRE)
+        self._remember(context, self._identity)
         return self._identity
+
+    def _remember(self, context: Context, identity: Identity) -> None:
+        """Keep a job's identity in the task's state, for the retries of this life of the task."""
+        context["task_state_store"].set(JOB, identity, retention=NEVER_EXPIRE)  # type: ignore[typeddict-item]
+        note_life(context)
 
     def _give_up(self, pipeline: Settings) -> None:
         """Give a job up whose submission failed, or was interrupted: the cluster may have accepted it. The request to
@@ -224,31 +230,37 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         """The job of an earlier try: to attach to, or how it has finished. If the task was cleared since, that
         job is stopped instead; if it has failed or fallen silent, it is replaced: then the result is None."""
         store: Any = context["task_state_store"]
-        known: Identity | None = store.get(JOB)
+        known: Any = store.get(JOB)
         if known is None:
             return None
-        self._identity = known  # should the task be ended meanwhile
-        if is_first_try(context["ti"], self.retries):
-            self.log.info("The job of the task's earlier life is stopped first.")
-            stop.stop_and_forget(pipeline, known, final=False)
-            self._identity = None
+        if is_first_try(context, self.retries):
+            if _ENDED not in known:
+                self._identity = known  # should the task be ended meanwhile
+                self.log.info("The job of the task's earlier life is stopped first.")
+                stop.stop_and_forget(pipeline, known, final=False)
+                self._identity = None
             store.delete(JOB)
             return None
-        ended = watch.still_runs(pipeline, known)
+        self._identity = known
+        ended = Ended.of_event(known[_ENDED]) if _ENDED in known else watch.still_runs(pipeline, known)
         if ended is None:
             self.log.info("The job of an earlier try still runs; it is followed.")
-            return known
+            return known  # type: ignore[no-any-return]
         self._clear_away(context, pipeline, known, ended)
         self._identity = None
-        store.delete(JOB)
         return ended if self._is_done(ended) else None
 
     def _clear_away(self, context: Context, pipeline: Settings, identity: Identity, ended: Ended) -> None:
         """Remove what is left of a job that has ended. First Airflow is told what it has published: if this process
-        dies in between, the next try still finds the job's end."""
-        if self._is_done(ended):
+        dies in between, the next try still finds the job's end. It does so until the task has succeeded, if nothing is
+        left to do."""
+        store: Any = context["task_state_store"]
+        if done := self._is_done(ended):
             self._tell(context, pipeline)
+            store.set(JOB, {**identity, _ENDED: ended.as_event()}, retention=NEVER_EXPIRE)
         stop.clear_away(pipeline, identity, ended)
+        if not done:
+            store.delete(JOB)
 
     def _tell(self, context: Context, pipeline: Settings) -> None:
         """Tell Airflow what a job has published that has ended well; nothing, unless an operator says more."""

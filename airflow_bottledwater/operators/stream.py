@@ -118,7 +118,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 self._make_way(context, pipeline)
                 store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
                 # what an earlier try has published is told with what this one does
-                if true(self.bounded) and (is_first_try(context["ti"], self.retries) or not store.get(_BEGAN)):
+                if true(self.bounded) and (is_first_try(context, self.retries) or not store.get(_BEGAN)):
                     store.set(_BEGAN, AssetEvents(context, self.outlets, pipeline).begin(), retention=NEVER_EXPIRE)
                 found = self._submit(context, pipeline, place, bounded=true(self.bounded))
             self._identity = found

@@ -104,6 +104,14 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         self._ti = context["ti"]
         return super().execute_complete(context, event)
 
+    def _is_done(self, ended: Ended) -> bool:
+        """Whether nothing is left to do after a job of an earlier try: what could only not be settled may be when it is
+        verified again."""
+        if not super()._is_done(ended):
+            return False
+        found = msgspec.convert(ended.outcome.result, Verification)
+        return bool(found.equal or found.different or found.unverified or not self.fail_on_difference)
+
     def _clear_away(self, context: Context, pipeline: Settings, identity: Identity, ended: Ended) -> None:
         if (folder := identities.folder_here(identity)) is not None:
             self._left = run_directory.read(folder, Differences)

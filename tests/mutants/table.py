@@ -2835,6 +2835,12 @@ MUTANTS = (
         "forgotten",
     ),
     Mutant(
+        "a retry finds the end of a job that is forgotten, and does not undo a stop",
+        "BottledWaterSparkOperator._clear_away",
+        drop("store.set(JOB, ...)"),
+        f"{_STREAM_OPERATOR}::test_nor_does_a_retry_behind_a_try_that_has_cleared_the_job_away",
+    ),
+    Mutant(
         "a watch whose credentials are refused looks its connection up again",
         "AsyncWatch.fetch",
         swap("not isinstance(error, Outage)", "False"),
@@ -3108,7 +3114,7 @@ MUTANTS = (
         f"{_STREAM_OPERATOR}::test_a_bounded_run_ends_no_stream_that_lives",
     ),
     Mutant(
-        "nor one of which it does not know",
+        "a bounded run ends no stream of which it does not know",
         "StreamToKafkaOperator._make_way",
         drop("if spares:\n    raise"),
         f"{_STREAM_OPERATOR}::test_a_kafka_that_does_not_answer_keeps_no_stream_from_starting",
@@ -3142,6 +3148,12 @@ MUTANTS = (
         "dag.text_of",
         text(" | pprint", ""),
         "tests/unit/test_dag.py::test_what_is_asked_of_a_pipeline_is_asked_as_it_was_filled_in",
+    ),
+    Mutant(
+        "a text that is no template is not evaluated",
+        "ConstantsMixin.render_template",
+        never("isinstance(content, str) and ..."),
+        "tests/unit/test_dag.py::test_what_is_no_template_is_no_matter_of_rendering",
     ),
     Mutant(
         "a request that no job could read is not written",
@@ -3294,7 +3306,7 @@ MUTANTS = (
     Mutant(
         "a cleared snapshot's earlier job is ended first",
         "BottledWaterSparkOperator._earlier",
-        never("is_first_try(context['ti'], self.retries)"),
+        never("is_first_try(context, self.retries)"),
         f"{_OPERATORS}::test_a_cleared_snapshot_ends_the_earlier_job_first",
     ),
     Mutant(

@@ -42,6 +42,7 @@ class Task:
         )
         self._threads = ThreadPoolExecutor(8)
         self.trigger: Any = None
+        self._last: Any = None
 
     @property
     def context(self) -> Any:
@@ -50,7 +51,9 @@ class Task:
     @property
     def identity(self) -> Any:
         """The job that it has submitted last."""
-        return self.store.values["bottledwater_job"]
+        # between two of them there is none
+        self._last = self.store.values.get("bottledwater_job", self._last)
+        return self._last
 
     def start(self) -> Future[Any]:
         """Begin; the future has the task's result or its error, however often it is deferred in between."""

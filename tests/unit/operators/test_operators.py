@@ -30,7 +30,7 @@ from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.assets import AssetEvents
-from airflow_bottledwater.operators.base import PipelineMixin, failing, is_first_try
+from airflow_bottledwater.operators.base import PipelineMixin, failing, is_first_try, note_life
 from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
@@ -57,6 +57,7 @@ ON_OTHER = Description("orders", spark=Spark("spark_other"))
 NO_SNAPSHOT = Description("orders", source=Source(skip_snapshot=True), spark=Spark("spark_other"))
 
 CONTEXT: Any = {
+    "task_state_store": SimpleNamespace(get=lambda key: None, set=lambda *_, **__: None, delete=lambda key: None),
     "ti": SimpleNamespace(
         start_date=None, try_number=1, max_tries=0, dag_id="d", run_id="r", task_id="t", map_index=-1
     ),
@@ -573,7 +574,7 @@ def test_a_retry_of_the_snapshot_follows_a_job_that_runs(jobs: SimpleNamespace) 
 
 
 def test_a_retry_of_the_snapshot_submits_behind_a_job_that_died(jobs: SimpleNamespace) -> None:
-    assert snapshot_of(OLD)[1]["bottledwater_job"] == NEW
+    assert snapshot_of(OLD)[1]["bottledwater_job"] == {**NEW, "ended": jobs.end.as_event()}
     assert jobs.done == ["forget old", "start", "wait new", "forget new"]
 
 
@@ -702,6 +703,11 @@ def test_a_verification_that_finds_a_difference_fails_without_a_retry(
 def test_a_verification_that_settles_nothing_is_no_success_and_is_tried_again(verified: SimpleNamespace) -> None:
     unsettled = {**VERIFIED, "tables": [{"table": "public.a", "topic": "a", "rows": 7, "unsettled": 5000}]}
     verified.end = Ended(Outcome(ok=True, counts=unsettled))
+    # behind a try whose process has died before it saw the job's end
+    verified.earlier = verified.end
+    with pytest.raises(errors.JobFailed):
+        verify_of(OLD)
+    assert verified.done == ["forget old", "start, ends with task", "forget new"]
     with pytest.raises(errors.JobFailed, match=r"Keys of public\.a differed") as raised:
         verify_of(pushed=(pushed := {}))
     assert not isinstance(raised.value, AirflowFailException)
@@ -716,14 +722,14 @@ def test_a_deferred_verification_that_finds_a_difference_has_its_result_too(
     monkeypatch.setattr(VerifyTopicsOperator, "_ended", lambda *_: (NEW, ended))
     monkeypatch.setattr(stop, "clear_away", lambda *_: None)
     pushed: dict[str, Any] = {}
-    context: Any = {"ti": SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value}))}
+    context: Any = {**CONTEXT, "ti": SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value}))}
     with pytest.raises(AirflowFailException, match=r"driver, or in client mode in differences\.json .* 1 missing"):
         VerifyTopicsOperator(task_id="t", pipeline=ORDERS).execute_complete(context, {"status": "ended"})
     assert pushed["return_value"]["equal"] is False
     with pytest.raises(AirflowFailException):
         VerifyTopicsOperator(task_id="t", pipeline=ORDERS, do_xcom_push=False).execute_complete(
-            {"ti": None}, {"status": "ended"}
-        )  # type: ignore[typeddict-item]
+            {**CONTEXT, "ti": None}, {"status": "ended"}
+        )
 
 
 def test_a_verification_that_dies_is_tried_again_and_one_that_is_stopped_is_not(verified: SimpleNamespace) -> None:
@@ -827,9 +833,13 @@ def test_every_parameter_is_documented(operator: Any) -> None:
 
 
 # ------------------------------------------------------------------ tries and lives of a task
+@pytest.mark.parametrize("now", [0, 2, 5])
 @pytest.mark.parametrize("retries", [0, 2])
-def test_the_first_try_of_each_life_is_known(retries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Airflow's own clearing, of which the count is derived."""
+def test_the_first_try_of_each_life_is_known(retries: int, now: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Airflow's own clearing, of which the count is derived.
+
+    :param now: those of the file as the worker has it.
+    """
     task = SimpleNamespace(retries=retries)
     found = SimpleNamespace(has_task=lambda task_id: True, get_task=lambda task_id: task)
     bag = SimpleNamespace(get_dag_for_run=lambda **_: found, get_latest_version_of_dag=lambda *_, **__: found)
@@ -841,11 +851,19 @@ def test_the_first_try_of_each_life_is_known(retries: int, monkeypatch: pytest.M
         clear_next_method_args=lambda: None,
     )  # fmt: skip
     session: Any = SimpleNamespace(merge=lambda ti: None, flush=lambda: None)
+    values: dict[str, Any] = {}
+    store = SimpleNamespace(get=values.get, set=lambda key, value, retention: values.update({key: value}))
+    context = {"ti": ti, "task_state_store": store}
     for tries in (1, retries + 1, 1):
         for number in range(tries):
             # the scheduler counts when it starts a try
             ti.try_number += 1
-            assert is_first_try(ti, retries) == (number == 0)
+            first = is_first_try(context, now)
+            if now == retries:
+                assert first == (number == 0)
+            else:  # a retry may be taken for one, which does no harm; before the first, nothing is noted
+                assert first or number or ti.try_number == 1
+            note_life(context)
         taskinstance.clear_task_instances([ti], session, dag_run_state=False)
 
 

@@ -294,6 +294,38 @@ def test_a_retry_does_not_undo_that_the_pipeline_was_asked_to_stop(world: World)
     assert found == {"position": "0/5", "stopped": True} and world.done == ["forget old"]
 
 
+def test_nor_does_a_retry_behind_a_try_that_has_cleared_the_job_away(world: World) -> None:
+    """And then failed before it could succeed: its result could not be handed over, for example."""
+    world.end(OLD, ok=True, stopped=True, counts={"position": "0/5"})
+    store, event = Store(bottledwater_job=OLD), ended(world)
+    for try_number in (1, 2, 3):
+        made, at = operator(retries=2), context(store, try_number=try_number, max_tries=2)
+        found = made.execute_complete(at, event) if try_number == 1 else made.execute(at)  # type: ignore[arg-type]
+        assert found == {"position": "0/5", "stopped": True}
+        world.ends.clear()  # of what is forgotten, nothing is known any more
+    assert set(world.done) == {"forget old"}
+    # cleared, it runs
+    deferred(lambda: operator(retries=2).execute(context(store, try_number=4, max_tries=5)))
+    assert world.done[-1] == "start" and "stop old" not in world.done
+
+
+def test_a_retry_behind_a_job_that_has_failed_waits_for_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(bottledwater_job=OLD)
+    with pytest.raises(JobFailed, match="killed"):
+        operator(restarts=0).execute_complete(context(store), ended(world))
+    monkeypatch.setattr(watch, "still_runs", lambda *_: pytest.fail("the job has ended"))
+    deferred(lambda: operator(retries=1).execute(context(store, try_number=2, max_tries=1)))
+    assert world.done == ["forget old", "start"]
+
+
+def test_a_task_that_is_cleared_after_its_retries_were_changed_is_no_retry(world: World) -> None:
+    """Clearing counts those of the run's version of the DAG, and the operator has those of the file."""
+    store = Store()
+    deferred(lambda: operator().execute(context(store)))
+    deferred(lambda: operator(retries=3).execute(context(store, try_number=2, max_tries=1)))
+    assert world.done == ["start", "stop new", "forget new", "start"]
+
+
 @pytest.mark.parametrize("timeout", [100.0, 100, "100"])
 def test_a_timeout_becomes_the_triggers_deadline(world: World, timeout: Any) -> None:
     with pytest.raises(TaskDeferred) as raised:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,26 +33,20 @@ def _work(pipeline: Settings, file: SettingsFile, bounded: bool, stopped: thread
     snapshot.import_driver()
     name = f"bottledwater {pipeline.slot}"
     failed = threading.Event()
-    with ThreadPoolExecutor(1, "claim") as pool, _setting(failed):
+    with ThreadPoolExecutor(1, "claim") as pool:
         claimed = pool.submit(_begin, pipeline, stopped, failed)
-        with job.context(name) as context:
-            executors.check(context, pipeline, file)
-            warm_workers(context, pipeline, 1, snapshot.warm)
-            start = claimed.result()
-            if start is None:
-                snapshot.take(context, pipeline, file, stopped)
-                start = stream.begin(pipeline, stopped)
-            return stream.follow(context, pipeline, file, start, bounded, stopped)
-
-
-@contextmanager
-def _setting(failed: threading.Event) -> Iterator[None]:
-    """Set the event if the block fails."""
-    try:
-        yield
-    except BaseException:
-        failed.set()
-        raise
+        try:
+            with job.context(name) as context:
+                executors.check(context, pipeline, file)
+                warm_workers(context, pipeline, 1, snapshot.warm)
+                start = claimed.result()
+                if start is None:
+                    snapshot.take(context, pipeline, file, stopped)
+                    start = stream.begin(pipeline, stopped)
+                return stream.follow(context, pipeline, file, start, bounded, stopped)
+        except BaseException:
+            failed.set()
+            raise
 
 
 def _begin(pipeline: Settings, stopped: threading.Event, failed: threading.Event) -> Start | None:

@@ -10,73 +10,95 @@ transaction that writes to the same partitions and is aborted.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 
 import confluent_kafka
 from confluent_kafka import Consumer, TopicPartition
 
 from airflow_bottledwater.backoff import Waiting
-from airflow_bottledwater.kafka.clients import errors, made, reader_config
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.kafka.clients import errors, made, passes, reader_config
 from airflow_bottledwater.kafka.producer import Message, TransactionalProducer
 from airflow_bottledwater.kafka.topics import Topics
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 10.0
+#: seconds after which a transaction that is still open is taken for one that may stay open for ever: most others have
+#: ended by then
+_MOMENT = 2.0
 
 
 def release(
     config: Mapping[str, str],
-    transactional_id: str,
-    topics: Sequence[str],
+    transactional_ids: Sequence[str],
+    topics: Mapping[str, int],
     *,
     transaction_timeout: float,
     waiting: Waiting,
 ) -> bool:
-    """Abort what a transactional id has left open in these topics; returns whether anything was open there.
+    """Abort what these transactional ids have left open in topics; returns whether anything may have been left. The
+    users of the ids have to initialise them again then.
 
     The first open record of each partition is sent once more, in a transaction that is aborted. Readers of uncommitted
-    records see only a repeated record, which they recognise by its position. If the open transaction is another
-    producer's, which is at work, it is not affected. The user of the id has to initialise it again afterwards.
+    records see only a repeated record, which they recognise by its position. An open transaction of another producer,
+    which is at work, is not affected, and it is not waited for longer than a moment.
 
+    :param topics: for each topic, how many partitions it has.
     :param waiting: called while a server is not available; it sleeps, or raises to give up.
+    :raises Outage: Kafka does not say what is open.
     """
-    found = _first_open(config, topics)
-    if not found:
+    if not (found := _first_open(config, topics)):
         return False
-    log.warning("%s: ending what an outage has left open in %d partitions.", transactional_id, len(found))
-    producer = TransactionalProducer(
-        config, transactional_id, topics, transaction_timeout=transaction_timeout, waiting=waiting
-    )
-    producer.open()
-    try:
-        producer.attempt([_again(message) for message in found])
-    finally:
-        producer.close()
+    log.warning("Ending what an outage may have left open in %d partitions.", len(found))
+    written = sorted({message.topic() for message in found})
+    for transactional_id in transactional_ids:
+        producer = TransactionalProducer(
+            config, transactional_id, written, transaction_timeout=transaction_timeout, waiting=waiting
+        )
+        try:
+            producer.open()
+            producer.attempt([_again(message) for message in found])
+        finally:
+            producer.close()
     return True
 
 
-def _first_open(config: Mapping[str, str], topics: Sequence[str]) -> list[confluent_kafka.Message]:
-    """For each partition with an open transaction, the first record after its last stable offset."""
+def _first_open(config: Mapping[str, str], topics: Mapping[str, int]) -> list[confluent_kafka.Message]:
+    """For each partition in which a transaction stays open, the first record after its last stable offset. Those that
+    may not be read are left out."""
     admin = Topics(config)
-    partitions = {name: topic.partitions for name, topic in admin.describe(topics).items()}
-    ends, stable = admin.all_ends(partitions), admin.all_ends(partitions, committed=True)
-    stuck = [
+    ends, deadline = admin.all_ends(topics), time.monotonic() + _MOMENT
+    while stuck := _stuck(admin, topics, ends):
+        if time.monotonic() > deadline:
+            return _records(config, stuck)
+        time.sleep(_MOMENT / 20)
+    return []
+
+
+def _stuck(admin: Topics, topics: Mapping[str, int], ends: Mapping[str, Sequence[int]]) -> list[TopicPartition]:
+    """The partitions with a transaction that is open before these ends, at the first record of it."""
+    stable = admin.all_ends(topics, committed=True)
+    return [
         TopicPartition(name, p, stable[name][p])
-        for name, count in partitions.items()
+        for name, count in topics.items()
         for p in range(count)
         if stable[name][p] < ends[name][p]
     ]
-    if not stuck:
-        return []
+
+
+def _records(config: Mapping[str, str], places: Sequence[TopicPartition]) -> list[confluent_kafka.Message]:
     consumer = made(Consumer, reader_config(config, isolation_level="read_uncommitted"))
     messages = []
     try:
-        for partition in stuck:
-            consumer.assign([partition])
+        for place in places:
+            consumer.assign([place])
             with errors(config):
                 message = consumer.poll(_TIMEOUT)
-            if message is not None and message.error() is None:
+            if message is None or ((error := message.error()) is not None and passes(error)):
+                raise Outage(f"Kafka does not send the record of topic {place.topic!r} at which a transaction is open.")
+            if error is None:
                 messages.append(message)
     finally:
         consumer.close()

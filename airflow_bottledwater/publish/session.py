@@ -190,7 +190,8 @@ class PublishSession:
     def _release(self, publisher: Publisher) -> None:
         """End the transaction that an outage has left open under this transactional id, and initialise again."""
         timeout, waiting = self.pipeline.transaction_timeout, self.backoff.wait
-        if release(self.pipeline.kafka, self._id, self.topics, transaction_timeout=timeout, waiting=waiting):
+        topics = {name: self.partitions[name] for name in self.topics}
+        if release(self.pipeline.kafka, [self._id], topics, transaction_timeout=timeout, waiting=waiting):
             publisher.open()
 
     def _make(self, *, alone: bool) -> Publisher:

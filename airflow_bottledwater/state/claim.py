@@ -25,8 +25,10 @@ from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic, store
+from airflow_bottledwater.state.control_records import topic_owned
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_timeline
+from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
     CLAIM,
@@ -109,16 +111,17 @@ def read_behind(
 ) -> PipelineState:
     """Read the state after a producer's initialisation, waiting out outages.
 
-    :param release: called after each outage, to end transactions that it may have left open for ever.
+    :param release: ends what an outage has left open for ever under the id that was initialised: the next commit would
+        include it. It is called before each reading.
     :param admin: the caller's admin client, if it has one.
     :raises StateError: the topic is missing, or a record in it is malformed.
     """
     while True:
         try:
+            release()
             return read_state(pipeline, topic, admin, must_exist=True)
         except Outage as error:
             backoff.wait(error)
-            release()
 
 
 def reached(pipeline: Settings, topic: str, job: Job) -> Position | None:
@@ -216,7 +219,7 @@ class Claim:
         self._producer.open()
         before = self._claim(kind)
         self._initialise([i for i in before.ids if i != state_writer_id(self.prefix)])
-        self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
+        self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before, kind), self._admin)
         check(self.state, self.job)
         if needs_slot and self.state.slot is None:
             self.close()
@@ -225,22 +228,24 @@ class Claim:
             _job.claimed(self.job)
         backoff.over()
 
-    def _release(self, known: PipelineState) -> None:
-        """End what an outage has left open under any of the slot's transactional ids, in any of its topics, and
-        initialise them all again: a later commit under such an id must not include it."""
-        mapping = TableMapping.of(self.pipeline)
-        service = (*mapping.service_topics, *mapping.named_topics)
-        topics = [self.topic, *sorted({t.topic for t in known.tables.values()}), *service]
-        for transactional_id in known.ids:
-            release(
-                self.pipeline.kafka,
-                transactional_id,
-                topics,
-                transaction_timeout=self.pipeline.transaction_timeout,
-                waiting=self._backoff.wait,
-            )
-        self._initialise([i for i in known.ids if i != state_writer_id(self.prefix)])
-        self._producer.open()
+    def _release(self, known: PipelineState, kind: str) -> None:
+        """End what an outage has left open under any of the slot's transactional ids, and then initialise them all
+        again. A job that publishes looks into all topics of the pipeline, any other one into the state topic."""
+        topics = {self.topic}
+        if kind in _PUBLISHING:
+            mapping, name = TableMapping.of(self.pipeline), self.cluster.pipeline(self.pipeline.slot)
+            topics |= {*pins(known.tables.values()), *mapping.service_topics, *mapping.named_topics}
+            # those that records have chosen, too
+            topics |= {topic for key in control_topic.read(self.pipeline.kafka) if (topic := topic_owned(key, name))}
+        if release(
+            self.pipeline.kafka,
+            known.ids,
+            {name: topic.partitions for name, topic in self._admin.describe(sorted(topics)).items()},
+            transaction_timeout=self.pipeline.transaction_timeout,
+            waiting=self._backoff.wait,
+        ):
+            self._initialise([i for i in known.ids if i != state_writer_id(self.prefix)])
+            self._producer.open()
 
     def _claim(self, kind: str) -> PipelineState:
         """Write the claim; returns the state before it."""

@@ -1866,6 +1866,12 @@ MUTANTS = (
         f"{_RECOVERY}::test_after_a_lost_slot_a_snapshot_sweeps_what_the_source_no_longer_has",
     ),
     Mutant(
+        "what is left open beside a readable state is ended before a commit can include it",
+        "read_behind",
+        swap("release()", "None"),
+        "tests/unit/state/test_claim.py::test_an_outage_while_transactions_are_ended_is_waited_out_as_any_other",
+    ),
+    Mutant(
         "what an outage has left open for ever is ended",
         "PublishSession.open",
         swap("self._release(publisher)", "None"),

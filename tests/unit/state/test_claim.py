@@ -1,0 +1,68 @@
+"""What a claim does behind an initialisation: it ends what is left open, and reads the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state import claim, control_topic
+from airflow_bottledwater.state.control_records import owner_key
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import table_key
+
+
+def test_an_outage_while_transactions_are_ended_is_waited_out_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = list[str]()
+
+    def step(name: str) -> None:
+        steps.append(name)
+        if outages.pop(0) == name:
+            raise Outage("Away.")
+
+    def read(*_: Any, **__: Any) -> PipelineState:
+        step("read")
+        return PipelineState()
+
+    monkeypatch.setattr(claim, "read_state", read)
+    outages = ["release", "", "read", "release", "", ""]
+    pipeline = Settings.of(postgres="host=db", format="json")
+    claim.read_behind(pipeline, "state", Backoff(5.0), lambda: step("release"))
+    # nothing is read before what may be open is ended
+    assert steps == ["release", "release", "read", "release", "release", "read"]
+
+
+@pytest.mark.parametrize("kind", ["stream", "stop"])
+def test_transactions_are_looked_for_in_all_topics_of_a_pipeline(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Also in those that rows of an outbox have chosen; the name of its own topic is none."""
+    pipeline, cluster = Settings.of(postgres="host=db", format="json", slot="s"), Cluster("1", 1, "d", 160000)
+    a, outbox = (
+        SourceTable(oid, "public", name, "d", ("id",), (), outbox=name == "outbox")
+        for oid, name in ((1, "a"), (2, "outbox"))
+    )
+    known = PipelineState()
+    known.apply({table_key(1): PinnedTable(a, "a", "id", 3, 0, 0, 700)})
+    known.apply({table_key(2): PinnedTable(outbox, "outbox.{kind}", "", 1, 0, 0, 700)})
+    owners = {owner_key("outbox.order", cluster.pipeline("s")): {}, owner_key("b", cluster.pipeline("other")): {}}
+    looked: list[Mapping[str, int]] = []
+
+    def release(config: object, ids: object, topics: Mapping[str, int], **_: object) -> bool:
+        looked.append(topics)
+        return False
+
+    monkeypatch.setattr(claim, "release", release)
+    monkeypatch.setattr(control_topic, "read", lambda kafka: owners)
+    made = object.__new__(claim.Claim)
+    made.pipeline, made.cluster, made.topic, made._backoff = pipeline, cluster, "state", Backoff(5.0)
+    describe = {name: SimpleNamespace(partitions=3) for name in ("state", "a", "b", "outbox.order")}
+    made._admin = cast(Any, SimpleNamespace(describe=lambda names: {n: describe[n] for n in names if n in describe}))
+    made._release(known, kind)
+    assert looked == [{"state": 3, "a": 3, "outbox.order": 3} if kind == "stream" else {"state": 3}]

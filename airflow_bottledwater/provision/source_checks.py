@@ -11,12 +11,13 @@ from psycopg import sql
 from airflow_bottledwater.encoding import names, types
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import DOCS, PreflightError, Refused, SlotError, SlotInUse
-from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.relation import ColumnType, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, publication, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.server import is_standby
 from airflow_bottledwater.provision.findings import Findings
+from airflow_bottledwater.publish.row_query import equality
 from airflow_bottledwater.state import options, outboxes
 from airflow_bottledwater.state.identity import belonging, check_timeline, topic_of
 
@@ -65,12 +66,49 @@ def _grants(connection: Connection, tables: Sequence[SourceTable]) -> dict[int, 
     return dict(rows)
 
 
+def _converting(kind: ColumnType) -> set[str]:
+    """The schemas of the functions by which values of a type are converted."""
+    of_extension = {kind.schema} if kind.form == "geojson" else set[str]()
+    return of_extension.union(*(_converting(each) for each in kind.inside))
+
+
+def _unusable(connection: Connection, tables: Sequence[SourceTable]) -> dict[int, str]:
+    """The tables whose rows cannot be converted, or looked up by their keys where a large value was left unchanged,
+    since this role may not use the schema of a function, an operator or a type: by oid, the schemas, quoted."""
+    of_keys = {table.oid: [column for column in table.columns if column.name in table.key] for table in tables}
+    needed = {table.oid: set[str]().union(*(_converting(column.type) for column in table.columns)) for table in tables}
+    schemas = {column.type.schema for key in of_keys.values() for column in key}.union(*needed.values())
+    barred = dict(
+        connection.execute(
+            "SELECT nspname, quote_ident(nspname) FROM pg_namespace WHERE nspname = ANY (%s) AND NOT "
+            "has_schema_privilege(oid, 'USAGE')",
+            (sorted(schemas),),
+        ).fetchall()
+    )
+    for table in tables:
+        key = of_keys[table.oid]
+        if table.identity == "f" or barred.keys().isdisjoint(column.type.schema for column in key):
+            continue
+        if catalog.stored_apart(connection, table):
+            needed[table.oid] |= {schema for schema, _ in equality(connection, table.oid, key).values()}
+            needed[table.oid] |= {column.type.schema for column in key if column.type.oid != column.type.base_oid}
+    found = {oid: ", ".join(barred[each] for each in sorted(names & barred.keys())) for oid, names in needed.items()}
+    return {oid: names for oid, names in found.items() if names}
+
+
 def unreadable(connection: Connection, tables: Sequence[SourceTable]) -> dict[int, str]:
     """The tables of which this role cannot read all rows: by oid, why, and what can be done."""
-    found = {}
+    unusable = _unusable(connection, tables)
+    found = {
+        table.oid: f"USAGE on schema {unusable[table.oid]}, with types of {table.qualified}, is not granted, so that "
+        "its rows cannot be converted, or looked up by their keys. As the owner, run: GRANT USAGE ON SCHEMA "
+        f"{unusable[table.oid]} TO {_role(connection)};"
+        for table in tables
+        if table.oid in unusable
+    }
     if filtered := set(catalog.filtered_by_policy(connection, tables)):
         role = _role(connection)
-        found = {
+        found |= {
             table.oid: f"Table {table.qualified} has a row-level policy that would hide rows from role {role}. As an "
             f"administrator, run: ALTER ROLE {role} BYPASSRLS; or leave the table out."
             for table in tables

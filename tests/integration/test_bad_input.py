@@ -226,6 +226,51 @@ def test_a_schema_without_usage_is_refused(source: Source) -> None:
     refuses(source, pipeline, "SELECT on hidden.t is not granted (or USAGE on its schema)")
 
 
+def own_operators(kind: str, schema: str) -> list[str]:
+    """Statements for operators of its own for an enum, in a schema, by which its indexes compare, as the types of
+    extensions have them."""
+    named = {"lt": "<", "le": "<=", "eq": "=", "ge": ">=", "gt": ">"}
+    function = "CREATE FUNCTION {0}.{1}({2}, {2}) RETURNS {3} LANGUAGE internal IMMUTABLE STRICT AS 'enum_{1}'"
+    operator = "CREATE OPERATOR {0}.{4} (FUNCTION = {0}.{1}, LEFTARG = {2}, RIGHTARG = {2})"
+    each = ", ".join(f"OPERATOR {n} {schema}.{sign}" for n, sign in enumerate(named.values(), 1))
+    return [
+        function.format(schema, "cmp", kind, "int"),
+        *(function.format(schema, name, kind, "bool") for name in named),
+        *(operator.format(schema, name, kind, "bool", sign) for name, sign in named.items()),
+        f"CREATE OPERATOR CLASS {schema}.of_{len(kind)} DEFAULT FOR TYPE {kind} USING btree AS {each}, "
+        f"FUNCTION 1 {schema}.cmp({kind}, {kind})",
+    ]
+
+
+def test_a_schema_of_a_keys_type_without_usage_is_refused_where_rows_have_to_be_looked_up(source: Source) -> None:
+    schema = '"of Types"'
+    source.execute(
+        f"CREATE SCHEMA {schema}",
+        f"CREATE TYPE {schema}.grade AS ENUM ('a', 'b')",
+        *own_operators(f"{schema}.grade", schema),
+        f"CREATE TYPE {schema}.mood AS ENUM ('sad')",
+        f"CREATE DOMAIN moody AS {schema}.mood",
+        f"CREATE TABLE grades (g {schema}.grade PRIMARY KEY, n text)",
+        "CREATE TABLE felt (m moody PRIMARY KEY, n text)",
+        # that need no look-up, or none that names the schema
+        f"CREATE TABLE short (g {schema}.grade PRIMARY KEY, n int)",
+        f"CREATE TABLE whole (g {schema}.grade PRIMARY KEY, n text)",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        f"CREATE TABLE moods (m {schema}.mood PRIMARY KEY, n text, g {schema}.grade)",
+        "GRANT SELECT ON grades, felt, short, whole, moods TO PUBLIC",
+    )
+    tables, dsn = ("grades", "felt", "short", "whole", "moods"), source.role()
+
+    def said() -> list[str]:
+        found = reasons(source, postgres=dsn, tables=tables, create_publication=False)
+        return [each for each in found if "USAGE on schema" in each]
+
+    assert [each.split(", ")[1] for each in said()] == ["with types of public.felt", "with types of public.grades"]
+    (statement,) = {each.partition("run: ")[2] for each in said()}
+    source.execute(statement)
+    assert not said()
+
+
 def test_a_policy_that_could_hide_rows_is_refused(source: Source) -> None:
     source.execute(
         "ALTER TABLE items ENABLE ROW LEVEL SECURITY",

@@ -2409,6 +2409,13 @@ MUTANTS = (
         f"{_TOAST}::{_LABEL_OF_KEY}",
     ),
     Mutant(
+        "preflight says which schemas of keys' types may not be used",
+        "_unusable",
+        never("catalog.stored_apart(connection, table)"),
+        "tests/integration/test_bad_input.py::"
+        "test_a_schema_of_a_keys_type_without_usage_is_refused_where_rows_have_to_be_looked_up",
+    ),
+    Mutant(
         "lanes read a table by today's name",
         "_SnapshotDriver._refresh_pinned",
         swap("table == pinned.table", "catalog.definition(table) == catalog.definition(pinned.table)"),

@@ -239,7 +239,9 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
         values: dict[str, StateRecord | None] = {table_key(pinned.table.oid): pinned for pinned in again}
         for pinned in again:
             values |= claim.state.published_types(pinned.table.oid)
-        claim.write({**values, **_read_again(again), **obsolete})
+        # all rows of a table that is held are read when it goes on
+        goes_on = [pinned for pinned in again if pinned.table.oid not in claim.state.held]
+        claim.write({**values, **_read_again(goes_on), **obsolete})
     problems = tuple(_unreadable(each, gone[each.table.oid]) for each in again if not each.table.keyed)
     for problem in problems:
         log.error("%s", problem)

@@ -390,7 +390,10 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
     assert complete is not None
     done = set(complete.tables)
     taken = {each.topic: oid for oid, each in prepared.pinned.items()}
-    lives = _Lives(known, taken)
+    # of a table that stays held nothing is read, whatever was being read of the one whose topic it gets
+    lives = _Lives(
+        known, {each.topic: each.oid for each in prepared.steps if each.do in PINNING and _held(known, each) is None}
+    )
     if prepared.retry:
         lives.retry()
     for step in _left(prepared, known):
@@ -534,7 +537,7 @@ def _obsolete(known: PipelineState, oid: int) -> list[str]:
 class _Lives:
     """The records of live snapshots that change.
 
-    :param taken: by topic, the oid of the table that has it from now on.
+    :param taken: by topic, the oid of the table that has it from now on, and goes on.
     """
 
     def __init__(self, known: PipelineState, taken: dict[str, int]) -> None:

@@ -15,7 +15,7 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision import live, pausing, redrive
 from airflow_bottledwater.provision.accept import accept
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state import control_topic, schemas
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.control_records import (
     REQUEST,
@@ -26,6 +26,7 @@ from airflow_bottledwater.state.control_records import (
     request_key,
 )
 from airflow_bottledwater.verify import driver as verification
+from tests.support.registry_front import RegistryFront, fronted
 from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, limit_records
 from tests.support.waiting import until
@@ -38,7 +39,7 @@ def often_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     look_often(monkeypatch, interval=1.0)
 
 
-def _make(make_flow: MakeFlow, registry: SchemaRegistry | None = None, **settings: object) -> Flow:
+def _make(make_flow: MakeFlow, registry: SchemaRegistry | RegistryFront | None = None, **settings: object) -> Flow:
     flow = make_flow(registry, **{"tables": "?", **settings})
     for name in "ab":
         flow.execute(
@@ -291,6 +292,30 @@ def test_what_nobody_has_answered_is_forgotten_with_the_pipeline(make_flow: Make
     left = {key: value for key, value in control_topic.read(flow.pipeline.kafka).items() if flow.name in key}
     # where the records of its topics come from stays known
     assert left and all(key.startswith("owner/") and value["dropped"] for key, value in left.items())
+
+
+def test_a_registry_that_lost_schemas_has_nothing_of_a_paused_table_published(
+    make_flow: MakeFlow, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "_AGAIN", (0.1,))
+    with fronted(registry) as front:
+        flow = _make(make_flow, front)
+        _ask(flow, "a", paused=True)
+        flow.stream()
+        flow.execute("UPDATE a SET text = 'meanwhile'", "UPDATE b SET text = 'meanwhile'")
+        tables = read_state(flow.pipeline, state_topic(flow)).tables.values()
+        before, front.lost = {each: _offsets(flow, each) for each in "ab"}, {each.value_schema for each in tables}
+        with flow.streaming() as errors:
+            until(lambda: _offsets(flow, "b") >= before["b"] + 40 and _ended(flow), "it is read", failed=errors)
+            assert _offsets(flow, "a") == before["a"] and "public.a" in problems(flow)
+            front.lost = set()
+            _resume(flow, "a")
+            _equal(flow, errors, "a")
+    assert errors == []
+
+
+def _ended(flow: Flow) -> bool:
+    return not any(each.unfinished for each in read_state(flow.pipeline, state_topic(flow)).lives.values())
 
 
 @pytest.mark.long

@@ -68,6 +68,21 @@ def test_what_is_being_read_of_it_is_given_up() -> None:
     assert state.lives["both"].upto == 5
 
 
+def test_nothing_is_read_of_a_held_table_that_gets_the_topic_of_one_that_is_being_read() -> None:
+    state = known(A, B)
+    state.apply(
+        {
+            COMPLETE: Complete((1, 2), False, 0.0),
+            gap_key(2): replace(WHY, held=True),
+            live_key("its"): LiveProgress((1,), required=True),
+        }
+    )
+    steps = [each for each in plan(PIPELINE, state, seen(table(2, "a"))) if each.do is not Do.NOTHING]
+    assert {(each.oid, each.do) for each in steps} == {(1, Do.STOP), (2, Do.MOVE)}
+    state.apply(writer.records(PIPELINE, prepared_of(steps, random.Random(1)), state))
+    assert state.held == {2} and state.lives["its"].tables == ()
+
+
 C = table(3, "a")
 HANDED_OVER = {
     "a staging table takes the name": seen(table(2, "a")),

@@ -216,6 +216,8 @@ def _timestamp(column: ColumnType, text: str) -> int:
 
 
 def _decimal(column: ColumnType, text: str) -> bytes:
+    if not Decimal(text).is_finite():
+        raise Unrepresentable(text)
     scale = numeric_precision(column.base_typmod)[1]
     with localcontext() as context:
         context.prec = 4000

@@ -21,7 +21,7 @@ from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.verify.expected import json_native, native
 from airflow_bottledwater.verify.program import compile_scan
 from airflow_bottledwater.verify.scan import PlainScan, Scan, line
-from airflow_bottledwater.verify.values import Expectation, TopicReader, copied, select_list, unverified
+from airflow_bottledwater.verify.values import Expectation, TopicReader, canonical, copied, select_list, unverified
 from tests.integration.test_conformance import CASES, FORMS, SETUP, Case, supported
 from tests.support.blocks import Records, rows
 from tests.support.examples import examples
@@ -46,6 +46,9 @@ def check(table: SourceTable, made: Sequence[Made], lines: Sequence[bytes], form
     known, kind = schemas_of(table, format, KEY_ID, VALUE_ID), FORMATS[format]
     schemas = known.get if known else None
     expectation, reader = Expectation(table, kind), TopicReader(table, kind, schemas)
+    for text in lines:
+        # a dead letter's row, too, must be something that no record can be
+        assert canonical(expectation.values(copied(text)))
     kept = [(m, one) for m, one in zip(made, lines, strict=True) if not m.error]
     records = [(m.key, m.value) for m, _ in kept if m.key is not None and m.value is not None]
     for (key, value), (_, text) in zip(records, kept, strict=True):

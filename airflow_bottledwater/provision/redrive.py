@@ -29,7 +29,7 @@ from airflow_bottledwater.errors import RecordError, Refused, SchemaRefused, Slo
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single, tombstones
 from airflow_bottledwater.kafka.topic_reader import KeySet
-from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import of_source
 from airflow_bottledwater.model.version import Version
@@ -346,8 +346,8 @@ class _Letters:
         return records
 
     def _newest(self, ready: Iterable[tuple[StoredDeadLetter, Records]]) -> _Newest:
-        """What the topics have of the keys of the dead letters. A snapshot's row has no position: whether it is newer
-        than a dead letter is decided by the source's row, not by comparing the clocks of two hosts."""
+        """What the topics have of the keys of the dead letters. A row of the first snapshot has no position: whether it
+        is newer than a dead letter is decided by the source's row, not by comparing the clocks of two hosts."""
         wanted: dict[str, set[bytes]] = defaultdict(set)
         for dead_letter, records in ready:
             if dead_letter.content["again"]["table"].get("outbox"):
@@ -360,9 +360,11 @@ class _Letters:
             looked_for = KeySet(keys)
             for block in self._letters.blocks(topic) if keys else ():
                 for i in block.having(looked_for):
-                    key, pos = block.key(i), (block.header(i, "pos") or b"").decode()
+                    pos = (block.header(i, "pos") or b"").decode()
                     # a snapshot's row may have headers, too: a position of zeros
-                    found.add(topic, key, pos if pos.strip("0/") else "")
+                    copied = not pos.strip("0/")
+                    shown = _shown(block.header(i, "snapshot")) if copied else pos
+                    found.add(topic, block.key(i), shown, copied=copied)
         for event in self._events():
             if event.get("event") == "truncate" and of_source(event.get("pipeline", self._name), self._name):
                 for topic in set(event["topics"]) & set(wanted):
@@ -384,7 +386,7 @@ class _Letters:
         held: dict[bytes, SourceRow] = {}
         for (_, copied), dead_letters in by_table.items():
             table = dead_letters[0][1]
-            converted = {c.name for c in table.columns if copied and types.mapping(c.type).convert}
+            converted = {c.name for c in table.columns if copied and types.mapping(c.type).convert and not c.mask}
             keys = {row_key(table, side) for _, _, m in dead_letters for side in (m.old, m.new) if side is not None}
             xids = [int(each.content["again"].get("xid", 0)) for each, _, _ in dead_letters]
             # a snapshot's row has no transaction: it was read after the table was taken in
@@ -393,7 +395,7 @@ class _Letters:
                 table, sorted(keys), range(len(table.columns)), as_text=converted, since=since
             )
             for dead_letter, _, message in dead_letters:
-                held[dead_letter.key] = compare(table, message, found, converted)
+                held[dead_letter.key] = compare(table, message, found)
         return held
 
     def _send(self, dead_letter: StoredDeadLetter, records: Records) -> None:
@@ -415,17 +417,18 @@ class _Letters:
 class _Newest:
     """What the topics have of some keys.
 
-    :param positions: by topic and key, the highest position of a record; by topic and None, that of a TRUNCATE.
-    :param last: by topic and key, the position of the last record, empty for a row of a snapshot.
+    :param positions: by topic and key, the highest position of a record, or LSN that a row of a live snapshot shows; by
+        topic and None, the position of a TRUNCATE.
+    :param copied: by topic and key, whether the last record is a row of a snapshot.
     """
 
     positions: dict[tuple[str, bytes | None], str] = field(default_factory=dict)
-    last: dict[tuple[str, bytes | None], str] = field(default_factory=dict)
+    copied: dict[tuple[str, bytes | None], bool] = field(default_factory=dict)
 
-    def add(self, topic: str, key: bytes | None, position: str) -> None:
+    def add(self, topic: str, key: bytes | None, position: str, *, copied: bool = False) -> None:
         """Take note of a record, or of a TRUNCATE."""
         self.positions[topic, key] = max(self.positions.get((topic, key), ""), position)
-        self.last[topic, key] = position
+        self.copied[topic, key] = copied
 
     def overtake(self, dead_letter: StoredDeadLetter, records: Records, i: int) -> bool:
         """Whether one of a dead letter's records is older than what its topic has."""
@@ -439,7 +442,16 @@ class _Newest:
     def may_show_more(self, dead_letter: StoredDeadLetter, records: Records, i: int) -> bool:
         """Whether one of a dead letter's records is a row that would follow a row of a snapshot."""
         place = dead_letter.content["topic"], _key(records, i)
-        return records.table[i]["event"] != wire.EVENT_DELETE and self.last.get(place) == ""
+        return records.table[i]["event"] != wire.EVENT_DELETE and self.copied.get(place, False)
+
+
+def _shown(label: bytes | None) -> str:
+    """The position that a row of a live snapshot stands for, by its header ``snapshot``; empty for none."""
+    lsn = b"/".join((label or b"").rsplit(b"/", 2)[1:]).decode(errors="replace")
+    try:
+        return str(Position(parse_lsn(lsn)))
+    except ValueError:
+        return ""
 
 
 def _key(records: Records, i: int) -> bytes | None:

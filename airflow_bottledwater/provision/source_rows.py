@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,14 +160,8 @@ class SourceRow:
         return self.gone if records.table[i]["event"] == wire.EVENT_DELETE else self.same
 
 
-def compare(
-    table: SourceTable, message: pgoutput.RowMessage, found: FoundRows, converted: Collection[str]
-) -> SourceRow:
-    """Compare a dead letter's row with what the source holds today.
-
-    :param converted: columns whose values a snapshot's dead letter contains as the server's text; they are not
-        compared.
-    """
+def compare(table: SourceTable, message: pgoutput.RowMessage, found: FoundRows) -> SourceRow:
+    """Compare a dead letter's row with what the source holds today."""
     lost = [reason for c, reason in found.unreadable.items() if table.columns[c].name in table.key]
     if lost:
         return SourceRow(gone=False, same=False, unknown=lost[0])
@@ -181,8 +174,8 @@ def compare(
         return SourceRow(gone, same=False, unknown=found.unfit.get(key, GONE if key in found.unsent else ""))
     other = [
         c
-        for c, (column, value) in enumerate(zip(table.columns, message.new, strict=True))
-        if value.kind in "nb" and c not in found.unreadable and column.name not in converted
+        for c, value in enumerate(message.new)
+        if value.kind in "nb" and c not in found.unreadable
         if (None if value.kind == "n" else value.data) != row[c]
     ]
     unknown = ""

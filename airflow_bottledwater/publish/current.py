@@ -173,7 +173,8 @@ class CurrentRows:
         :param table: the relation version that the keys belong to; the table is found by its oid, whatever its name is
             today.
         :param columns: indexes in ``table.columns``.
-        :param as_text: key columns whose values are given as PostgreSQL's text instead of binary.
+        :param as_text: columns whose values are, in keys and rows, as a snapshot has them: PostgreSQL's text instead of
+            binary.
         :param since: the transaction since which columns may have been rewritten.
         :raises Refused: the role may not read the table, or a row-level policy could hide rows from it.
         """
@@ -325,7 +326,9 @@ class _Source:
         looked_up, left_out = list(keys), 0
         for start in range(0, len(keys) if readable is not None else 0, _KEYS):
             some = keys[start : start + _KEYS]
-            query = self._query.select(listed(len(some), len(self._key)), "i.n", readable or [], most)
+            query = replace(self._query, converted=as_text).select(
+                listed(len(some), len(self._key)), "i.n", readable or [], most
+            )
             result = self._ask(query, some, as_text)
             for i in range(result.ntuples):
                 key = some[int.from_bytes(result.get_value(i, 0) or b"", "big")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from psycopg import pq, sql
 
-from airflow_bottledwater.encoding import masks
+from airflow_bottledwater.encoding import masks, types
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.postgres import row_filter
 from airflow_bottledwater.postgres.catalog import OF_KEY
@@ -28,6 +28,7 @@ class RowQuery:
     :param key: the key's columns, in the order of the key.
     :param operators: see :func:`equality`.
     :param text: the columns that are read as text, see :func:`wire_types`.
+    :param converted: the columns whose values are converted as a snapshot's are.
     """
 
     table: SourceTable
@@ -35,6 +36,7 @@ class RowQuery:
     key: Sequence[Column]
     operators: Mapping[str, tuple[str, str]]
     text: Collection[str] = ()
+    converted: Collection[str] = ()
 
     def select(self, keys: sql.Composable, number: str, columns: Sequence[int], most: int) -> sql.Composed:
         """The query that joins rows with a list of keys; it returns the key's number, the row's columns, and the number
@@ -98,9 +100,11 @@ class RowQuery:
 
     def _made(self, c: int) -> sql.Composed:
         column = self.table.columns[c]
+        name = sql.Identifier("t", column.name)
+        if column.name in self.converted and (convert := types.mapping(column.type).convert) is not None:
+            return sql.SQL("{} AS {}").format(types.unless_null(convert, name), _value(c))
         text = sql.SQL("::text" if column.name in self.text else "")
-        value = masks.selected(column, sql.Identifier("t", column.name))
-        return sql.SQL("{}{} AS {}").format(value, text, _value(c))
+        return sql.SQL("{}{} AS {}").format(masks.selected(column, name), text, _value(c))
 
 
 def _value(column: int) -> sql.Identifier:
@@ -174,9 +178,9 @@ _OF_INDEXES = _EQUALITY.format(
 def equality(connection: Connection, oid: int, key: Sequence[Column]) -> dict[str, tuple[str, str]]:
     """Key column → the schema and the name of the equality operator of the key's index; of the column's type, if there
     is none today."""
-    types = {column.name: column.type.base_oid for column in key}
-    rows = connection.execute(_OF_TYPES, (list(types.values()),)).fetchall()  # type: ignore[arg-type]
+    bases = {column.name: column.type.base_oid for column in key}
+    rows = connection.execute(_OF_TYPES, (list(bases.values()),)).fetchall()  # type: ignore[arg-type]
     of_types = {kind: (schema, operator) for kind, schema, operator in rows}
-    rows = connection.execute(_OF_INDEXES, (oid, sorted(types))).fetchall()  # type: ignore[arg-type]
+    rows = connection.execute(_OF_INDEXES, (oid, sorted(bases))).fetchall()  # type: ignore[arg-type]
     of_indexes = {name: (schema, operator) for name, schema, operator in rows}
-    return {name: of_types[kind] for name, kind in types.items() if kind in of_types} | of_indexes
+    return {name: of_types[kind] for name, kind in bases.items() if kind in of_types} | of_indexes

@@ -11,9 +11,10 @@ from airflow_bottledwater.jobs import status
 from airflow_bottledwater.jobs.status import PipelineReport
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision import redrive
+from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import letters
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
-from tests.support.topics import MakeFlow, limit_records
+from tests.support.topics import Flow, MakeFlow, limit_records
 
 
 @pytest.fixture
@@ -78,6 +79,47 @@ def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(mak
     flow.stream()
     report = status.report(flow.pipeline)
     assert report.job is not None and report.job.problems == [] and report.job.open_dead_letters == 0
+
+
+def test_a_letter_does_not_overwrite_what_a_live_snapshot_has_published_since(make_flow: MakeFlow) -> None:
+    flow = _with_a_letter(make_flow)
+    flow.execute("UPDATE c SET words = 'new'")
+    flow.stream()
+    limit_records(flow, "c", 100_000)
+    flow.ask("c")
+    flow.stream()
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(overtaken=2)
+    assert flow.read("c")[-1].value["words"] == "'new'" and flow.compare("c").equal
+
+
+def test_a_letter_does_not_overwrite_what_a_new_snapshot_has_published_since(make_flow: MakeFlow) -> None:
+    flow = _with_a_letter(make_flow)
+    limit_records(flow, "c", 100_000)
+    drop(flow.pipeline, when="always")
+    flow.execute("UPDATE c SET words = 'new'")
+    flow.create()
+    flow.snapshot()
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(overtaken=1)
+    assert flow.read("c")[-1].value["words"] == "'new'" and flow.compare("c").equal
+
+
+def test_a_letter_whose_row_is_as_it_was_is_published_with_what_the_server_makes_of_it(make_flow: MakeFlow) -> None:
+    flow = _with_a_letter(make_flow)
+    limit_records(flow, "c", 100_000)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=1)
+    assert flow.read("c")[-1].value["words"] == "'old'" and flow.compare("c").equal
+
+
+def _with_a_letter(make_flow: MakeFlow) -> Flow:
+    """A pipeline whose snapshot has a row that is too large, with values that the server makes texts of."""
+    flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, tables="c")
+    flow.execute(
+        "CREATE TABLE c (id macaddr PRIMARY KEY, t text, words tsvector, place point, bits bit varying[], no tsvector)",
+        "INSERT INTO c VALUES ('08:00:2b:01:02:03', repeat('x', 30000), 'old', '(1.5, 2)', ARRAY[B'10', NULL])",
+    )
+    flow.create()
+    assert flow.snapshot().dead_letters == 1
+    return flow
 
 
 def test_letters_that_went_with_their_topic_are_no_longer_open(make_flow: MakeFlow) -> None:

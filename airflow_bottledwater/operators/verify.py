@@ -140,7 +140,8 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
                 self._ti.xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=found.summary())
             message = f"{_first_keys(found)} {found.advice()}".strip()
             # what could only not be settled may be when it is verified again, by a retry
-            raise AirflowFailException(message) if found.different or found.unverified else JobFailed(message)
+            lasts = found.different or found.unverified or found.older
+            raise AirflowFailException(message) if lasts else JobFailed(message)
         if advice := found.advice():
             self.log.warning("%s", advice)
         return found.summary()

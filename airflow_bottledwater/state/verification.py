@@ -61,7 +61,7 @@ class TableResult:
     :param counts: how many keys differ, by kind.
     :param differences: the first of them.
     :param unsettled: keys that differed, and were changed again whenever they were looked at: nothing is known of them.
-    :param unexamined: keys that were not looked at one by one, since there were too many differences.
+    :param unexamined: keys that were not looked at one by one, since too many differ, or seem to.
     :param older: records that were written before the table was altered, and that are as the source was then; of those
         that were looked at one by one.
     :param left_out: columns that are not compared, since PostgreSQL's text does not tell about their values.
@@ -127,6 +127,11 @@ class Verification:
     def unsettled(self) -> list[TableResult]:
         """The tables of which not all is known."""
         return [table for table in self.tables if table.verdict == "unsettled"]
+
+    @property
+    def older(self) -> list[TableResult]:
+        """Of the unsettled tables, those with too many records of before they were altered."""
+        return [table for table in self.unsettled if table.unexamined and table.older]
 
     @property
     def unverified(self) -> list[TableResult]:
@@ -207,6 +212,12 @@ class Verification:
                 "letters; a column whose type was altered, which PostgreSQL sends no rows for; a registry that has "
                 f"lost schemas), then publish the rows again: bottledwater snapshot --tables {names} --sweep"
                 + self._misplaced()
+            )
+        if self.older:
+            names = ",".join(table.table for table in self.older)
+            return (
+                "Too many records were written before their table was altered to look at each of them. Publish the "
+                f"rows as they are now, then verify again: bottledwater snapshot --tables {names}"
             )
         if self.unsettled:
             names = ", ".join(table.table for table in self.unsettled)

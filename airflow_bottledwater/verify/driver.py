@@ -49,6 +49,8 @@ RunTasks = Callable[[Sequence[VerifyTask]], list[dict[int, Answer]]]
 
 #: rows and records that are looked at one by one at once: they are all in the driver's memory
 _AT_ONCE = 200_000
+#: how often that is done with a table: each time all of it and of its topic is read
+_LOOKS = 10
 #: of a table that does not exist any more
 _DROPPED = "it does not exist any more; its rows stay in the topic"
 #: of an outbox
@@ -226,12 +228,14 @@ class _Search:
     :param queue: the buckets that differ and were not looked at yet, with the keys that both sides have in each.
     :param suspects: the keys that still differ, by identity.
     :param standing: of these, the ones that had no record in the last round.
+    :param looks: how often buckets of the queue were looked at.
     """
 
     bits: int
     queue: list[tuple[int, int]] = field(default_factory=list)
     suspects: dict[str, Suspect] = field(default_factory=dict)
     standing: set[str] = field(default_factory=set)
+    looks: int = 0
 
 
 class _VerifyDriver:
@@ -312,15 +316,17 @@ class _VerifyDriver:
 
     # ------------------------------------------------------------------ keys that differ
     def _next_buckets(self) -> dict[int, list[int]]:
-        """The next buckets to look at, by table; of a table with many differences none."""
+        """The next buckets to look at, by table; of one with many differences, or that was looked at often, none."""
         room, batch = _AT_ONCE, dict[int, list[int]]()
         for oid, search in self._search.items():
-            if sum(self._results[oid].counts.values()) >= _ENOUGH:
+            if sum(self._results[oid].counts.values()) >= _ENOUGH or search.looks >= _LOOKS:
                 continue
             while search.queue and (room > 0 or not batch):
                 bucket, keys = search.queue.pop()
                 batch.setdefault(oid, []).append(bucket)
                 room -= keys
+        for oid in batch:
+            self._search[oid].looks += 1
         return batch
 
     def _look(self, batch: Mapping[int, list[int]], ends: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[int]]:

@@ -335,6 +335,25 @@ def test_a_table_that_was_altered_is_compared_in_what_its_records_have(flow: Flo
         assert kinds(verify(flow)) == {"different": 1}
 
 
+def test_a_large_table_that_was_altered_is_not_read_again_and_again(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_AT_ONCE", 20)
+    monkeypatch.setattr(driver, "_LOOKS", 3)
+    flow, looks = begun(make_flow(tables="items")), list[int]()
+    _while_it_reads(monkeypatch, looks.append)
+    with running(flow):
+        flow.execute("ALTER TABLE items ADD COLUMN note text DEFAULT 'new'")
+        found = verify(flow)
+        (table,) = found.tables
+        assert (table.verdict, table.counts, table.unsettled) == ("unsettled", {}, 0)
+        assert table.unexamined and table.older and looks == [1, 2, 3, 4]
+        assert found.advice().endswith("bottledwater snapshot --tables public.items")
+        request = flow.ask("items")
+        until(lambda: flow.reported(request).state == "finished", "the advice")
+        assert verify(flow).tables[0].verdict == "equal"
+
+
 def test_records_without_a_position_count_by_their_place(make_flow: MakeFlow) -> None:
     flow = begun(make_flow(tables="items"))
     with running(flow):

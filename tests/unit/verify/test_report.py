@@ -75,7 +75,9 @@ def test_a_sweep_is_not_all_that_is_advised_for_records_in_the_wrong_partition()
 
 
 def test_what_was_not_settled_is_told_with_what_may_hinder_it() -> None:
-    assert "a transaction that writes to the table was open" in found(unsettled=1).advice()
+    for unsettled in ({"unsettled": 1}, {"unexamined": 1}):
+        assert "a transaction that writes to the table was open" in found(**unsettled).advice()
+    assert found(unexamined=1, older=5).advice().endswith(": bottledwater snapshot --tables public.a")
     assert found(verified=False, reason="it is paused").advice().endswith(
         "(public.a: it is paused). If that is meant, set allow_unverified: such tables are then accepted."
     )  # fmt: skip

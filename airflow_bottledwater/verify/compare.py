@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from airflow_bottledwater.encoding.envelope import Envelope
 from airflow_bottledwater.pipeline.formats import Format
 from airflow_bottledwater.state.verification import Difference
-from airflow_bottledwater.verify.place import RecordOrder
 from airflow_bottledwater.verify.task import Answer, FoundRecords, RecordVersion, Row, View
 from airflow_bottledwater.verify.values import Decoded, Expectation, Schemas, TopicReader, Unreadable, canonical, shown
 
@@ -52,7 +51,6 @@ class Comparison:
     """
 
     def __init__(self, view: View, format: Format, schemas: Schemas | None, envelope: Envelope | None = None) -> None:
-        self._view, self._places = view, RecordOrder(view)
         self._expectation = Expectation(view.table, format)
         self._reader = TopicReader(view.table, format, schemas, envelope)
         self._found = Compared()
@@ -112,11 +110,10 @@ class Comparison:
         return any(self._equals(row, version) for version in versions)
 
     def _equals(self, row: Row | None, version: RecordVersion) -> bool:
-        gone = version.value is None or self._places.before_truncate(version.pos)
         if row is None:
-            # of a record without a position it is not known whether the TRUNCATE came before or after it
-            return gone or (self._places.has_truncate and not version.pos)
-        if gone or version.value is None:
+            return version.value is None or version.deleted or version.old
+        # a row may be behind a TRUNCATE though no record before it in its partition says so
+        if version.deleted or version.value is None:
             return False
         try:
             decoded = self._reader.value(version.value)
@@ -135,7 +132,7 @@ class Comparison:
         kind, column, in_table, in_topic = "different", "", "", ""
         if row is None:
             kind = "surplus"
-        elif version.value is None or self._places.before_truncate(version.pos):
+        elif version.deleted or version.value is None:
             kind = "missing"
         else:
             try:

@@ -393,8 +393,9 @@ class _VerifyDriver:
                 self._search[oid] = _Search(bits_for(max(_rows(table), sum(ends))))
             bits = self._search[oid].bits
             view = View(
-                table, topic, ends, moment.held.insert_lsn, moment.last_lsn, moment.truncated.get(topic, ""), bits
-            )
+                table, topic, ends, moment.held.insert_lsn, moment.last_lsn, moment.first.get(oid, 0),
+                moment.truncated.get(topic, ""), bits,
+            )  # fmt: skip
             if oid in wanted:
                 view = replace(view, wanted=bitmap(np.array(wanted[oid], dtype=np.int64), bits))
             views[oid] = view

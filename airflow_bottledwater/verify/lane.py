@@ -226,17 +226,17 @@ class _TaskRun:
         found: dict[tuple[int, bytes], FoundRecords] = {}
         for block in self._blocks(view, ends):
             keys, _ = scan.records(block)
+            lsns, ordinals = records.positions(block)
+            deleted, old = places.deleted(block, lsns, ordinals)
             chosen = np.flatnonzero(self._chosen(view, keys)).tolist()
             if not chosen:
                 continue
-            lsns, ordinals = records.positions(block)
-            reached = np.where(lsns == 0, records.shown(block), lsns)
             right = self._partitioner(view)(block, len(view.ends))
             buckets = bucket_of(keys, view.bits)
             for i in chosen:
                 partition = int(block.messages[i]["partition"])
-                pos = f"{reached[i]:016X}/{ordinals[i]:08X}" if reached[i] else ""
-                version = RecordVersion(int(block.messages[i]["offset"]), block.value(i), pos)
+                offset = int(block.messages[i]["offset"])
+                version = RecordVersion(offset, block.value(i), bool(deleted[i] and not old[i]), bool(old[i]))
                 known = found.get((partition, key := block.key(i)))
                 shown = None if places.later(int(lsns[i])) else version
                 if known is None:

@@ -44,6 +44,7 @@ class Moment:
     :param tables: the tables as they are under it, by oid.
     :param ends: per topic and partition, the high watermarks, read after the stream had passed L.
     :param last_lsn: the end of the WAL, read after the ends.
+    :param first: by the table's oid, L of its first snapshot, if there was one.
     :param truncated: by topic, the position of the last TRUNCATE that the snapshot shows.
     """
 
@@ -51,6 +52,7 @@ class Moment:
     tables: Mapping[int, SourceTable]
     ends: Mapping[str, Sequence[int]]
     last_lsn: int
+    first: Mapping[int, int]
     truncated: Mapping[str, str]
 
 
@@ -98,7 +100,9 @@ class Moments:
             ends = self._admin.all_ends({pinned.topic: pinned.partitions for pinned in self._wanted.values()})
             # after the ends: no record below them has a later position
             last = end_of_wal(self._connection)
-            yield Moment(held, found, ends, last, self._truncated(held.insert_lsn)), holder
+            boundaries = PipelineState(dict(self._state.values)).boundaries
+            first = {oid: boundary.insert_lsn for oid, boundary in boundaries.items()}
+            yield Moment(held, found, ends, last, first, self._truncated(held.insert_lsn)), holder
         finally:
             holder.close()
 

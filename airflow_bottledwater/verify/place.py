@@ -18,38 +18,56 @@ _MOST = 100_000
 
 
 class RecordOrder:
-    """Decides by positions what records of a view do to their keys."""
+    """Decides by positions what records of a view do to their keys. It is told of all records of some partitions, in
+    their order."""
 
     def __init__(self, view: View) -> None:
         self._from, self._last = view.insert_lsn, view.last_lsn
         self._truncated = Position.parse(view.truncated) if view.truncated else None
+        self._shown = view.first_lsn
+        #: the partitions that have a record of behind the TRUNCATE
+        self._behind = set[int]()
 
     def later(self, lsn: int) -> bool:
         """Whether the transaction with this final LSN (0: none) committed after the snapshot. Nothing can have a
         position beyond the end of the WAL: such a record is not one of the stream, and counts."""
         return self._from <= lsn <= self._last
 
-    def before_truncate(self, pos: str) -> bool:
-        """Whether a TRUNCATE deleted the row of a record with this position (see
-        :class:`~airflow_bottledwater.verify.task.RecordVersion`); of a record without one it is not known."""
-        return self._truncated is not None and bool(pos) and Position.parse(pos) < self._truncated
+    def deleted(
+        self, block: RecordBlock, lsns: npt.NDArray[np.uint64], ordinals: npt.NDArray[np.uint64]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Which records are of before the TRUNCATE, which deleted their rows; and of which only their places say that.
 
-    @property
-    def has_truncate(self) -> bool:
-        """Whether the table was truncated."""
-        return self._truncated is not None
+        :param lsns: the records' positions, with ``ordinals``.
+        """
+        if (at := self._truncated) is None:
+            return (never := np.zeros(len(block), dtype=np.bool_)), never
+        # a TRUNCATE before the LSN that a row shows the table at came before the row was read: the two lock each other
+        # out
+        lsns = np.where(lsns == 0, records.shown(block), lsns)
+        before = (lsns < np.uint64(at.lsn)) | ((lsns == np.uint64(at.lsn)) & (ordinals < np.uint64(at.ordinal)))
+        placed = lsns != 0
+        behind = self._stands_behind(block, ~before & (lsns <= np.uint64(self._last)))
+        by_place = ~placed & ~behind if at.lsn >= self._shown else np.zeros(len(block), dtype=np.bool_)
+        return (before & placed) | by_place, by_place
+
+    def _stands_behind(self, block: RecordBlock, later: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Which records stand behind one of these in their partitions."""
+        partitions, found = block.messages["partition"], later.copy()
+        for partition in np.unique(partitions).tolist():
+            mine = partitions == partition
+            found[mine] = np.logical_or.accumulate(later[mine]) | (partition in self._behind)
+            if found[mine].any():
+                self._behind.add(partition)
+        return found
 
     def kinds(self, block: RecordBlock) -> npt.NDArray[np.int64]:
         """What each record does to its key, for the sums."""
         lsns, ordinals = records.positions(block)
         found = np.where(block.messages["payload"] != 0, VALUE, TOMBSTONE).astype(np.int64)
         found[(lsns >= np.uint64(self._from)) & (lsns <= np.uint64(self._last))] = SKIP
-        if (at := self._truncated) is not None:
-            # a TRUNCATE before the LSN that a row shows the table at came before the row was read: the two lock each
-            # other out
-            lsns = np.where(lsns == 0, records.shown(block), lsns)
-            earlier = (lsns < np.uint64(at.lsn)) | ((lsns == np.uint64(at.lsn)) & (ordinals < np.uint64(at.ordinal)))
-            found[earlier & (found == VALUE)] = TOMBSTONE
+        deleted, _ = self.deleted(block, lsns, ordinals)
+        found[deleted & (found == VALUE)] = TOMBSTONE
         return found
 
 

@@ -16,6 +16,7 @@ class View:
     :param ends: per partition of the topic, the high watermark that was read after the stream had passed L.
     :param insert_lsn: L: a record whose transaction has a final LSN from L on is not in the snapshot.
     :param last_lsn: the end of the WAL, read after the ends: no record can be later.
+    :param first_lsn: L of the table's first snapshot, whose rows have no position; 0 if there was none.
     :param truncated: the position of the last TRUNCATE that the snapshot shows, as in the header ``pos``; empty if
         there is none.
     :param bits: keys are divided into so many buckets, as a power of two.
@@ -27,6 +28,7 @@ class View:
     ends: tuple[int, ...]
     insert_lsn: int
     last_lsn: int
+    first_lsn: int
     truncated: str
     bits: int
     wanted: bytes | None = None
@@ -81,13 +83,14 @@ class RecordVersion:
     """A record of a key.
 
     :param value: None for a tombstone.
-    :param pos: its header; of a row that was read again, the LSN at which it shows the table, and 0; empty if it has
-        neither.
+    :param deleted: whether a TRUNCATE has deleted its row, by its position.
+    :param old: whether one has, by its place: it has no position.
     """
 
     offset: int
     value: bytes | None
-    pos: str
+    deleted: bool
+    old: bool
 
 
 @dataclass(slots=True)

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from airflow_bottledwater.errors import Outage, PreflightError, Refused
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.drop import drop
@@ -65,6 +67,33 @@ def changed(flow: Flow) -> None:
 
 def there(flow: Flow) -> Counter[int]:
     return Counter(row[0] for row in flow.execute("SELECT id FROM a"))
+
+
+def verdict(flow: Flow) -> str:
+    """What a verification says of the table."""
+
+    def advance(owner: Owner | None) -> None:
+        flow.stream()
+
+    flow.stream()  # a stream that was stopped is not followed by the verification itself
+    (verified,) = verification.run(flow.pipeline, verification.in_threads(flow.pipeline), advance=advance).tables
+    return verified.verdict
+
+
+def test_a_truncate_of_before_its_first_snapshot_has_deleted_nothing(flow: Flow) -> None:
+    flow.create()
+    flow.snapshot()
+    flow.execute("TRUNCATE a", "INSERT INTO a VALUES (1, 'x')")
+    assert verdict(flow) == "equal"
+    drop(flow.pipeline, when="always")
+    topic, admin = flow.topic("a"), AdminClient(flow.pipeline.kafka)
+    admin.delete_topics([topic])[topic].result()
+    until(lambda: topic not in Topics(flow.pipeline.kafka).describe([topic]), "the topic is gone")
+    flow.create()
+    flow.snapshot()
+    assert verdict(flow) == "equal"
+    flow.execute("INSERT INTO a VALUES (2, 'y')", "TRUNCATE a", "INSERT INTO a VALUES (3, 'z')")
+    assert verdict(flow) == "equal"
 
 
 def test_a_snapshot_that_had_published_some_rows_is_not_resumed(flow: Flow) -> None:
@@ -207,12 +236,7 @@ def test_a_table_that_is_given_a_key_goes_on_without_one(
     assert {message.key for message in flow.read("a")} == {None}
     assert "public.a has a key now (id). The records of its topic have none, and stay so." in caplog.text
 
-    def advance(owner: Owner | None) -> None:
-        flow.stream()
-
-    flow.stream()  # a stream that was stopped is not followed by the verification itself
-    (verified,) = verification.run(flow.pipeline, verification.in_threads(flow.pipeline), advance=advance).tables
-    assert verified.verdict == "not verified"
+    assert verdict(flow) == "not verified"
 
 
 def test_a_table_that_is_given_a_key_before_its_snapshot_goes_on_without_one(flow: Flow) -> None:

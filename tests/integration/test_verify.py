@@ -29,6 +29,7 @@ from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.provision import pausing
+from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state.verification import Verification
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
@@ -279,6 +280,31 @@ def test_a_truncated_table_is_empty_for_its_consumers(flow: Flow) -> None:
         damage = Damage(flow)
         damage.write(damage.key(3), None)
         assert kinds(verify(flow)) == {"missing": 1}
+
+
+def test_what_is_written_behind_a_truncate_without_a_position_is_not_deleted_by_it(flow: Flow) -> None:
+    with running(flow):
+        flow.execute("TRUNCATE items", "INSERT INTO items (id) SELECT generate_series(1, 30)")
+        assert not kinds(verify(flow))
+        damage = Damage(flow)
+        damage.write(damage.key(9999), damage.records[damage.key(3)])
+        assert kinds(verify(flow)) == {"surplus": 1}
+
+
+def test_rows_of_a_new_snapshot_are_not_deleted_by_a_truncate_of_before(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow, looks = begun(make_flow(tables="items", partitions=3)), list[int]()
+    flow.execute("TRUNCATE items", FILL)
+    flow.stream()
+    drop(flow.pipeline, when="always")
+    flow.execute("DELETE FROM items WHERE id % 2 = 0")
+    flow.create()
+    flow.snapshot()
+    _while_it_reads(monkeypatch, looks.append)
+    with running(flow):
+        (table,) = verify(flow).tables
+    assert (table.verdict, table.rows, looks) == ("equal", ROWS // 2, [1])
 
 
 def test_a_truncate_of_another_source_deletes_nothing(flow: Flow) -> None:

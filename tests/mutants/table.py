@@ -4341,7 +4341,7 @@ MUTANTS = (
     ),
     Mutant(
         "a row that was read again after a TRUNCATE is there",
-        "_Work._find_records",
+        "RecordOrder.deleted",
         swap("np.where(lsns == 0, records.shown(block), lsns)", "lsns"),
         f"{_VERIFY}::test_a_row_that_was_read_again_is_older_or_newer_than_a_truncate_by_its_header",
     ),
@@ -4790,9 +4790,27 @@ MUTANTS = (
     ),
     Mutant(
         "rows that a TRUNCATE has deleted are deleted",
-        "Places.before_truncate",
-        never("self._truncated is not None and bool(pos) and (Position.parse(pos) < self._truncated)"),
-        f"{_VERIFY}::test_a_truncated_table_is_empty_for_its_consumers[json]",
+        "RecordOrder.deleted",
+        swap("before & placed | by_place", "by_place"),
+        f"{_VERIFY}::test_a_row_that_was_read_again_is_older_or_newer_than_a_truncate_by_its_header[json]",
+    ),
+    Mutant(
+        "a record without a position is as new as what stands before it",
+        "RecordOrder.deleted",
+        swap("~placed & ~behind", "~placed"),
+        f"{_VERIFY}::test_what_is_written_behind_a_truncate_without_a_position_is_not_deleted_by_it[json]",
+    ),
+    Mutant(
+        "a record without a position is as new as the first snapshot",
+        "RecordOrder.deleted",
+        always("at.lsn >= self._shown"),
+        "tests/integration/test_unkeyed.py::test_a_truncate_of_before_its_first_snapshot_has_deleted_nothing",
+    ),
+    Mutant(
+        "a table that was altered is not read again and again",
+        "_VerifyDriver._next_buckets",
+        never("search.looks >= _LOOKS"),
+        f"{_VERIFY}::test_a_large_table_that_was_altered_is_not_read_again_and_again",
     ),
     Mutant(
         "of a key, the latest record counts",

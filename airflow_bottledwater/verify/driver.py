@@ -77,8 +77,9 @@ def run(
     :param stopped: set when the job is to end.
     :raises StateError: there is no such pipeline, its snapshot is not complete, or a topic is not the one that was
         pinned.
-    :raises Outage: the stream does not come up to the snapshot in time, or a server does not answer.
-    :raises Refused: a table is gone, or its key changed; or see :func:`airflow_bottledwater.state.saved.check_started`.
+    :raises Outage: the stream does not come up to the snapshot in time, a table is dropped or gets another key
+        meanwhile, or a server does not answer.
+    :raises Refused: see :func:`airflow_bottledwater.state.saved.check_started`.
     :raises StopRequested: it was asked to stop.
     """
     stopped = stopped or threading.Event()
@@ -98,7 +99,8 @@ def run(
         check_complete(known, wanted, _to_be_read(connection, pipeline, known))
         refuse_shared(pipeline, known, [pinned.topic for pinned in wanted.values()], "Topics cannot be verified")
         check_topics(pipeline, known)
-        results = {oid: _result(pinned, aside.get(oid, "")) for oid, pinned in chosen.items()}
+        there = catalog.names(connection, list(chosen))
+        results = {oid: _result(pinned, there.get(oid), aside.get(oid, "")) for oid, pinned in chosen.items()}
         moments = Moments(
             pipeline, connection, topic, wanted, stopped, Streaming(pipeline, cluster, connection, advance)
         )
@@ -110,7 +112,9 @@ def run(
             # a table may have been created again, say, or paused, or a partition attached, since the verification began
             known = read_state(pipeline, topic)
             aside = _not_comparable(connection, pipeline, known)
-            results |= {oid: _result(pinned, aside[oid]) for oid, pinned in differ.items() if oid in aside}
+            results |= {
+                oid: _result(pinned, there.get(oid), aside[oid]) for oid, pinned in differ.items() if oid in aside
+            }
             still = {oid: pinned for oid, pinned in differ.items() if oid not in aside}
             check_complete(known, still, _to_be_read(connection, pipeline, known))
     found = sorted(results.values(), key=lambda result: result.table)
@@ -120,13 +124,14 @@ def run(
     return verified
 
 
-def _result(pinned: PinnedTable, aside: str) -> TableResult:
+def _result(pinned: PinnedTable, named: tuple[str, str] | None, aside: str) -> TableResult:
     """What is found of a table until anything is compared.
 
+    :param named: schema and name that it has today; None if it is gone.
     :param aside: why nothing will be; empty if it will.
     """
     return TableResult(
-        pinned.table.qualified,
+        ".".join(named) if named is not None else pinned.table.qualified,
         pinned.topic,
         verified=not aside,
         reason=aside,
@@ -180,8 +185,7 @@ def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineS
         elif known.tables[oid].table.outbox:
             found[oid] = _OUTBOX
         elif oid in known.held:
-            name = known.tables[oid].table.qualified
-            found[oid] = f"it {known.gaps[oid].why}. {held.goes_on(known.gaps[oid], name)}"
+            found[oid] = f"it {known.gaps[oid].why}. {held.goes_on(known.gaps[oid], '.'.join(there[oid]))}"
         elif oid in below:
             found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
         elif why := _other_key(known.tables[oid], today.get(oid)):

@@ -85,8 +85,8 @@ class Moments:
     def hold(self) -> Iterator[tuple[Moment, SnapshotExporter]]:
         """A moment for a block, in which its snapshot can be imported.
 
-        :raises Outage: the stream does not come up to it, or other sessions have locks on the tables.
-        :raises Refused: a table does not exist any more, or its key changed.
+        :raises Outage: the stream does not come up to it, other sessions have locks on the tables, or one of these was
+            dropped or has another key since the verification began.
         """
         self._streaming.catch_up()
         holder = SnapshotExporter(self._pipeline.postgres)
@@ -112,14 +112,19 @@ class Moments:
         return list(self._checked(found).values())
 
     def _checked(self, tables: Sequence[SourceTable]) -> dict[int, SourceTable]:
-        """The tables by oid, with the keys and the row filters that their topics have."""
+        """The tables by oid, with the keys and the row filters that their topics have.
+
+        :raises Outage: one cannot be compared any more; when the verification began, it could.
+        """
         found = {table.oid: table for table in tables}
         for oid, pinned in self._wanted.items():
             if oid not in found:
-                raise Refused(
-                    f"Table {pinned.table.qualified} does not exist any more.", "Name the tables to verify without it."
-                )
-            found[oid] = replace(pinned.check_key(found[oid]), where=pinned.table.where, filtered=pinned.table.filtered)
+                raise Outage(f"Table {pinned.table.qualified} was dropped while it was verified.", "Verify again.")
+            try:
+                as_before = pinned.check_key(found[oid])
+            except Refused as refused:
+                raise Outage(f"While it was verified: {refused.what}", f"Verify again. {refused.remedy}") from refused
+            found[oid] = replace(as_before, where=pinned.table.where, filtered=pinned.table.filtered)
         return found
 
     def _wait_reached(self, lsn: int, holder: SnapshotExporter) -> None:

@@ -623,6 +623,39 @@ def test_a_table_that_is_paused_while_it_is_compared_is_not_said_to_differ(
     assert not table.verified and not table.counts and "a migration" in table.reason
 
 
+@pytest.mark.parametrize("statement", ["DROP TABLE items", "ALTER TABLE items DROP CONSTRAINT items_pkey"])
+def test_a_table_that_cannot_be_compared_any_more_is_to_be_verified_again(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    flow, original = begun(make_flow(tables="items")), moment.Moments.settle
+
+    def settle(self: moment.Moments, oids: Any) -> bool:
+        with contextlib.suppress(psycopg.Error):
+            flow.execute(statement)
+        return original(self, oids)
+
+    with running(flow):
+        damage = Damage(flow)
+        damage.write(damage.key(7), None)
+        monkeypatch.setattr(moment.Moments, "settle", settle)
+        with pytest.raises(Outage, match=r"(dropped while|While) it was verified.*Verify again"):
+            verify(flow)
+        assert verify(flow).tables[0].verdict in ("dropped", "not verified")
+
+
+def test_a_renamed_table_is_named_as_it_is_called_now(make_flow: MakeFlow) -> None:
+    flow = begun(make_flow(tables="items"))
+    with running(flow):
+        flow.execute("ALTER TABLE items RENAME TO things")
+        damage = Damage(flow)
+        damage.write(damage.key(7), None)
+        assert "bottledwater snapshot --tables public.things --sweep" in verify(flow).advice()
+        assert verify(flow, verify_tables="things").tables[0].table == "public.things"
+        asked = pausing.ask(flow.pipeline, ["things"], paused=True, by="alice", why="a migration")
+        assert pausing.carried_out(flow.pipeline, *asked, timeout=60)
+        assert "resume-table --tables public.things" in verify(flow).tables[0].reason
+
+
 def test_many_keys_are_read_in_several_passes(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latest.LatestValues.__init__, "__kwdefaults__", {"places": 64})
     flow = begun(make_flow(tables="items"))

@@ -78,7 +78,7 @@ def _unusable(connection: Connection, tables: Sequence[SourceTable]) -> dict[int
     of_keys = {table.oid: [column for column in table.columns if column.name in table.key] for table in tables}
     needed = {table.oid: set[str]().union(*(_converting(column.type) for column in table.columns)) for table in tables}
     schemas = {column.type.schema for key in of_keys.values() for column in key}.union(*needed.values())
-    barred = dict(
+    barred: dict[str, str] = dict(
         connection.execute(
             "SELECT nspname, quote_ident(nspname) FROM pg_namespace WHERE nspname = ANY (%s) AND NOT "
             "has_schema_privilege(oid, 'USAGE')",

@@ -87,8 +87,9 @@ class ChangeSource:
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
         self._tables, self._covered = state.tables, state.coverage
+        self._via_root = via_root(pipeline, state)
         self._resolver = resolver = Resolver(
-            pipeline, self._tables, self._mismatch, later=state.later, via_root=via_root(pipeline, state)
+            pipeline, self._tables, self._mismatch, later=state.later, via_root=self._via_root
         )
         self.set_aside: dict[int, Gap] = {}
         self._assembler = TransactionAssembler(
@@ -228,7 +229,11 @@ class ChangeSource:
         if not other and "publication" not in error.what:
             raise error
         if missing := sorted(set(names) - found.publications.keys()):
-            self._backoff.wait(Outage(f"Publication {missing[0]!r} does not exist: {error.what}"))
+            tables = [pinned.table for pinned in self._tables.values()]
+            made = publication.statements(self._pipeline.publication_name, tables, via_root=self._via_root)
+            run = dict(zip(names, made, strict=True))[missing[0]].as_string(None)
+            remedy = "It is made again." if self._pipeline.create_publication else f"As the tables' owner, run: {run};"
+            self._backoff.wait(Outage(f"Publication {missing[0]!r} does not exist: {error.what}", remedy))
             return None
         for oid in self._tables:
             self._set_aside(oid, Refused(f"Its publication did not exist: {error.what}"))

@@ -17,7 +17,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres import ddl
+from airflow_bottledwater.postgres import ddl, publication
 from airflow_bottledwater.postgres.connect import Connection, own, session
 from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.provision.source_checks import check_standbys
@@ -91,6 +91,8 @@ class TableWatch:
         self._rest = 0.0
         #: when each step came up first, and where the end of the WAL was then
         self._since: dict[tuple[int, Do, str], tuple[float, int]] = {}
+        #: since when a publication is missing; 0 if none is
+        self._unpublished = 0.0
         #: who was writing to the tables that are to be taken in when they were published
         self._writers: dict[int, writer.EarlierWriters] = {}
         #: when required live snapshots are tried again; 0 if none has failed
@@ -320,7 +322,8 @@ class TableWatch:
             self._since = {key: since for key, since in self._since.items() if key in came_up}
             left_to_do = {oid for oid, _, _ in came_up}
             self._writers = {oid: each for oid, each in self._writers.items() if oid in left_to_do}
-            if not (due or retry or seen.types or seen.made or seen.gaps or seen.names):
+            found = due or retry or seen.types or seen.made or seen.gaps or seen.names
+            if not (found or self._lacks_publication(seen)):
                 return steps, None
             prepared = writer.prepare(connection, self._pipeline, self._cluster, known, seen, due, self._writers)
             if not prepared.unfit:
@@ -354,6 +357,19 @@ class TableWatch:
                 return list(lasted.values()), max((self._since[key][1] for key in lasted), default=0)
             for key in held:
                 del lasted[key]
+
+    def _lacks_publication(self, seen: CatalogLook) -> bool:
+        """Whether a publication is to be made again, also one without tables: PostgreSQL sends nothing while one that it
+        is asked for does not exist."""
+        names, now = publication.names(self._pipeline.publication_name), time.monotonic()
+        if not self._pipeline.create_publication or seen.coverage.publications.keys() >= set(names):
+            self._unpublished = 0.0
+            return False
+        self._unpublished = self._unpublished or now
+        due = self._unpublished + (LASTS if self._patient else 0.0)
+        if now < due:
+            self._again = min(self._again, due)
+        return now >= due
 
     def _retries(self, known: PipelineState) -> bool:
         """Whether live snapshots that have failed are to be tried again now."""

@@ -88,13 +88,15 @@ def test_what_was_not_published_of_all_tables_is_read_at_the_start(make_flow: Ma
         flow.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP ROLE {role}")
 
 
-def test_a_publication_that_is_dropped_while_the_stream_runs_is_made_again(make_flow: MakeFlow) -> None:
+@pytest.mark.parametrize("which", ["", "_unkeyed"])
+def test_a_publication_that_is_dropped_while_the_stream_runs_is_made_again(make_flow: MakeFlow, which: str) -> None:
     flow = make_flow()
     flow.create()
     flow.snapshot()
     with flow.streaming() as errors:
         flow.published("UPDATE a SET n = 0 WHERE id = 1")
-        flow.execute(f"DROP PUBLICATION {flow.pipeline.slot}", "DELETE FROM a WHERE id = 3", "UPDATE b SET n = n + 1")
+        dropped = f"DROP PUBLICATION {flow.pipeline.slot}{which}"
+        flow.execute(dropped, "DELETE FROM a WHERE id = 3", "UPDATE b SET n = n + 1")
         until(lambda: flow.compare("a").equal and flow.compare("b").equal, "all is read again", failed=errors)
         flow.execute("DELETE FROM a WHERE id = 4")
         until(lambda: flow.compare("a").equal and not problems(flow), "it goes on", failed=errors)

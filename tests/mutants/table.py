@@ -5713,6 +5713,13 @@ MUTANTS = (
         f"{_PARTITIONS}::test_a_new_partition_that_loses_its_rows_is_told_at_once",
     ),
     Mutant(
+        "a publication without tables is made again",
+        "TableWatch._prepare",
+        drop("self._lacks_publication(seen)"),
+        "tests/integration/test_coverage.py"
+        "::test_a_publication_that_is_dropped_while_the_stream_runs_is_made_again[_unkeyed]",
+    ),
+    Mutant(
         "a table that is sent as another one is not published",
         "coverage.read",
         always("oid not in as_another"),

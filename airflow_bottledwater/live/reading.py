@@ -73,6 +73,7 @@ class LiveReader(threading.Thread):
     :ivar error: why it has ended early.
     :ivar extent: how much there is to be read.
     :ivar waits_for: what it waits for, as text; empty while it reads.
+    :ivar stepped: whether it has read something.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class LiveReader(threading.Thread):
         self._record = record
         self.chunks: queue.Queue[LiveChunk] = queue.Queue(_AHEAD)
         self.error: BaseException | None = None
-        self.waits_for = ""
+        self.waits_for, self.stepped = "", False
         self.extent = RemainingSize()
         self._ended = threading.Event()
         self._blocks = _FIRST_BLOCKS
@@ -124,7 +125,7 @@ class LiveReader(threading.Thread):
                     try:
                         self._step()
                         backoff.over()
-                        self.waits_for = ""
+                        self.waits_for, self.stepped = "", True
                     except StopRequested:
                         return
                     except Exception as error:

@@ -55,6 +55,8 @@ class LiveSnapshots:
     :ivar unsettled: whether something may be about to be done about one of some tables, given by their oids, that is
         not known to a look which began before a time of :func:`time.monotonic`: a refusal is not final until then.
     :ivar hold: the records with which tables are set aside, see :func:`airflow_bottledwater.tables.writer.hold`.
+    :ivar lacking: those that wait, or that are paused, although topics lack rows without them, by their requests' ids:
+        how far each is, what it waits for, and what can be done. A stream that begins anew goes on with what it was.
     :ivar rests: tells why nothing is to be read now, as a sentence; empty if that is not so.
     """
 
@@ -76,9 +78,7 @@ class LiveSnapshots:
         #: when the stream was given back its time, and the seconds that it took for its last batch
         self._given_back, self._batch_took = time.monotonic(), 0.0
         self._untidy = True
-        #: those that wait, or that are paused, although topics lack rows without them: how far each is, what it waits
-        #: for, and what can be done
-        self._lacking: list[tuple[LiveProgress, str, str]] = []
+        self.lacking: dict[str, tuple[LiveProgress, str, str]] = {}
 
     def close(self) -> None:
         """End what is being read; it is read on by the next job."""
@@ -103,7 +103,7 @@ class LiveSnapshots:
         tables = self._session.state.tables
         return [
             Problem(ROWS_MISSING, tables[oid].table.qualified if oid in tables else str(oid), why, remedy)
-            for progress, why, remedy in self._lacking
+            for progress, why, remedy in self.lacking.values()
             for oid in progress.tables[progress.done :]
         ]
 
@@ -172,22 +172,26 @@ class LiveSnapshots:
         self._forget(self._serving.keys() - served.keys())
         self._publish(served)
         self._tidy()
-        self._lacking = list(self._required(served.keys()))
+        self.lacking = dict(self._lacking(served.keys()))
         self._given_back = time.monotonic()
 
-    def _required(self, served: Collection[str]) -> Iterator[tuple[LiveProgress, str, str]]:
-        """Those without which topics lack rows, and which wait or are paused, see :attr:`problems`."""
-        waits = {each: found.reading.waits_for for each, found in self._serving.items() if found.reading is not None}
+    def _lacking(self, served: Collection[str]) -> Iterator[tuple[str, tuple[LiveProgress, str, str]]]:
+        """See :attr:`lacking`."""
         for request_id, request in self._requests.open.items():
             progress = self._session.state.live(request_id)
             if progress is None or progress.ended or not progress.unfinished:
                 continue
+            # one that is not read yet waits for those that are
+            way = [self._serving.get(request_id)] if request_id in served else self._serving.values()
+            readings = [each.reading for each in way if each is not None]
             what = f"Rows of it are still to be read by live snapshot {request_id}, which"
             if request.paused:
-                yield progress, f"{what} is paused.", f"Let it go on: bottledwater snapshots --resume {request_id}."
-            # one that is not read yet waits for those that are
-            elif why := next(filter(None, [waits.get(request_id)] if request_id in served else waits.values()), ""):
-                yield progress, f"{what} waits for others: {why.rstrip('.')}.", _END_THEM
+                remedy = f"Let it go on: bottledwater snapshots --resume {request_id}."
+                yield request_id, (progress, f"{what} is paused.", remedy)
+            elif why := next((each.waits_for for each in readings if each is not None and each.waits_for), ""):
+                yield request_id, (progress, f"{what} waits for others: {why.rstrip('.')}.", _END_THEM)
+            elif request_id in self.lacking and any(each is None or not each.stepped for each in readings):
+                yield request_id, self.lacking[request_id]  # whether it still waits is not known yet
 
     def _serve(self, request_id: str, request: SnapshotRequest) -> None:
         """Make what reads a request, unless it is there already."""

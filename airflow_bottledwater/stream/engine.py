@@ -224,10 +224,12 @@ class _Follower:
             with contextlib.closing(
                 StreamPublisher(self._pipeline, self._start, self._known, self._backoff, self._meter)
             ) as publisher:
-                self._publisher = publisher
                 publisher.live.unsettled, publisher.live.hold = self._watch.unsettled, writer.hold
                 self._be_guarded(publisher.live)
                 publisher.reached()
+                if self._publisher is not None:
+                    publisher.live.lacking = self._publisher.live.lacking
+                self._publisher = publisher  # heartbeats tell what it finds wrong
                 if publisher.state.tables != self._known.tables:
                     # an attempt of before has given tables other topics since the state was read
                     self._known = publisher.state

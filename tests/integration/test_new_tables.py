@@ -6,6 +6,7 @@ import contextlib
 import logging
 import secrets
 import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -217,25 +218,36 @@ def test_what_is_still_being_read_is_not_said_to_differ(flow: Flow, monkeypatch:
 
 
 def test_one_whose_rows_cannot_be_read_for_a_forgotten_transaction_is_red(flow: Flow) -> None:
-    gid = secrets.token_hex(4)
-    with psycopg.connect(flow.dsn) as forgotten:
-        forgotten.execute("INSERT INTO first VALUES (2, 'two')")
-        forgotten.execute(f"PREPARE TRANSACTION '{gid}'")  # type: ignore[arg-type]
-    with flow.streaming() as errors:
+    name = live.name_of(flow.pipeline)
+    with _forgotten(flow) as forget, flow.streaming() as errors:
         flow.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (1)")
         red = until(lambda: problems(flow).get("public.later"), "it is red", failed=errors)
-        assert red.kind == "rows-missing" and f"prepared transaction '{gid}'" in red.reason
+        assert red.kind == "rows-missing" and "prepared transaction 'forgotten" in red.reason
         assert "ROLLBACK PREPARED" in red.remedy
-        # whoever lets it wait is told so, too
         (request_id,) = read_state(flow.pipeline, state_topic(flow)).lives
-        name = live.name_of(flow.pipeline)
+        # that the stream begins anew ends no problem
+        flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
+        until(lambda: "public.other" in problems(flow), "it is taken in, and waits, too", failed=errors)
+        assert problems(flow)["public.later"].since == pytest.approx(red.since, abs=0.1)
+        # whoever lets it wait is told so, too
         snapshots.change(flow.pipeline, name, request_id, paused=True)
         until(lambda: "is paused" in problems(flow)["public.later"].reason, "it is paused", failed=errors)
         assert f"--resume {request_id}" in problems(flow)["public.later"].remedy
-        flow.execute(f"ROLLBACK PREPARED '{gid}'")
+        forget()
         snapshots.change(flow.pipeline, name, request_id, paused=False)
         until(lambda: not problems(flow), "nothing is wrong any more", failed=errors)
-    assert [m.key["id"] for m in flow.read("later")] == [1]
+        assert [m.key["id"] for m in flow.read("later")] == [1]
+
+
+@contextlib.contextmanager
+def _forgotten(flow: Flow) -> Iterator[Callable[[], None]]:
+    """A prepared transaction that nobody ends, unless what this gives is called; it ends with the block."""
+    with psycopg.connect(flow.dsn) as connection, contextlib.ExitStack() as ends:
+        gid = f"forgotten {secrets.token_hex(4)}"
+        connection.execute("INSERT INTO first VALUES (2, 'two')")
+        connection.execute(f"PREPARE TRANSACTION '{gid}'")  # type: ignore[arg-type]
+        ends.callback(flow.execute, f"ROLLBACK PREPARED '{gid}'")
+        yield ends.close
 
 
 def test_one_without_a_key_that_cannot_be_read_is_named_and_the_stream_goes_on(

@@ -36,7 +36,7 @@ from airflow_bottledwater.errors import (
     SettingError,
     StopRequested,
 )
-from airflow_bottledwater.jobs.supervise import RUN_FOLDER
+from airflow_bottledwater.jobs.run_directory import RUN_FOLDER
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.lsn import POSITION, Position
 from airflow_bottledwater.pipeline.settings import Settings
@@ -185,31 +185,23 @@ class _JobRuns:
 
     def _prepare(self) -> bool:
         """Make what is missing; returns whether there is a snapshot to take."""
+        from airflow_bottledwater.jobs.status import snapshot_is_complete
+
         if self.position is not None:
-            _assume(self.pipeline, self.position)
+            from airflow_bottledwater.provision.create import assume_complete
+
+            assume_complete(self.pipeline, Position.parse(self.position))
             # the saved state is there now: a restart goes on from it
             self.position = None
         else:
             _create(self.pipeline, self.stopped)
-        return not self.stopped.is_set() and not _snapshot_is_complete(self.pipeline)
+        return not self.stopped.is_set() and not snapshot_is_complete(self.pipeline)
 
 
 def _create(pipeline: Settings, stopped: threading.Event) -> None:
     from airflow_bottledwater.provision.create import create
 
     create(pipeline, stopped=stopped)
-
-
-def _assume(pipeline: Settings, position: str) -> None:
-    from airflow_bottledwater.provision.create import assume_complete
-
-    assume_complete(pipeline, Position.parse(position))
-
-
-def _snapshot_is_complete(pipeline: Settings) -> bool:
-    from airflow_bottledwater.jobs.status import snapshot_is_complete
-
-    return snapshot_is_complete(pipeline)
 
 
 def stop_by_signal() -> threading.Event:

@@ -8,6 +8,9 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from airflow_bottledwater.jobs import run_directory
+from airflow_bottledwater.jobs.run_directory import RUN_FOLDER, Submission
+
 if TYPE_CHECKING:
     from airflow_bottledwater.state.control_records import JobRecord
 
@@ -45,11 +48,16 @@ def of_record(job_id: str, record: JobRecord) -> Identity:
 
 def folder_here(identity: Identity) -> Path | None:
     """The job's run directory, if it was started on this host in client mode, and is still there: only then can its
-    processes be seen. A folder of another user is not one: anybody may write into the topic that says where it is."""
+    processes be seen. A folder of another user is not one, and none that is not this job's, or a command's: anybody may
+    write into the topic that says where it is, and what is there is removed."""
     if not identity["folder"] or identity["host"] != socket.gethostname():
         return None
     folder = Path(identity["folder"])
-    return folder if folder.is_dir() and folder.stat().st_uid == os.getuid() else None
+    if not folder.is_dir() or folder.stat().st_uid != os.getuid():
+        return None
+    submission = run_directory.read(folder, Submission)
+    mine = submission.id == identity["id"] if submission is not None else folder.name.startswith(RUN_FOLDER)
+    return folder if mine else None
 
 
 def forget(identity: Identity) -> None:

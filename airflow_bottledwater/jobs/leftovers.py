@@ -4,6 +4,7 @@ application in a cluster. It has lost its slot before."""
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from airflow_bottledwater.jobs.identity import Identity
 
 log = logging.getLogger(__name__)
 
+#: what YARN and Kubernetes call an application: anybody may write into the topic that says it, and Spark takes a pattern
+_APPLICATION = re.compile(r"application_\d+_\d+|([a-z0-9-]+:)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 #: seconds for the command that cancels an application
 _CANCEL_SECONDS = 60.0
 
@@ -44,6 +47,9 @@ def cancel(master: str, application: str, environment: Mapping[str, str]) -> boo
     :param master: Spark's master.
     :param application: see :func:`~airflow_bottledwater.jobs.submit.cancel`.
     """
+    if not _APPLICATION.fullmatch(application):
+        log.warning("The job's record has %r for its application, which is not the name of one.", application)
+        return False
     command = submit.cancel(master, application, environment)
     problem = "Spark's commands are not installed on this host, or the master is not known."
     if command is not None:

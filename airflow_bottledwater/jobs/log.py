@@ -13,7 +13,7 @@ from airflow_bottledwater.errors import RecordError
 #: two-digit years)
 _RECORD = re.compile(
     r"(?:(?P<ours>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})|\d\d/\d\d/\d\d \d\d:\d\d:\d\d) (?P<level>[A-Z]+) "
-    r"(?P<message>.*)",
+    r"(?P<mark>\(not reported\) )?(?P<message>.*)",
     re.DOTALL,
 )
 #: what the JVM and Spark say at each start, whatever happens, and what nobody can act on
@@ -26,9 +26,9 @@ _NOISE = re.compile(
 _LEVELS = {**logging.getLevelNamesMapping(), "TRACE": logging.DEBUG}
 
 
-#: what a record gets as ``extra`` (:mod:`logging`) that has values of rows: it is in the job's own log only, and does
-#: not travel with the job's record in Kafka
-UNREPORTED = {"unreported": True}
+#: what a record gets as ``extra`` (:mod:`logging`) that has values of rows: it is in the job's own log only, with this
+#: mark (:func:`formatter`), and does not travel with the job's record in Kafka
+UNREPORTED = {"mark": "(not reported) "}
 
 
 class LogLine(NamedTuple):
@@ -37,12 +37,19 @@ class LogLine(NamedTuple):
     :param level: a level of :mod:`logging`.
     :param ours: whether it is a line of this package, and not Spark's.
     :param at: when it was written, in seconds since 1970; 0 if it is Spark's.
+    :param reported: whether it may be told elsewhere.
     """
 
     level: int
     message: str
     ours: bool
     at: float = 0.0
+    reported: bool = True
+
+
+def formatter() -> logging.Formatter:
+    """The form of the lines of a job's log, as :func:`parse` reads them."""
+    return logging.Formatter("%(asctime)s %(levelname)s %(mark)s%(message)s", defaults={"mark": ""})
 
 
 def tell_row(to: logging.Logger, error: BaseException) -> None:
@@ -60,7 +67,8 @@ def parse(line: str) -> LogLine | None:
     if found is None or found["level"] not in _LEVELS:
         return None
     ours: str | None = found["ours"]
-    return LogLine(_LEVELS[found["level"]], found["message"], ours is not None, _seconds(ours) if ours else 0.0)
+    at, level = _seconds(ours) if ours else 0.0, _LEVELS[found["level"]]
+    return LogLine(level, found["message"], ours is not None, at, not found["mark"])
 
 
 def noise(line: str) -> bool:

@@ -14,6 +14,9 @@ from typing import Any, ClassVar, TypeVar
 
 from airflow_bottledwater.model.outcome import Outcome
 
+#: the prefix of the run directories of the command's jobs, in the folder for temporary files
+RUN_FOLDER = "bottledwater-run-"
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:

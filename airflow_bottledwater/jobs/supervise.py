@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 #: the environment variable with the job's run directory, into which it writes its process id and its outcome
 RUN_DIRECTORY = "BOTTLEDWATER_RUN_DIRECTORY"
-#: the prefix of the run directories of the command's jobs, in the folder for temporary files
-RUN_FOLDER = "bottledwater-run-"
 LOG = "job.log"
 #: the log's older part; each part has at most so many bytes (and those written in the second between two checks)
 OLD_LOG, LOG_BYTES = "job.log.1", 16 << 20
@@ -398,7 +396,8 @@ def _supervise(folder: Path, command: Sequence[str], ends_with_parent: bool) -> 
 
 def _report_end(folder: Path) -> None:
     """Report in Kafka the end of a job that has not done it itself, so that nobody has to wait for a heartbeat that
-    does not come. Only lines of this package go there: what else a log has, nobody can vouch for."""
+    does not come. Only lines of this package go there, without those that have values of rows: what else a log has,
+    nobody can vouch for."""
     submission = records.read(folder, Submission)
     settings = next(folder.glob("pipeline-*.json"), None)
     if submission is None or settings is None:
@@ -409,7 +408,8 @@ def _report_end(folder: Path) -> None:
         from airflow_bottledwater.jobs.log import parse
         from airflow_bottledwater.pipeline.settings import Settings
 
-        ours = [line for line in log_tail(folder).splitlines() if (record := parse(line)) is not None and record.ours]
+        told = [(line, parse(line)) for line in log_tail(folder).splitlines()]
+        ours = [line for line, record in told if record is not None and record.ours and record.reported]
         quoted = [line[:_WIDTH] for line in ours[-_QUOTED:]]
         end = outcome(folder) or replace(final_outcome(folder), error="\n".join([_without_word(folder), *quoted]))
         submitted.report_end(Settings.read(settings), submission.id, submission.kind, end, ours)

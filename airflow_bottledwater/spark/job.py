@@ -22,7 +22,7 @@ import click
 
 from airflow_bottledwater.errors import ApplicationEnded, BottledWaterError, Outage, Refused, StopRequested
 from airflow_bottledwater.jobs import run_directory
-from airflow_bottledwater.jobs.log import tell_row
+from airflow_bottledwater.jobs.log import formatter, tell_row
 from airflow_bottledwater.jobs.run_directory import Driver, RunRecord, Unreported
 from airflow_bottledwater.jobs.submit import refuse_speculation
 from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY, stop_asked
@@ -238,7 +238,9 @@ def check_attempt(pipeline: Settings, state_topic: str, claimed: Job) -> None:
 
 def log_to_stderr() -> None:
     """Set up a job's log, in the driver and in a worker that logs itself."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for noisy in ("py4j", "numba"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -34,6 +34,7 @@ from airflow_bottledwater.jobs import (
     watch,
 )
 from airflow_bottledwater.jobs.fence import asked_meanwhile, fence
+from airflow_bottledwater.jobs.log import UNREPORTED, formatter
 from airflow_bottledwater.jobs.run_directory import Submission
 from airflow_bottledwater.jobs.watch import Ended, JobWatch
 from airflow_bottledwater.local.kafka import KafkaBroker
@@ -365,6 +366,11 @@ def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_p
     folder.mkdir()
     run_directory.write(folder, Submission(job_id, "stream"))
     command = process_job.command("stream", flow.pipeline.write(folder), job_id)
+    extras: tuple[dict[str, str], ...] = ({}, UNREPORTED)
+    for extra in extras:
+        line = logging.makeLogRecord({"levelname": "ERROR", "msg": f"It is {'a row' if extra else 'told'}.", **extra})
+        with (folder / supervise.LOG).open("a") as log:
+            log.write(f"{formatter().format(line)}\n")
     supervise.start(folder, command, dict(os.environ))
     try:
         identity: Any = {"id": job_id, "folder": str(folder), "host": "elsewhere", "application": "", "master": "spark"}
@@ -377,6 +383,7 @@ def test_the_end_of_a_killed_job_is_reported_by_its_supervisor(flow: Flow, tmp_p
         watching.close()
         assert time.monotonic() - began < 30 and not end.lost
         assert end.outcome.transient and "exit code -9" in end.outcome.error
+        assert "It is told." in end.outcome.error and "It is a row." not in f"{end.outcome.error} {end.log}"
         assert not list(folder.glob("pipeline-*"))
     finally:
         supervise.stop(folder, timeout=1)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.jobs import identity, leftovers
+from airflow_bottledwater.jobs import identity, leftovers, run_directory
+from airflow_bottledwater.jobs.run_directory import Submission
 
 YARN, POD = "application_1700000000000_0007", "cdc:bottledwater-stream-shop-1234"
 
@@ -64,10 +65,22 @@ def test_what_cannot_be_cancelled_is_said_with_the_command_that_does(
         caplog.clear()
 
 
+@pytest.mark.parametrize("application", ["default:*", "--conf", "default:pod; rm -rf ~", "-kill", ""])
+def test_what_is_not_the_name_of_an_application_is_not_cancelled(calls: Path, application: str) -> None:
+    for master in ("yarn", "k8s://https://k:443"):
+        assert not leftovers.cancel(master, application, {"PATH": f"{calls.parent}:/bin"})
+    assert not calls.exists()
+
+
 def test_the_folder_of_another_user_is_not_one_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is, a topic says into which others may write."""
     ours: Any = {"id": "j", "host": socket.gethostname(), "folder": str(tmp_path), "application": "", "master": ""}
+    assert identity.folder_here(ours) is None  # any folder of this user
+    run_directory.write(tmp_path, Submission("j", "stream"))
     assert identity.folder_here(ours) == tmp_path
+    assert identity.folder_here({**ours, "id": "another"}) is None
+    (of_command := tmp_path / "bottledwater-run-1").mkdir()
+    assert identity.folder_here({**ours, "folder": str(of_command)}) == of_command
     assert identity.folder_here({**ours, "host": "elsewhere"}) is None
     assert identity.folder_here({**ours, "folder": f"{tmp_path}/gone"}) is None
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)

@@ -156,6 +156,7 @@ def test_only_new_lines_of_the_record_are_passed_on(world: World) -> None:
 
 def test_while_kafka_does_not_answer_what_is_seen_here_counts(world: World, tmp_path: Path) -> None:
     here: Any = {**IDENTITY, "host": socket.gethostname(), "folder": str(tmp_path)}
+    run_directory.write(tmp_path, run_directory.Submission(here["id"], "stream"))
     watch = watching(lines := [], here)
     world.away = True
     supervise.start(tmp_path, ["sleep", "100"], dict(os.environ))
@@ -189,6 +190,7 @@ def test_a_silence_counts_only_while_kafka_has_answered(world: World, monkeypatc
 
 def test_a_job_whose_processes_are_here_is_not_lost_so_soon(world: World, tmp_path: Path) -> None:
     here: Any = {**IDENTITY, "host": socket.gethostname(), "folder": str(tmp_path)}
+    run_directory.write(tmp_path, run_directory.Submission(here["id"], "stream"))
     supervise.start(tmp_path, ["sleep", "100"], dict(os.environ))
     try:
         world.record = running(host=socket.gethostname())

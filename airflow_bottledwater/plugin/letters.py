@@ -6,31 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
-from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.encoding.names import service_topic
 from airflow_bottledwater.kafka.offsets import RangeReader
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.state.letters import head
 
 #: records at the topic's end that are looked at, dead letters that are shown, and seconds that the look may take: a
 #: dead letter may have a megabyte
 _LAST, _SHOWN, _WITHIN = 500, 50, 1.5
-
-
-class _DeadLetter(msgspec.Struct):
-    """What is shown of a dead letter; see ``docs/message-format.md``."""
-
-    pipeline: str
-    relation: str
-    op: str
-    pos: str
-    by: str
-    error: str
-    key: dict[str, str | None] | None = None
-
-
-prepare(_DeadLetter)
 
 
 def newest(kafka: Mapping[str, str], name: str, prefix: str, *, keys: bool) -> dict[str, Any]:
@@ -62,12 +45,8 @@ def newest(kafka: Mapping[str, str], name: str, prefix: str, *, keys: bool) -> d
 
 
 def _shown(raw: bytes, name: str, at: float, keys: bool) -> dict[str, Any] | None:
-    """None for one of another pipeline, and for what is no dead letter: others may write to the topic, too."""
-    try:
-        letter = msgspec.json.decode(raw, type=_DeadLetter)
-    except ValueError:
-        return None
-    if letter.pipeline != name:
+    """None for what is no dead letter of this pipeline."""
+    if (letter := head(raw, name)) is None:
         return None
     return {
         "table": letter.relation,

@@ -10,9 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
-from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.kafka.publisher import single
 from airflow_bottledwater.kafka.topic_reader import KeySet, RecordBlock, blocks
 from airflow_bottledwater.kafka.topics import Topics
@@ -20,6 +17,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.provision.source_rows import StoredDeadLetter
 from airflow_bottledwater.publish.session import PublishSession
+from airflow_bottledwater.state.letters import head
 from airflow_bottledwater.state.records import Letters, StateRecord, letters_key
 
 log = logging.getLogger(__name__)
@@ -51,19 +49,6 @@ class LetterPosition:
     oid: int
 
 
-class _Head(msgspec.Struct):
-    """What of a dead letter says whose it is."""
-
-    pos: str
-    pipeline: str
-    relation: str
-    oid: int
-    by: str
-
-
-prepare(_Head)
-
-
 class LettersTopic:
     """
     :param publishing: under whose transactional id dead letters are removed.
@@ -80,13 +65,10 @@ class LettersTopic:
         for block in self.blocks(self._topic):
             for i in range(len(block)):
                 key, value = block.key(i), block.value(i)
-                if value is None:
-                    found.pop(key, None)
-                    continue
-                head = msgspec.json.decode(value, type=_Head)
-                if head.pipeline == self._name:
+                found.pop(key, None)
+                if value is not None and (said := head(value, self._name)) is not None:
                     found[key] = LetterPosition(
-                        head.pos, key, len(value), letters_key(head.oid, head.by), head.relation, head.oid
+                        said.pos, key, len(value), letters_key(said.oid, said.by), said.relation, said.oid
                     )
         places = list(found.values())
         self._reconcile(places)

@@ -1,15 +1,47 @@
-"""Dead letters that nobody has settled yet, as problems of their pipeline: counted in its state by whoever writes or
-settles one."""
+"""Dead letters as they are read in their topic; and those that nobody has settled yet, as problems of their pipeline:
+counted in its state by whoever writes or settles one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
+from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.model.problem import Problem
 
 #: the kind of these problems
 KIND = "dead-letters"
 _BY = {"snapshot": "the snapshot", "stream": "the stream", "live": "live snapshots"}
+
+
+class LetterHead(msgspec.Struct):
+    """What a dead letter says of itself, without its row; see ``docs/message-format.md``."""
+
+    pipeline: str
+    relation: str
+    oid: int
+    op: str
+    pos: str
+    by: str
+    error: str
+    key: dict[str, str | None] | None = None
+
+
+prepare(LetterHead)
+
+
+def head(raw: bytes, name: str) -> LetterHead | None:
+    """A dead letter of a pipeline; None for one of another pipeline, and for what is none: others may write to the
+    topic, too.
+
+    :param name: the pipeline's.
+    """
+    try:
+        found = msgspec.json.decode(raw, type=LetterHead)
+    except ValueError:
+        return None
+    return found if found.pipeline == name else None
 
 
 def problems(open_letters: Mapping[str, Mapping[str, int]]) -> list[Problem]:

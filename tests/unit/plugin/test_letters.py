@@ -11,7 +11,15 @@ import pytest
 from airflow_bottledwater.plugin import letters
 from airflow_bottledwater.postgres.large_rows import LargeRow
 
-LETTER = {"pipeline": "7/shop/orders", "relation": "public.a", "op": "c", "pos": "p", "by": "stream", "error": "bad"}
+LETTER = {
+    "pipeline": "7/shop/orders",
+    "relation": "public.a",
+    "oid": 7,
+    "op": "c",
+    "pos": "p",
+    "by": "stream",
+    "error": "bad",
+}
 
 
 def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""Which dead letters patterns of tables mean."""
+"""Which dead letters are a pipeline's, and which of them patterns of tables mean."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,3 +27,31 @@ def test_a_schema_or_a_table_may_have_a_dot_in_its_name(pattern: str, meant: set
     relations = {1: "a.t", 2: "a.b.t", 3: "a.b.t", 4: "a.b.t", 5: "a.b.t"}
     places = [LetterPosition("", b"", 1, "", relation, oid) for oid, relation in relations.items()]
     assert {each.oid for each in places if topic._meant(each, [pattern])} == meant
+
+
+def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may write to the topic, too, also under the key of a dead letter."""
+    letter = {"pipeline": "7/d/s", "relation": "a.t", "oid": 1, "op": "c", "pos": "0/1", "by": "stream", "error": "bad"}
+    ours, others = json.dumps(letter).encode(), json.dumps({**letter, "pipeline": "8/d/s"}).encode()
+    records = [
+        (b"1", ours),
+        (b"2", b"not json"),
+        (b"3", b"{}"),
+        (b"4", others),
+        (b"5", ours),
+        (b"5", b"\xff"),
+        (b"6", b""),
+    ]
+
+    class Block(list[Any]):
+        def key(self, number: int) -> bytes:
+            return records[number][0]
+
+        def value(self, number: int) -> bytes:
+            return records[number][1]
+
+    topic = object.__new__(LettersTopic)
+    topic._name, topic._topic = "7/d/s", "letters"
+    monkeypatch.setattr(topic, "blocks", lambda name: [Block(records)])
+    monkeypatch.setattr(topic, "_reconcile", lambda places: None)
+    assert [place.key for place in topic.places()] == [b"1"]

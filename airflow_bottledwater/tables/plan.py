@@ -194,9 +194,13 @@ class _Planner:
             name = self._seen.tables[bearer].qualified
             there = "was renamed" if oid in self._seen.tables else "was dropped"
             yield Step(oid, pinned.table.qualified, "", f"{there}, and {name} bears its name", Do.STOP)
-        elif oid in self._seen.tables and ((oid in self._seen.below) != (oid in self._known.below)):
+        elif oid not in self._seen.tables:
+            # what is in the topic of one without a key, or of one whose name is wanted, is told by the table that had it
+            if pinned.table.keyed and pinned.topic not in self._natural.values():
+                yield Step(oid, pinned.table.qualified, "", "was dropped", Do.STOP)
+        elif (oid in self._seen.below) != (oid in self._known.below):
             yield self._moved(oid)
-        elif oid in self._seen.tables and oid not in self._seen.below:
+        elif oid not in self._seen.below:
             if not self._let_go(oid):
                 yield from self._as_it_is(oid)
             elif self._pipeline.new_tables == "add" or not self._detached(oid):

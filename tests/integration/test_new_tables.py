@@ -12,11 +12,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import Outage, Refused, TakenOver
 from airflow_bottledwater.jobs import snapshots
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.connect import connect
@@ -485,6 +487,25 @@ def test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up(flo
     flow.stream()
     assert _succeeded(flow, before) and flow.compare("first").equal
     assert len([m for m in flow.read("first") if m.value and m.value.get("name") == "last"]) == 2901
+
+
+def test_the_topic_of_a_table_that_was_dropped_may_be_deleted(flow: Flow) -> None:
+    flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    flow.stream()
+    flow.execute(LAST, AGAIN[0])
+    flow.stream()
+    assert _tables(flow) == {"other"}
+    assert len([m for m in flow.read("first") if m.value and m.value.get("name") == "last"]) == 2901
+    admin = AdminClient(flow.pipeline.kafka)
+    admin.delete_topics([flow.topic("first")])[flow.topic("first")].result()
+    until(lambda: flow.topic("first") not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
+    flow.execute("INSERT INTO other VALUES (1)")
+    flow.stream()
+    assert flow.compare("other").equal
+    # another one of this name gets a topic of this name
+    flow.execute(*AGAIN[1:])
+    flow.stream()
+    assert flow.compare("first").equal and [m.key for m in flow.read("first")] == [{"id": 7}]
 
 
 def test_one_that_is_dropped_once_more_keeps_nobody_waiting(

@@ -1117,13 +1117,16 @@ def test_a_followed_table_that_was_a_partition_for_a_while_is_read_again(
         flow.execute("UPDATE later SET v = 'own' WHERE id = 1", "DROP TABLE gone")
         equal = ("equal", "")
         dropped = ("dropped", "it does not exist any more; its rows stay in the topic")
-        assert verified() == {"public.gone": dropped, "public.later": equal, "public.p": equal}
+        found = verified()
+        # it may not be followed any more
+        assert found.pop("public.gone", dropped) == dropped and found == {"public.later": equal, "public.p": equal}
         flow.execute("ALTER TABLE p ATTACH PARTITION later FOR VALUES IN ('later')")
         until(lambda: known().below, "the stream knows that it is a partition", failed=errors)
         until(lambda: not any(each.unfinished for each in known().lives.values()), "it is read", failed=errors)
         flow.execute("UPDATE p SET v = 'root''s' WHERE region = 'later' AND id <= 10", "DELETE FROM p WHERE id = 20")
         below = ("not verified", "it is a partition of public.p now, and its changes are in the topic of that table")
-        assert verified() == {"public.gone": dropped, "public.later": below, "public.p": equal}
+        found = verified()
+        assert found.pop("public.gone", dropped) == dropped and found == {"public.later": below, "public.p": equal}
         flow.execute("ALTER TABLE p DETACH PARTITION later", "UPDATE later SET v = 'own again' WHERE id = 30")
         until(lambda: not known().below, "the stream knows that it is detached", failed=errors)
         until(lambda: not any(each.unfinished for each in known().lives.values()), "it is read", failed=errors)

@@ -146,7 +146,7 @@ def assume(
         record = SlotRecord(
             pipeline.slot, cluster.system_identifier, cluster.timeline, cluster.database, confirmed, oldest_xid
         )
-        pinned = pin(pipeline, cluster, TableMapping.of(pipeline).by_topic(found.tables), oldest_xid)
+        pinned = pin(pipeline, cluster, TableMapping.of(pipeline).by_topic(found.tables), oldest_xid, new=True)
         oids = sorted(p.table.oid for p in pinned)
         claim.write(
             {
@@ -234,7 +234,8 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
         else:
             # tables are added to a slot that exists: X0 is taken after they were added to the publication
             oldest_xid = slot.fresh_xid(connection)
-        pinned = pin(pipeline, claim.cluster, TableMapping.of(pipeline).by_topic(added), oldest_xid)
+        by_topic, new = TableMapping.of(pipeline).by_topic(added), claim.state.slot is None
+        pinned = pin(pipeline, claim.cluster, by_topic, oldest_xid, new=new)
         values: dict[str, records.StateRecord | None] = {records.table_key(p.table.oid): p for p in pinned}
         values |= {records.stopped_key(t.oid): None for t in added if t.oid in claim.state.stopped}
         if without := [table for table in added if pipeline.skip_snapshot or table.outbox]:
@@ -312,22 +313,24 @@ def _tell(name: str) -> Callable[[list[str]], None]:
 
 
 def pin(
-    pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, SourceTable], oldest_xid: int
+    pipeline: Settings, cluster: Cluster, by_topic: Mapping[str, SourceTable], oldest_xid: int, *, new: bool
 ) -> list[PinnedTable]:
     """Create the topics and schemas of tables where they are missing, and record this pipeline as the topics' owner.
 
     :param by_topic: the tables by their topics' names.
     :param oldest_xid: X0 of the tables.
+    :param new: whether the pipeline has published nothing yet. Later, its own topics are not made again: that they are
+        missing has to be noticed, since what they held is lost.
     :raises Refused: a topic belongs to another pipeline, or does not exist.
     """
     make_named(pipeline, cluster)
     topics, outboxes = Topics(pipeline.kafka), [table for table in by_topic.values() if table.outbox]
     by_topic = {name: table for name, table in by_topic.items() if not table.outbox}
-    events, letters = TableMapping.of(pipeline).service_topics
     if pipeline.create_topics:
-        present = topics.describe([*by_topic, events, letters])
+        wanted = [*(TableMapping.of(pipeline).service_topics if new else ()), *by_topic]
+        present = topics.describe(wanted)
         replication = min(pipeline.replication_factor, topics.brokers())
-        missing = [name for name in (events, letters, *by_topic) if name not in present]
+        missing = [name for name in wanted if name not in present]
         topics.make(*(kafka_checks.new_topic(pipeline, name, by_topic.get(name), replication) for name in missing))
     present = topics.describe(list(by_topic), confirm=True)
     if missing := sorted(by_topic.keys() - present.keys()):

@@ -37,7 +37,7 @@ from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.publish.pace import Pace
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import check, read_behind, unknown
-from airflow_bottledwater.state.identity import check_topic
+from airflow_bottledwater.state.identity import SWEEP_TRUNCATED, check_topic
 from airflow_bottledwater.state.pinned import Pin
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import BEGUN, LaterSchema, StateRecord, encode, schema_key
@@ -115,8 +115,8 @@ class PublishSession:
         #: the last programs, and what they were made of
         self._programs: tuple[tuple[Version, ...], bool, Programs] | None = None
         self._compared = 0.0
-        #: the state topic's id, as it was first
-        self._state_id = ""
+        #: the ids of the topics of the state and of events, as they were first
+        self._state_id = self._events_id = ""
         #: whether the topics have other limits than the producer was made for
         self._outdated = False
         #: what the topics are now, as another thread finds out; None if it was not asked
@@ -395,6 +395,13 @@ class PublishSession:
         if described[self._state_topic].id != self._state_id:
             raise StateError(
                 f"State topic {self._state_topic!r} was deleted and made again: its records are gone.", LOST_STATE
+            )
+        events = described[self.topics[self.events]]
+        self._events_id = self._events_id or events.id
+        if events.id != self._events_id:
+            raise StateError(
+                f"Topic {events.name!r} was deleted and made again: the events of truncations that it held are gone.",
+                f"Start again, and {SWEEP_TRUNCATED}",
             )
         for name, topic in described.items():
             # a right that was taken away changes no topic

@@ -315,6 +315,13 @@ def topic_problems(known: PipelineState, tables: Sequence[SourceTable], mapping:
     return problems
 
 
+#: what is to be done when the events of truncations are lost, as the end of a sentence
+SWEEP_TRUNCATED = (
+    "bring the topics of tables that were truncated to what these hold, with a live snapshot and --sweep: the rows "
+    "that the events deleted have no tombstones."
+)
+
+
 def check_topic(kafka: Mapping[str, str], name: str, found: Topic | None, pin: Pin | None) -> None:
     """Check that a topic is still the one that was pinned: another partition count would move keys, and another id
     means that it was deleted and created anew.
@@ -329,7 +336,8 @@ def check_topic(kafka: Mapping[str, str], name: str, found: Topic | None, pin: P
             "Deleting topics of a running pipeline loses data. Drop the slot and start again with a snapshot."
             if pin
             else "Make it again with one partition: the topic of dead letters with cleanup.policy=compact, any other "
-            "one with cleanup.policy=delete and retention.ms=-1; then start again. What it held is lost.",
+            "one with cleanup.policy=delete and retention.ms=-1; then start again. What it held is lost: if that were "
+            f"events, {SWEEP_TRUNCATED}",
         )
     if pin is None:
         return

@@ -366,7 +366,7 @@ def _pin(
     if not topics:
         return {}, {}
     try:
-        return {each.table.oid: each for each in pin(pipeline, cluster, topics, oldest_xid)}, {}
+        return {each.table.oid: each for each in pin(pipeline, cluster, topics, oldest_xid, new=False)}, {}
     except (TakenOver, StopRequested):
         raise
     except BottledWaterError as error:

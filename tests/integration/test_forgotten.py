@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,9 +52,10 @@ def _delete(flow: Flow, topic: str) -> None:
     until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
 
 
-def _make_again(flow: Flow, topic: str) -> None:
+def _make_again(flow: Flow, topic: str, config: Mapping[str, str] | None = None) -> None:
     _delete(flow, topic)
-    Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config={"cleanup.policy": "compact"})
+    config = config or {"cleanup.policy": "compact"}
+    Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config=config)
 
 
 def _more_partitions(flow: Flow, topic: str) -> None:
@@ -116,6 +117,17 @@ CHANGES = (
     Change("the topic of events forgets", lambda f: alter(f, _service(f, "events"), _EXPIRES), "event of a TRUNCATE"),
     Change("the state has more partitions", lambda f: _more_partitions(f, _state(f))),
     Change("the topic of events is gone", lambda f: _delete(f, _service(f, "events")), _GONE),
+    Change(
+        "the topic of events is a new one",
+        lambda f: _make_again(f, _service(f, "events"), {"cleanup.policy": "delete", "retention.ms": "-1"}),
+        # a start takes the topic as it is
+        running="events of truncations that it held are gone",
+    ),
+    Change(
+        "the topic of events is gone, and a table is new",
+        lambda f: (_delete(f, _service(f, "events")), f.execute("CREATE TABLE c (id int PRIMARY KEY)")),
+        rf"{_GONE}.*truncated",
+    ),
     Change("the topic of dead letters is gone", lambda f: _delete(f, _service(f, "dead_letters")), _GONE),
     Change("the slot is gone", _without_slot, _GONE),
     Change(

@@ -149,6 +149,7 @@ CHANGES = (
     ),
     Change("the table has another name", lambda f: f.execute("ALTER TABLE a RENAME TO b")),
     Change("the shared topic is gone", lambda f: _delete(f, store.CONTROL_TOPIC)),
+    Change("the shared topic is a new one", lambda f: _make_again(f, store.CONTROL_TOPIC)),
     Change("the shared topic has more partitions", lambda f: _more_partitions(f, store.CONTROL_TOPIC)),
 )
 

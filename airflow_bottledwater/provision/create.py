@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import psycopg
+
 from airflow_bottledwater.backoff import Backoff, stoppable
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import Refused, SlotError, StateError
+from airflow_bottledwater.errors import Outage, Refused, SlotError, StateError
 from airflow_bottledwater.kafka.clients import GRANT
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
@@ -286,7 +288,13 @@ def _make_slot(
             timeout=pipeline.create_slot_timeout,
             waiting=_tell(pipeline.slot),
         )
-        slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
+        try:
+            slot.wait_visible(connection, slot.fresh_xid(connection), timeout=pipeline.create_slot_timeout)
+        except Outage:
+            # nobody may try again, and it would keep WAL
+            with contextlib.suppress(psycopg.Error, SlotError):
+                slot.drop(connection, pipeline.slot)
+            raise
         if catalog.fingerprint(connection, oids) == before:
             return point
         log.warning(

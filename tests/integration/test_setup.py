@@ -316,6 +316,24 @@ def test_waiting_for_a_transaction_is_bounded_and_names_the_session(source: Sour
     create(pipeline)
 
 
+def test_no_slot_is_left_behind_when_transactions_of_before_do_not_end(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that began when the slot was there already are waited for, too, before X0 can be relied on."""
+    usual, late = slot.fresh_xid, psycopg.connect(source.dsn)
+
+    def fresh_xid(connection: Any) -> int:
+        late.execute("SELECT pg_current_xact_id()")
+        return usual(connection)
+
+    with monkeypatch.context() as patch, late:
+        patch.setattr(slot, "fresh_xid", fresh_xid)
+        with pytest.raises(Outage, match="still run after"):
+            create(source.pipeline.with_(create_slot_timeout=0.5))
+    assert not source.execute(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}'")
+    create(source.pipeline)
+
+
 def test_a_prepared_transaction_of_any_database_is_named(small: Source) -> None:
     database = small.server.createdb(f"{small.name}_other")
     with psycopg.connect(database, autocommit=True) as connection:

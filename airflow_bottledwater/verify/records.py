@@ -43,20 +43,6 @@ def _position(text, lsns, ordinals, i):
     lsns[i], ordinals[i] = lsn, ordinal
 
 
-@compiled
-def _read_positions(addresses, name, scratch, text, lsns, ordinals):
-    for i in range(addresses.size):
-        lsns[i] = ordinals[i] = 0
-        if rd.compiled_message_headers(addresses[i], scratch.ctypes.data) != 0:
-            continue
-        found = rd.compiled_header_get_last(
-            scratch[0], name.ctypes.data, scratch.ctypes.data + 8, scratch.ctypes.data + 16
-        )
-        if found == 0 and scratch[2] == _LENGTH:
-            memcpy(text.ctypes.data, scratch[1], _LENGTH)
-            _position(text, lsns, ordinals, i)
-
-
 @callee
 def _lsn(text, length):
     """The LSN behind the id of a live snapshot (``3f2a91c04d7e/0/16B3748``); 0 if there is none."""
@@ -80,17 +66,21 @@ def _lsn(text, length):
 
 
 @compiled
-def _read_shown(addresses, name, scratch, text, lsns):
+def _read(addresses, name, scratch, text, lsns, ordinals):
+    """Read a header of each record: ``snapshot`` if there are no ordinals, else ``pos``."""
     for i in range(addresses.size):
-        lsns[i] = 0
         if rd.compiled_message_headers(addresses[i], scratch.ctypes.data) != 0:
             continue
         found = rd.compiled_header_get_last(
             scratch[0], name.ctypes.data, scratch.ctypes.data + 8, scratch.ctypes.data + 16
         )
-        if found == 0 and scratch[2] <= text.size:
-            memcpy(text.ctypes.data, scratch[1], scratch[2])
+        if found != 0 or scratch[2] > text.size:
+            continue
+        memcpy(text.ctypes.data, scratch[1], scratch[2])
+        if ordinals.size == 0:
             lsns[i] = _lsn(text, scratch[2])
+        elif scratch[2] == _LENGTH:
+            _position(text, lsns, ordinals, i)
 
 
 @compiled
@@ -104,7 +94,7 @@ def positions(block: RecordBlock) -> tuple[npt.NDArray[np.uint64], npt.NDArray[n
     """LSN and ordinal of each record's header ``pos``; 0 where there is none."""
     lsns, ordinals = np.zeros(len(block), dtype=np.uint64), np.zeros(len(block), dtype=np.uint64)
     scratch, text = np.zeros(3, dtype=np.int64), np.zeros(_LENGTH, dtype=np.uint8)
-    _read_positions(block.addresses, _POS, scratch, text, lsns, ordinals)
+    _read(block.addresses, _POS, scratch, text, lsns, ordinals)
     return lsns, ordinals
 
 
@@ -112,7 +102,8 @@ def shown(block: RecordBlock) -> npt.NDArray[np.uint64]:
     """The LSN up to which each row that was read again shows the table, by its header ``snapshot``; 0 of every other
     record."""
     lsns = np.zeros(len(block), dtype=np.uint64)
-    _read_shown(block.addresses, _SNAPSHOT, np.zeros(3, dtype=np.int64), np.zeros(_LONGEST, dtype=np.uint8), lsns)
+    scratch, text = np.zeros(3, dtype=np.int64), np.zeros(_LONGEST, dtype=np.uint8)
+    _read(block.addresses, _SNAPSHOT, scratch, text, lsns, lsns[:0])
     return lsns
 
 

@@ -58,6 +58,13 @@ def end_of_wal(connection: Connection) -> int:
     return parse_lsn(row[0])
 
 
+def flushed(connection: Connection) -> int:
+    """How far the server's WAL is on disk."""
+    row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
 def wait_flushed(connection: Connection, dsn: str, lsn: int, *, timeout: float) -> None:
     """Wait until the WAL is on disk up to ``lsn``: a snapshot sees asynchronous commits that a crash could still undo,
     and a published row cannot be taken back.
@@ -70,9 +77,7 @@ def wait_flushed(connection: Connection, dsn: str, lsn: int, *, timeout: float) 
     deadline = time.monotonic() + timeout
     looks = 0
     while True:
-        row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-        assert row is not None
-        if parse_lsn(row[0]) >= lsn:
+        if flushed(connection) >= lsn:
             return
         looks += 1
         if looks == 2:  # most commits are flushed by those who make them, a moment later

@@ -30,9 +30,10 @@ from airflow_bottledwater.memory import Rest
 from airflow_bottledwater.metrics.line import ProgressLine
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import OTHERS, TABLES, Sampler
-from airflow_bottledwater.model.lsn import Position, parse_lsn
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import own, session
+from airflow_bottledwater.postgres.server import flushed
 from airflow_bottledwater.state import claim, letters
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -391,6 +392,4 @@ def stream_backoff(pipeline: Settings, stopped: threading.Event | None = None) -
 def flush_target(pipeline: Settings) -> int:
     """The LSN at which a bounded run ends: ``pg_current_wal_flush_lsn()`` now."""
     with session(pipeline.postgres, "Reading the WAL position", application="bottledwater bounded run") as connection:
-        row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-    assert row is not None
-    return parse_lsn(row[0])
+        return flushed(connection)

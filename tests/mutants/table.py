@@ -1520,8 +1520,8 @@ MUTANTS = (
     ),
     Mutant(
         "dead letters of another pipeline are left alone",
-        "LettersTopic.places",
-        always("head.pipeline == self._name"),
+        "letters.head",
+        always("found.pipeline == name"),
         "tests/integration/test_recovery.py::test_dead_letters_of_another_pipeline_in_a_shared_topic_are_left_alone",
     ),
     Mutant(
@@ -4911,7 +4911,7 @@ MUTANTS = (
     Mutant(
         "processes of another user's folder are not ended",
         "folder_here",
-        drop("folder.stat().st_uid == os.getuid()"),
+        drop("folder.stat().st_uid != os.getuid()"),
         "tests/unit/jobs/test_leftovers.py::test_the_folder_of_another_user_is_not_one_of_a_job",
     ),
     Mutant(
@@ -5483,8 +5483,8 @@ MUTANTS = (
     ),
     Mutant(
         "the dead letters of other pipelines are not shown",
-        "letters._shown",
-        never("letter.pipeline != name"),
+        "letters.head",
+        always("found.pipeline == name"),
         "tests/integration/test_page.py::test_the_newest_dead_letters_have_their_rows_and_reasons",
     ),
     Mutant(

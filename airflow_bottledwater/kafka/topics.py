@@ -415,10 +415,6 @@ class Topics:
                     raise
         return configs
 
-    def create(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
-        """Create one topic with one configuration, see :meth:`make`."""
-        self.make(NewTopic(name, partitions, replication, (config,)))
-
     def make(self, *wanted: NewTopic) -> None:
         """Create topics and wait until the broker knows them; those that exist are left as they are.
 

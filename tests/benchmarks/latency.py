@@ -36,6 +36,7 @@ from tests.benchmarks.common import (
     percentiles,
     scaled,
 )
+from tests.support.topics import create_topic
 from tests.support.waiting import until
 
 #: transactions a second
@@ -176,10 +177,10 @@ def _script(stack: DataStack, *, transactions: bool) -> Iterator[tuple[Workload,
     pipeline, topic = source.pipeline, f"{source.pipeline.slot}.plain"
     source.execute(f"CREATE PUBLICATION {pipeline.slot} FOR TABLE bench")
     slot = source.extra_slot("plain")
-    Topics(pipeline.kafka).create(topic, partitions=1, replication=1, config={})
+    create_topic(pipeline.kafka, topic, partitions=1, replication=1, config={})
     state = f"{topic}_state" if transactions else ""
     if state:
-        Topics(pipeline.kafka).create(state, partitions=1, replication=1, config={"cleanup.policy": "compact"})
+        create_topic(pipeline.kafka, state, partitions=1, replication=1, config={"cleanup.policy": "compact"})
     script = subprocess.Popen(
         [sys.executable, str(_PLAIN), source.dsn, slot, pipeline.slot, stack.kafka.bootstrap, topic, state],
         stdout=sys.stderr,

@@ -17,7 +17,7 @@ from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state.store import state_topic_name
 from tests.support.pipeline import Source
-from tests.support.topics import Flow, MakeFlow, delete_topic
+from tests.support.topics import Flow, MakeFlow, create_topic, delete_topic
 from tests.support.waiting import until
 
 
@@ -48,8 +48,8 @@ def delete_the_topic(flow: Flow) -> None:
 
 def make_the_topic_again(flow: Flow) -> None:
     delete_the_topic(flow)
-    Topics(flow.pipeline.kafka).create(
-        flow.topic("a"), partitions=1, replication=1, config={"cleanup.policy": "compact"}
+    create_topic(
+        flow.pipeline.kafka, flow.topic("a"), partitions=1, replication=1, config={"cleanup.policy": "compact"}
     )
 
 

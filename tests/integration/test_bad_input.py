@@ -26,7 +26,6 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, PreflightError
-from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import preflight
@@ -34,6 +33,7 @@ from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import store
 from tests.support.pipeline import PASSWORD, Source, refused, refuses
+from tests.support.topics import create_topic
 
 # ---------------------------------------------------------------------- the server
 
@@ -868,8 +868,8 @@ def test_a_topic_of_another_pipeline_is_shared_only_on_that_word(source: Source)
 
 def test_a_compacted_topic_is_refused_for_a_table_without_a_key(source: Source) -> None:
     source.execute("ALTER TABLE items DROP CONSTRAINT items_pkey")
-    Topics(source.pipeline.kafka).create(
-        f"{source.name}.items", partitions=1, replication=1, config={"cleanup.policy": "compact"}
+    create_topic(
+        source.pipeline.kafka, f"{source.name}.items", partitions=1, replication=1, config={"cleanup.policy": "compact"}
     )
     refuses(
         source,
@@ -879,7 +879,7 @@ def test_a_compacted_topic_is_refused_for_a_table_without_a_key(source: Source) 
 
 
 def test_a_topic_that_kafka_cannot_tell_from_an_existing_one_is_refused(source: Source) -> None:
-    Topics(source.pipeline.kafka).create(f"{source.name}_items", partitions=1, replication=1, config={})
+    create_topic(source.pipeline.kafka, f"{source.name}_items", partitions=1, replication=1, config={})
     refuses(
         source,
         source.pipeline,
@@ -892,7 +892,7 @@ def test_a_state_topic_that_kafka_cannot_tell_from_another_one_needs_another_slo
     """It has no prefix. Such are _bottledwater.shop_eu.orders and _bottledwater.shop.eu_orders."""
     state = store.state_topic_name(conninfo_to_dict(source.dsn)["dbname"], source.pipeline.slot)  # type: ignore[arg-type]
     other = "_".join(state.rsplit(".", 1))
-    Topics(source.pipeline.kafka).create(other, partitions=1, replication=1, config={"cleanup.policy": "compact"})
+    create_topic(source.pipeline.kafka, other, partitions=1, replication=1, config={"cleanup.policy": "compact"})
     refuses(source, source.pipeline, f"Topic {state!r} collides with topic {other!r}", "Choose another slot name.")
 
 

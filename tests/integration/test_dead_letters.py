@@ -9,12 +9,11 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.jobs.status import PipelineReport
-from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.provision import redrive
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import letters
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
-from tests.support.topics import Flow, MakeFlow, limit_records
+from tests.support.topics import Flow, MakeFlow, create_topic, limit_records
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_letters_that_went_with_their_topic_are_no_longer_open(make_flow: MakeFl
     topic = f"{flow.pipeline.topic_prefix}._bottledwater_dead_letters"
     admin = AdminClient(flow.pipeline.kafka)
     admin.delete_topics([topic])[topic].result()
-    Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config={"cleanup.policy": "compact"})
+    create_topic(flow.pipeline.kafka, topic, partitions=1, replication=1, config={"cleanup.policy": "compact"})
     assert redrive.redrive(flow.pipeline) == redrive.RedriveResult()
     assert _open(status.report(flow.pipeline)) == ({}, 0, 1)
 

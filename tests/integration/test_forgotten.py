@@ -21,7 +21,7 @@ from airflow_bottledwater.publish import session
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.problems import GRACE
 from airflow_bottledwater.triggers import stream_error
-from tests.support.topics import Flow, MakeFlow, alter, alter_topic, limit_topic
+from tests.support.topics import Flow, MakeFlow, alter, alter_topic, create_topic, limit_topic
 from tests.support.waiting import until
 
 
@@ -55,7 +55,7 @@ def _delete(flow: Flow, topic: str) -> None:
 def _make_again(flow: Flow, topic: str, config: Mapping[str, str] | None = None) -> None:
     _delete(flow, topic)
     config = config or {"cleanup.policy": "compact"}
-    Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config=config)
+    create_topic(flow.pipeline.kafka, topic, partitions=1, replication=1, config=config)
 
 
 def _more_partitions(flow: Flow, topic: str) -> None:

@@ -44,7 +44,7 @@ from airflow_bottledwater.verify import driver as verification
 from tests.support import running
 from tests.support.pipeline import Source
 from tests.support.tables import look_often
-from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, read
+from tests.support.topics import Flow, MakeFlow, assert_exactly_once_in_order, create_topic, read
 from tests.support.waiting import until
 
 
@@ -529,7 +529,7 @@ def _theirs(flow: Flow, table: str, *, retention: str = "-1") -> str:
     """A topic of another program with the name of a table's, which has two records; returns its name."""
     topic = flow.topic(table)
     config = {"cleanup.policy": "compact" if retention == "-1" else "delete", "retention.ms": retention}
-    Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config=config)
+    create_topic(flow.pipeline.kafka, topic, partitions=1, replication=1, config=config)
     producer = Producer(flow.pipeline.kafka)
     for key in ("theirs", "also"):
         producer.produce(topic, json.dumps({"id": key}).encode(), json.dumps({"key": key}).encode())

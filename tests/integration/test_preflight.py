@@ -11,7 +11,6 @@ from psycopg import sql
 
 import airflow_bottledwater
 from airflow_bottledwater.errors import Outage, PreflightError
-from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.pipeline.debezium import imported
 from airflow_bottledwater.provision import preflight, source_checks
 from airflow_bottledwater.provision.create import create
@@ -19,6 +18,7 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.source_checks import FUNCTIONS, RELATIONS
 from airflow_bottledwater.state.store import state_topic_name
 from tests.support.pipeline import Source, refuses
+from tests.support.topics import create_topic
 
 _FUNCTIONS = "SELECT proname, oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace"
 
@@ -126,8 +126,12 @@ def test_a_long_definition_is_compressed_and_one_that_does_not_fit_is_refused(so
     source.execute(f"CREATE TABLE few (id int PRIMARY KEY); COMMENT ON TABLE few IS {hexes}")
     (database,) = source.execute("SELECT current_database()")[0]
     topic = state_topic_name(database, "other")
-    Topics(source.pipeline.kafka).create(
-        topic, partitions=1, replication=1, config={"cleanup.policy": "compact", "max.message.bytes": "5000"}
+    create_topic(
+        source.pipeline.kafka,
+        topic,
+        partitions=1,
+        replication=1,
+        config={"cleanup.policy": "compact", "max.message.bytes": "5000"},
     )
     other = source.pipeline.with_(slot="other", tables=("few",))
     refuses(source, other, "The definition of public.few (1 columns", "max.message.bytes 5,000")

@@ -19,7 +19,7 @@ from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Publisher, Records, single
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
-from tests.support.topics import Message, read_all
+from tests.support.topics import Message, create_topic, read_all
 
 _PARTITIONS = 3
 
@@ -168,8 +168,12 @@ def test_a_full_queue_without_a_complete_batch_is_sent_at_once(kafka: KafkaBroke
 
 def test_a_record_that_is_larger_than_two_batches_has_room_in_the_queue(kafka: KafkaBroker) -> None:
     topic = f"publisher.{uuid.uuid4().hex[:8]}"
-    Topics({"bootstrap.servers": kafka.bootstrap}).create(
-        topic, partitions=1, replication=1, config={"max.message.bytes": "5000000"}
+    create_topic(
+        {"bootstrap.servers": kafka.bootstrap},
+        topic,
+        partitions=1,
+        replication=1,
+        config={"max.message.bytes": "5000000"},
     )
     text = os.urandom(2_000_000).hex()
     with opened(kafka, [topic], message_max_bytes="5000000") as publisher:

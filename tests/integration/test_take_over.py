@@ -22,7 +22,7 @@ from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.take_over import take_over, unlike
 from airflow_bottledwater.verify import driver
-from tests.support.topics import Flow, MakeFlow, read_all
+from tests.support.topics import Flow, MakeFlow, create_topic, read_all
 from tests.support.wire import INT4, NUMERIC, TEXT, TIMESTAMP, plain, table
 
 #: what a connector makes, and what is to be made while it runs
@@ -283,8 +283,9 @@ def test_topics_with_other_records_are_refused(
     flow = make_flow(**settings)
     flow.execute(_DEBEZIUM, _SECOND)
     _slot(flow)
-    topics = Topics(flow.pipeline.kafka)
-    topics.create(flow.topic("a"), partitions=2, replication=1, config={"cleanup.policy": "compact"})
+    create_topic(
+        flow.pipeline.kafka, flow.topic("a"), partitions=2, replication=1, config={"cleanup.policy": "compact"}
+    )
     producer = Producer(flow.pipeline.kafka)
     of_key = (_json(key) or b"").replace(b"TOPIC", flow.topic("a").encode())
     producer.produce(flow.topic("a"), _json(value), of_key, partition_of(of_key, 2))
@@ -312,7 +313,7 @@ def test_keys_whose_schema_is_another_one_in_the_registry_are_refused(
     schema = json.loads(text) | ({"connect.name": f"{topic}.Key"} if named else {})
     number = SchemaRegistryClient({"url": registry.url}).register_schema(subject, Schema(json.dumps(schema), "AVRO"))
     config = {"cleanup.policy": "compact"}
-    Topics(flow.pipeline.kafka).create(topic, partitions=1, replication=1, config=config)
+    create_topic(flow.pipeline.kafka, topic, partitions=1, replication=1, config=config)
     producer = Producer(flow.pipeline.kafka)
     producer.produce(topic, None, b"\0" + number.to_bytes(4, "big") + b"\2", 0)
     assert not producer.flush(60)
@@ -331,8 +332,9 @@ def test_records_in_other_partitions_than_the_options_choose_are_refused(make_fl
     flow = make_flow(table_options={"a": {"partition_by": "id"}})
     flow.execute(_DEBEZIUM, _SECOND)
     _slot(flow)
-    topics = Topics(flow.pipeline.kafka)
-    topics.create(flow.topic("a"), partitions=2, replication=1, config={"cleanup.policy": "compact"})
+    create_topic(
+        flow.pipeline.kafka, flow.topic("a"), partitions=2, replication=1, config={"cleanup.policy": "compact"}
+    )
     producer = Producer(flow.pipeline.kafka)
     producer.produce(flow.topic("a"), _json({"id": 1, "b": "x"}), _json({"id": 1}), 1)
     assert not producer.flush(60)

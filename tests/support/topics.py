@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_bottledwater.jobs import snapshots, status
-from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.kafka.topics import NewTopic, Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.lsn import Position
@@ -274,6 +274,13 @@ def delete_topic(flow: Flow, topic: str) -> None:
     admin = AdminClient(flow.pipeline.kafka)
     admin.delete_topics([topic])[topic].result()
     until(lambda: topic not in Topics(flow.pipeline.kafka).names(), "the topic is gone")
+
+
+def create_topic(
+    kafka: Mapping[str, str], name: str, *, partitions: int, replication: int, config: Mapping[str, str]
+) -> None:
+    """Create a topic, as the pipeline does."""
+    Topics(kafka).make(NewTopic(name, partitions, replication, (config,)))
 
 
 def limit_records(flow: Flow, table: str, size: int) -> None:

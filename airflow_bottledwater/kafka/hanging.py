@@ -51,7 +51,7 @@ def release(
     """
     if not (found := _first_open(config, topics)):
         return False
-    log.warning("Ending what an outage may have left open in %d partitions.", len(found))
+    log.info("Ending what an outage may have left open in %d partitions.", len(found))
     written = sorted({message.topic() for message in found})
     for transactional_id in transactional_ids:
         producer = TransactionalProducer(

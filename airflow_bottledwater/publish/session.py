@@ -72,6 +72,9 @@ class PublishSession:
     :param named: other topics, which the settings name.
     :raises StateError: a topic is missing, or is no longer the one that was pinned.
     :ivar pace: how large a transaction may be.
+    :ivar fresh: whether nobody has used the id since the claim, or :meth:`Claim.initialise_all`, has ended what was
+        left open under it: looking for it once more would wait for the job's other producers. False unless the user of
+        the session says so.
     :ivar state: the pipeline's state as it was read after the last initialisation, with what this session has written
         since.
     """
@@ -110,6 +113,7 @@ class PublishSession:
         largest = max(pipeline.batch_bytes, pipeline.max_transaction_bytes, pipeline.range_bytes)
         self.pace = Pace(pipeline.transaction_timeout, largest)
         self._publisher: Publisher | None = None
+        self.fresh = False
         #: the versions with which rows were encoded since the last transaction, by the table's oid and the schema's id
         self._encoded: dict[tuple[int, int], Version] = {}
         #: the last programs, and what they were made of
@@ -189,6 +193,9 @@ class PublishSession:
 
     def _release(self, publisher: Publisher) -> None:
         """End the transaction that an outage has left open under this transactional id, and initialise again."""
+        if self.fresh:
+            self.fresh = False
+            return
         timeout, waiting = self.pipeline.transaction_timeout, self.backoff.wait
         topics = {name: self.partitions[name] for name in self.topics}
         if release(self.pipeline.kafka, [self._id], topics, transaction_timeout=timeout, waiting=waiting):

@@ -57,10 +57,13 @@ class _Slow(BottledWaterError):
     """The range takes longer than half the transaction time-out, so it has to be split."""
 
 
-def run(pipeline: Settings, task: LaneTask, *, stopped: Callable[[], bool] = lambda: False) -> dict[str, int]:
+def run(
+    pipeline: Settings, task: LaneTask, *, again: bool = False, stopped: Callable[[], bool] = lambda: False
+) -> dict[str, int]:
     """Read and publish a lane's ranges, except those that are done by the state; returns how many rows and dead letters
     it published.
 
+    :param again: whether another process of the same job has begun this.
     :param stopped: returns whether the lane is to stop.
     :raises StopRequested: the lane was stopped.
     :raises TakenOver: another job has claimed the slot.
@@ -69,7 +72,7 @@ def run(pipeline: Settings, task: LaneTask, *, stopped: Callable[[], bool] = lam
     :raises TypeAltered: a column's type is another one than in the plan.
     :raises RecordError: a row cannot be published and ``on_error`` is exit, or a single block takes too long.
     """
-    lane = _Lane(pipeline, task, stopped)
+    lane = _Lane(pipeline, task, again, stopped)
     try:
         return lane.run()
     except psycopg.Error as error:
@@ -79,7 +82,7 @@ def run(pipeline: Settings, task: LaneTask, *, stopped: Callable[[], bool] = lam
 
 
 class _Lane:
-    def __init__(self, pipeline: Settings, task: LaneTask, stopped: Callable[[], bool]) -> None:
+    def __init__(self, pipeline: Settings, task: LaneTask, again: bool, stopped: Callable[[], bool]) -> None:
         self._pipeline, self._task, self._stopped = pipeline, task, stopped
         memory.keep()
         # compiling takes time, and must not happen while a transaction is open
@@ -92,6 +95,7 @@ class _Lane:
             task.state_topic,
             Backoff(pipeline.outage_timeout),
         )
+        self._session.fresh = not again
         self._connection: Connection = self._connect()
         self._tables = {t.table.oid: t for t in task.tables}
         self._rows = RowEncoder(self._session, wire.HEADERS if pipeline.snapshot_headers else 0, by_lane(task.lane))

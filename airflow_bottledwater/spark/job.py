@@ -221,19 +221,21 @@ def translate(error: BaseException) -> BaseException:
     return error
 
 
-def check_attempt(pipeline: Settings, state_topic: str, claimed: Job) -> None:
+def check_attempt(pipeline: Settings, state_topic: str, claimed: Job) -> bool:
     """In a task that Spark has started again, check that the job still has the claim, before the transactional id is
-    initialised.
+    initialised; returns whether it is such a task.
 
     :raises TakenOver: another job has claimed the slot; initialising the id would fence it.
     """
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    if context is not None and context.attemptNumber() > 0:
-        from airflow_bottledwater.state.claim import reached
+    if context is None or context.attemptNumber() == 0:
+        return False
+    from airflow_bottledwater.state.claim import reached
 
-        reached(pipeline, state_topic, claimed)
+    reached(pipeline, state_topic, claimed)
+    return True
 
 
 def log_to_stderr() -> None:

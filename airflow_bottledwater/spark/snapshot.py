@@ -29,8 +29,8 @@ def _run_lane(file: SettingsFile, task: LaneTask) -> dict[str, int] | Failure:
 
     def work() -> dict[str, int]:
         pipeline = file.load()
-        job.check_attempt(pipeline, task.state_topic, task.job)
-        return lane.run(pipeline, task)
+        again = job.check_attempt(pipeline, task.state_topic, task.job)
+        return lane.run(pipeline, task, again=again)
 
     return returned(work)
 

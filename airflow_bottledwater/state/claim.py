@@ -219,7 +219,7 @@ class Claim:
         self._producer.open()
         before = self._claim(kind)
         self._initialise([i for i in before.ids if i != state_writer_id(self.prefix)])
-        self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before, kind), self._admin)
+        self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
         check(self.state, self.job)
         if needs_slot and self.state.slot is None:
             self.close()
@@ -228,11 +228,11 @@ class Claim:
             _job.claimed(self.job)
         backoff.over()
 
-    def _release(self, known: PipelineState, kind: str) -> None:
+    def _release(self, known: PipelineState) -> None:
         """End what an outage has left open under any of the slot's transactional ids, and then initialise them all
         again. A job that publishes looks into all topics of the pipeline, any other one into the state topic."""
         topics = {self.topic}
-        if kind in _PUBLISHING:
+        if self.job.kind in _PUBLISHING:
             mapping, name = TableMapping.of(self.pipeline), self.cluster.pipeline(self.pipeline.slot)
             topics |= {*pins(known.tables.values()), *mapping.service_topics, *mapping.named_topics}
             # those that records have chosen, too
@@ -311,6 +311,7 @@ class Claim:
         :raises TakenOver: another job has claimed the slot.
         """
         self._initialise([i for i in self.state.ids if i != state_writer_id(self.prefix)])
+        self._release(self.state)
         self.refresh()
 
     def refresh(self) -> PipelineState:

@@ -10,6 +10,7 @@ import pytest
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
@@ -64,5 +65,6 @@ def test_transactions_are_looked_for_in_all_topics_of_a_pipeline(monkeypatch: py
     made.pipeline, made.cluster, made.topic, made._backoff = pipeline, cluster, "state", Backoff(5.0)
     describe = {name: SimpleNamespace(partitions=3) for name in ("state", "a", "b", "outbox.order")}
     made._admin = cast(Any, SimpleNamespace(describe=lambda names: {n: describe[n] for n in names if n in describe}))
-    made._release(known, kind)
+    made.job = Job.next(None, kind)
+    made._release(known)
     assert looked == [{"state": 3, "a": 3, "outbox.order": 3} if kind == "stream" else {"state": 3}]

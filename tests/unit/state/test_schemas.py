@@ -15,6 +15,8 @@ from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import schemas
 from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import table_key
 from airflow_bottledwater.state.schemas import Settled, pinned_schemas, settle
 
 INT = ColumnType(23, -1, 23, -1, "b", "integer")
@@ -57,7 +59,8 @@ def test_a_schema_that_was_registered_again_has_to_be_there_by_its_id(
     monkeypatch.setattr(Registry, "register", register)
     monkeypatch.setattr(schemas.catalog, "load", lambda *_: [table])
     written = dict[str, Any]()
-    state = SimpleNamespace(tables={1: pinned}, later={}, accepted=set())
+    state = PipelineState()
+    state.apply({table_key(1): pinned})
     claim = cast("Any", SimpleNamespace(state=state, write=written.update))
     if truthful:
         assert settle(pipeline, cast("Any", None), claim) == Settled()

@@ -308,7 +308,7 @@ def test_a_condition_that_is_changed_later_runs_no_other_statement(
     asked = flow.ask("items", where="id > 0", rows_per_second=100.0, by_key=by_key)
     with flow.streaming() as errors:
         until(lambda: flow.reported(asked).rows > 0, "it reads", failed=errors)
-        snapshots.change(flow.pipeline, flow.name, asked, where="true); COMMIT; DROP TABLE other; SELECT (true")
+        snapshots.change(flow.pipeline, flow.name, asked, where="true); COMMIT; DROP TABLE public.other; SELECT (true")
         until(lambda: flow.reported(asked).state == "failed", "it fails", failed=errors)
     assert flow.execute("SELECT to_regclass('other')") != [(None,)]
     assert not errors

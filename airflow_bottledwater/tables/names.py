@@ -42,7 +42,8 @@ class NewNames:
         }
         for oid in self.columns.keys() & left:
             before = known.tables[oid]
-            sent = (*before.table.sent, *self.columns[oid])
+            # what is written again, as its transaction was lost, may be recorded already
+            sent = tuple(dict.fromkeys((*before.table.sent, *self.columns[oid])))
             values[table_key(oid)] = replace(before, table=replace(before.table, sent=sent))
         return values
 

@@ -23,6 +23,7 @@ from airflow_bottledwater.state.records import (
     live_key,
 )
 from airflow_bottledwater.tables import writer
+from airflow_bottledwater.tables.names import NewNames
 from airflow_bottledwater.tables.plan import PINNING, Do, Step, plan
 from airflow_bottledwater.tables.writer import PreparedSteps, hold, release
 from tests.unit.tables.test_plan import PIPELINE, A, B, known, seen, table
@@ -165,3 +166,12 @@ def test_steps_of_partitions_whose_outcome_is_unknown_are_carried_out_once(
         if case == "apart":
             state.apply({attached_key(1): AttachedTable("public.b")})
         carried_out_twice(state, prepared_of([OF_PARTITIONS[case]], some))
+
+
+def test_names_that_are_written_again_are_recorded_once() -> None:
+    """A write whose transaction is lost is done again from the state as it is then, which may have it."""
+    state = known(replace(A, sent=((1, "id"),)))
+    names = NewNames({1: ((2, "a"),)})
+    for _ in range(2):
+        state.apply(names.records(state, [1], []))
+        assert state.tables[1].table.sent == ((1, "id"), (2, "a"))

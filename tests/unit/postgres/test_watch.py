@@ -81,6 +81,8 @@ def test_who_waits_need_not_be_seen_for_a_moment(
 ) -> None:
     """The snapshot cannot be taken again where a table has no key."""
     monkeypatch.setattr(backoff, "ROTATION", 0.2)
+    now = [100.0]
+    monkeypatch.setattr(backoff.time, "monotonic", lambda: now[0])
     answers: list[list[str] | None] = [None, None, []]
 
     def waiting() -> list[str]:
@@ -94,9 +96,9 @@ def test_who_waits_need_not_be_seen_for_a_moment(
     for _ in range(4):
         looking._looked = 0.0
         looking.look()
-        time.sleep(0.3)
+        now[0] += 0.3
     assert caplog.text.count("nobody can see who waits") == 1
-    time.sleep(0.3)
+    now[0] += 0.3
     looking._looked = 0.0
     with pytest.raises(type(error)):
         looking.look()

@@ -109,6 +109,7 @@ class Reporter(ABC):
         if self._pipeline.create_topics and not topics.describe([store.CONTROL_TOPIC], confirm=True):
             log.warning("Topic %r was deleted, and is made again.", store.CONTROL_TOPIC)
             topics.make(store.new_topic(store.CONTROL_TOPIC, min(self._pipeline.replication_factor, topics.brokers())))
+        self._topic.end()  # has it read from its start, if it was made again
 
     def _listen(self) -> None:
         self._hear_before(self._heard.read())

@@ -94,15 +94,23 @@ def _records(config: Mapping[str, str], places: Sequence[TopicPartition]) -> lis
     try:
         for place in places:
             consumer.assign([place])
-            with errors(config):
-                message = consumer.poll(_TIMEOUT)
-            if message is None or ((error := message.error()) is not None and passes(error)):
+            if (message := _next(config, consumer)) is None:
                 raise Outage(f"Kafka does not send the record of topic {place.topic!r} at which a transaction is open.")
-            if error is None:
+            if message.error() is None:
                 messages.append(message)
     finally:
         consumer.close()
     return messages
+
+
+def _next(config: Mapping[str, str], consumer: Consumer) -> confluent_kafka.Message | None:
+    """What comes first, behind errors that pass, in time."""
+    deadline = time.monotonic() + _TIMEOUT
+    while True:
+        with errors(config):
+            message = consumer.poll(max(0.0, deadline - time.monotonic()))
+        if message is None or (error := message.error()) is None or not passes(error):
+            return message
 
 
 def _again(message: confluent_kafka.Message) -> Message:

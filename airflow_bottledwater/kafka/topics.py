@@ -294,16 +294,17 @@ class Topics:
         with self._errors():
             return sorted(self._admin.list_topics(timeout=_TIMEOUT).topics)
 
-    def describe(self, names: Sequence[str], *, confirm: bool = False) -> dict[str, Topic]:
+    def describe(self, names: Sequence[str], *, confirm: bool = False, hidden: bool = False) -> dict[str, Topic]:
         """Those of the topics that exist, by name.
 
         :param confirm: whether to make sure that a missing topic does not exist: a broker that has just started, or
             that is behind the others, knows few topics for a moment. A topic is missing only if it is for some seconds,
             in two kinds of requests.
+        :param hidden: whether those that may not be seen are left out, as those that do not exist.
         :raises Refused: one of them may not be seen, so that it is not known whether it exists.
         :raises Outage: Kafka does not answer, or its answers contradict each other.
         """
-        found = self._describe(names)
+        found = self._describe(names, hidden=hidden)
         deadline = time.monotonic() + _CONFIRM
         while confirm and (missing := [name for name in names if name not in found]):
             if time.monotonic() > deadline and not set(missing) & set(self.names()):
@@ -315,14 +316,14 @@ class Topics:
                     "It is being created or deleted, or the brokers' metadata differ. Try again.",
                 )
             time.sleep(_CONFIRM / 10)
-            found |= self._describe(missing)
+            found |= self._describe(missing, hidden=hidden)
         return found
 
-    def _describe(self, names: Sequence[str]) -> dict[str, Topic]:
+    def _describe(self, names: Sequence[str], *, hidden: bool = False) -> dict[str, Topic]:
         if not names:
             return {}
         found: dict[str, Topic] = {}
-        known = self._patiently(lambda: self._known(names))
+        known = self._patiently(lambda: self._known(names, hidden=hidden))
         configs = self._patiently(lambda: self._configs(list(known)))
         for name, topic in known.items():
             config = configs.get(name, {})
@@ -343,7 +344,7 @@ class Topics:
             )
         return found
 
-    def _known(self, names: Sequence[str]) -> dict[str, TopicDescription]:
+    def _known(self, names: Sequence[str], *, hidden: bool = False) -> dict[str, TopicDescription]:
         described = self._admin.describe_topics(
             TopicCollection(list(names)), include_authorized_operations=True, request_timeout=_ATTEMPT
         )
@@ -353,6 +354,8 @@ class Topics:
                 known[name] = future.result()
             except KafkaException as error:
                 if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
+                    if hidden:
+                        continue
                     raise Refused(f"Kafka denies every access to topic {name!r}.", GRANT) from None
                 if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
                     raise

@@ -26,7 +26,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic, store
-from airflow_bottledwater.state.control_records import topic_owned
+from airflow_bottledwater.state.control_records import OwnerRecord, decode, topic_owned
 from airflow_bottledwater.state.identity import check_cluster, check_settings, check_timeline
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -231,16 +231,21 @@ class Claim:
     def _release(self, known: PipelineState) -> None:
         """End what an outage has left open under any of the slot's transactional ids, and then initialise them all
         again. A job that publishes looks into all topics of the pipeline, any other one into the state topic."""
+        if not known.ids:
+            return
         topics = {self.topic}
         if self.job.kind in _PUBLISHING:
             mapping, name = TableMapping.of(self.pipeline), self.cluster.pipeline(self.pipeline.slot)
             topics |= {*pins(known.tables.values()), *mapping.service_topics, *mapping.named_topics}
             # those that records have chosen, too
-            topics |= {topic for key in control_topic.read(self.pipeline.kafka) if (topic := topic_owned(key, name))}
+            for key, record in control_topic.read(self.pipeline.kafka).items():
+                owner = decode(OwnerRecord, record)
+                if (topic := topic_owned(key, name)) and owner is not None and not owner.dropped:
+                    topics.add(topic)
         if release(
             self.pipeline.kafka,
             known.ids,
-            {name: topic.partitions for name, topic in self._admin.describe(sorted(topics)).items()},
+            {name: topic.partitions for name, topic in self._admin.describe(sorted(topics), hidden=True).items()},
             transaction_timeout=self.pipeline.transaction_timeout,
             waiting=self._backoff.wait,
         ):

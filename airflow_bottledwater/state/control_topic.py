@@ -230,7 +230,8 @@ class ControlTopic:
             return dict(self.records)
 
     def _look(self, now: bool, *, patient: bool = True) -> None:
-        if now or time.monotonic() - self._answered > _ASKED:
+        # one that is read anew has no record of many keys for a moment
+        if now or self.at < self._first_end < math.inf or time.monotonic() - self._answered > _ASKED:
             self.read_to_end(patient=patient)
 
     def begin(self) -> None:

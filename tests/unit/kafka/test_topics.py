@@ -177,7 +177,7 @@ def test_how_far_timestamps_may_lie_is_read_under_the_names_that_the_broker_has(
     topic = SimpleNamespace(topic_id="id", partitions=[0], authorized_operations=None)
     monkeypatch.setattr(topics, "AdminClient", lambda config: Looking())
     monkeypatch.setattr(topics, "_kept", {})
-    monkeypatch.setattr(Topics, "_known", lambda *_: {"orders": topic})
+    monkeypatch.setattr(Topics, "_known", lambda *_, **__: {"orders": topic})
     monkeypatch.setattr(Topics, "_configs", lambda *_: {"orders": config})
     found = Topics({"bootstrap.servers": "nowhere"}).describe(["orders"])["orders"]
     assert (found.before_ms, found.after_ms) == limits

@@ -18,7 +18,7 @@ from airflow_bottledwater.state import claim, control_topic
 from airflow_bottledwater.state.control_records import owner_key
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import table_key
+from airflow_bottledwater.state.records import IDS, table_key
 
 
 def test_an_outage_while_transactions_are_ended_is_waited_out_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,9 +50,15 @@ def test_transactions_are_looked_for_in_all_topics_of_a_pipeline(monkeypatch: py
         for oid, name in ((1, "a"), (2, "outbox"))
     )
     known = PipelineState()
+    known.apply({IDS: claim._ids((), "id")})
     known.apply({table_key(1): PinnedTable(a, "a", "id", 3, 0, 0, 700)})
     known.apply({table_key(2): PinnedTable(outbox, "outbox.{kind}", "", 1, 0, 0, 700)})
-    owners = {owner_key("outbox.order", cluster.pipeline("s")): {}, owner_key("b", cluster.pipeline("other")): {}}
+    mine, others = cluster.pipeline("s"), cluster.pipeline("other")
+    owners = {
+        owner_key("outbox.order", mine): {"pipeline": mine},
+        owner_key("dropped", mine): {"pipeline": mine, "dropped": True},
+        owner_key("b", others): {"pipeline": others},
+    }
     looked: list[Mapping[str, int]] = []
 
     def release(config: object, ids: object, topics: Mapping[str, int], **_: object) -> bool:
@@ -63,8 +69,10 @@ def test_transactions_are_looked_for_in_all_topics_of_a_pipeline(monkeypatch: py
     monkeypatch.setattr(control_topic, "read", lambda kafka: owners)
     made = object.__new__(claim.Claim)
     made.pipeline, made.cluster, made.topic, made._backoff = pipeline, cluster, "state", Backoff(5.0)
-    describe = {name: SimpleNamespace(partitions=3) for name in ("state", "a", "b", "outbox.order")}
-    made._admin = cast(Any, SimpleNamespace(describe=lambda names: {n: describe[n] for n in names if n in describe}))
+    describe = {name: SimpleNamespace(partitions=3) for name in ("state", "a", "b", "outbox.order", "dropped")}
+    made._admin = cast(
+        Any, SimpleNamespace(describe=lambda names, **_: {n: describe[n] for n in names if n in describe})
+    )
     made.job = Job.next(None, kind)
     made._release(known)
     assert looked == [{"state": 3, "a": 3, "outbox.order": 3} if kind == "stream" else {"state": 3}]

@@ -76,6 +76,9 @@ def _zone_of(schedule: Any, at: str = "dag.timetable") -> str:
     """
     if hasattr(schedule, "timetable"):  # that of AssetOrTimeSchedule
         return _zone_of(schedule.timetable, f"{at}.timetable")
+    for attribute in ("timetables", "_timetables"):  # those of MultipleCronTriggerTimetable, which have one zone
+        if nested := getattr(schedule, attribute, None):
+            return _zone_of(nested[0], f"{at}.{attribute}[0]")
     # Airflow's core timetables have the second
     for attribute in ("timezone", "_timezone"):
         if hasattr(schedule, attribute):

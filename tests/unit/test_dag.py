@@ -10,10 +10,10 @@ from typing import Any
 
 import pendulum
 import pytest
-from airflow.sdk import DAG, Asset, AssetOrTimeSchedule, CronDataIntervalTimetable
+from airflow.sdk import DAG, Asset, AssetOrTimeSchedule, CronDataIntervalTimetable, MultipleCronTriggerTimetable
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
-from airflow.timetables import interval
+from airflow.timetables import interval, trigger
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,6 +175,14 @@ BERLIN = "2026-03-29T00:00:00+01:00", "2026-03-30T00:00:00+02:00"
                 assets=[Asset("a")], timetable=CronDataIntervalTimetable("0 0 * * *", timezone="Europe/Berlin")
             ),
             BERLIN,
+        ),
+        *(
+            (
+                # a run by hand is of the time before it
+                several("0 0 * * *", "0 0 1 * *", timezone="Europe/Berlin", interval=timedelta(hours=2)),
+                ("2026-03-29T23:30:00+02:00", "2026-03-30T01:30:00+02:00"),
+            )
+            for several in (MultipleCronTriggerTimetable, trigger.MultipleCronTriggerTimetable)
         ),
         (
             interval.DeltaDataIntervalTimetable(timedelta(hours=2)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import (
+    PROBE,
     JobRecord,
     SnapshotRequest,
     StopRequest,
@@ -197,14 +199,16 @@ def test_where_a_broker_takes_no_records_no_job_counts_as_dead(tmp_path: Path, m
         try:
             _take_at_most(admin, 10)
 
-            def refused() -> bool:
+            def refused(look: Callable[[], object]) -> bool:
                 try:
-                    assert watching.fetch() is None
+                    assert look() is None
                 except Outage as error:
                     return "did not take" in str(error)
                 return False
 
-            until(refused, "it is an outage")
+            # the broker goes by it a moment later, and a silence counts for as long as it takes records
+            until(lambda: refused(lambda: control_topic.write(kafka, {PROBE: None})), "the broker takes none")
+            until(lambda: refused(watching.fetch), "it is an outage")
             _take_at_most(admin, 1_000_000)
 
             def ended() -> Any:

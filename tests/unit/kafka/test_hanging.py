@@ -18,16 +18,19 @@ class Broker:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, ends_after: int = 0) -> None:
-        self.left = ends_after or 10**9
+        self.left, self.now = ends_after or 10**9, 0.0
         self.sent: list[tuple[str, list[str], list[int]]] = []
         monkeypatch.setattr(hanging, "Topics", lambda config: self)
         monkeypatch.setattr(hanging, "TransactionalProducer", self.producer)
         monkeypatch.setattr(hanging, "_records", lambda config, places: [_message(each.partition) for each in places])
-        monkeypatch.setattr(hanging, "_MOMENT", 0.2)
+        monkeypatch.setattr(hanging, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
 
     def all_ends(self, topics: Mapping[str, int], *, committed: bool = False) -> dict[str, list[int]]:
         self.left -= committed
         return {name: [9, 2 if committed and self.left >= 0 else 5] for name in topics}
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
     def producer(self, config: Any, transactional_id: str, topics: list[str], **_: Any) -> Any:
         def attempt(messages: Sequence[Any]) -> None:

@@ -251,7 +251,6 @@ def test_a_topic_that_was_made_again_is_read_from_its_start_by_another_consumer(
     monkeypatch.setattr(topics.Topics, "describe", lambda _, names, **__: dict.fromkeys(names))
     monkeypatch.setattr(topics.Topics, "ends", lambda *_: ends)
     monkeypatch.setattr(store, "Reader", Reader)
-    monkeypatch.setattr(control_topic, "_READING", 0.3)
     with ControlTopic.of(KAFKA) as topic:
         heard = topic.subscribe(lambda _: True)
         assert topic.get("status/a", now=True)[0] == {"n": 1}
@@ -260,6 +259,7 @@ def test_a_topic_that_was_made_again_is_read_from_its_start_by_another_consumer(
         assert topic.get("status/a", now=True)[0] == {"n": 2}
         assert heard.poll() == [*written[2]] and len(made) == 2
         # also where it has more records by now than the one before had
+        monkeypatch.setattr(control_topic, "_READING", 0.3)
         ends[0] = 9
         with pytest.raises(Outage, match="offset 4 of 9"):
             topic.get("status/a", now=True)

@@ -111,17 +111,21 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
 
     def _refuse_what_would_be_ignored(self) -> None:
         """:raises Refused: an argument of ``SparkSubmitOperator`` was given that has no effect here."""
+        # what was given, and what is the same as nothing
         ignored = {
-            "conn_id": self._conn_id != "spark_default",
-            "deploy_mode": self._deploy_mode,
-            "application_args": self.application_args,
-            "post_submit_commands": self.post_submit_commands,
+            "conn_id": (self._conn_id, "spark_default"),
+            "deploy_mode": (self._deploy_mode or None, None),
+            "application_args": (self.application_args or None, None),
+            # the provider has it since 6.1
+            "post_submit_commands": (getattr(self, "post_submit_commands", None) or None, None),
         }
-        if given := [name for name, value in ignored.items() if value]:
+        if given := {name: nothing for name, (value, nothing) in ignored.items() if value != nothing}:
+            instead = ", ".join(f"{name}={nothing!r}" for name, nothing in given.items())
             raise Refused(
                 f"{type(self).__name__} does not take {' and '.join(given)}, nor from default_args.",
                 "Where a pipeline's jobs run is a part of the pipeline: Pipeline(..., spark=Spark(conn_id, "
-                "deploy_mode=...)). Their arguments are made of it.",
+                "deploy_mode=...)). Their arguments are made of it. Where default_args name it for other operators, "
+                f"give this one {instead} (in the task group: snapshot={{...}}, stream={{...}}).",
             )
 
     def _get_hook(self) -> SparkSubmitHook:

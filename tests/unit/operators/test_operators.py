@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import dataclasses
 import inspect
 import json
 import pickle
+import re
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 from airflow.models import dagbag, taskinstance
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
@@ -146,8 +149,27 @@ def test_what_the_pipeline_says_of_spark_is_templated() -> None:
 def test_what_a_job_would_not_heed_is_refused(operator: Any, given: dict[str, Any]) -> None:
     with pytest.raises(errors.Refused, match=rf"does not take {next(iter(given))}, .*Spark\(conn_id"):
         operator(task_id="t", pipeline=ORDERS, **given)
-    with DAG("d", schedule=None, default_args=given), pytest.raises(errors.Refused):
-        operator(task_id="t", pipeline=ORDERS)
+    with DAG("d", schedule=None, default_args=given):
+        with pytest.raises(errors.Refused) as raised:
+            operator(task_id="t", pipeline=ORDERS)
+        advised = re.search(r"default_args name it .* give this one (\w+)=(\S+) \(in the task group", str(raised.value))
+        assert advised
+        advice = {advised[1]: ast.literal_eval(advised[2])}
+        operator(task_id="advised", pipeline=ORDERS, **advice)
+        BottledWaterTaskGroup(pipeline=ORDERS, snapshot=advice, stream=advice)
+
+
+def test_the_oldest_provider_of_spark_that_is_allowed_has_no_commands_behind_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = SparkSubmitOperator.__init__
+
+    def without(self: Any, **arguments: Any) -> None:
+        begin(self, **arguments)
+        vars(self).pop("post_submit_commands")
+
+    monkeypatch.setattr(SparkSubmitOperator, "__init__", without)
+    StreamToKafkaOperator(task_id="t", pipeline=ORDERS)
 
 
 @pytest.mark.parametrize("operator", ALL)

@@ -46,7 +46,9 @@ def _task(name: str) -> dict[str, Any]:
 class BottledWaterTaskGroup(TaskGroup):
     """The tasks ``preflight → create_slot → snapshot → stream``, with ``wait_caught_up`` and ``watch_errors`` beside
     the stream, and ``drop_slot`` as the teardown of ``create_slot``. What is behind the group begins when the stream
-    has ended in order, and does not wait for ``wait_caught_up``.
+    has ended in order, and does not wait for ``wait_caught_up``. What is behind an outer group around this one also
+    depends on ``wait_caught_up``, and is skipped with it, unless its ``trigger_rule`` is ``none_failed``: put it behind
+    this group instead.
 
     :param group_id: the group's id; task ids are prefixed with it unless ``prefix_group_id`` is False.
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
@@ -105,5 +107,6 @@ class BottledWaterTaskGroup(TaskGroup):
 
     def get_leaves(self) -> Generator[BaseOperator, None, None]:
         """What is behind the group follows the stream, and what watches it: ``wait_caught_up`` is skipped if the stream
-        ends before, as a bounded one does on a busy source, and what follows it would be skipped, too."""
+        ends before, as a bounded one does on a busy source, and what follows it would be skipped, too. Airflow does not
+        ask this of a group in another one."""
         yield from (task for task in super().get_leaves() if task is not self.wait_caught_up)

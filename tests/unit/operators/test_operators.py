@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from airflow.models import dagbag, taskinstance
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import DAG
+from airflow.sdk import DAG, TaskGroup
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
 
@@ -826,6 +826,14 @@ def test_what_is_behind_the_group_is_not_skipped_with_what_is_beside_the_stream(
         load = DropReplicationSlotOperator(task_id="load", pipeline=ORDERS)
         BottledWaterTaskGroup(pipeline=ORDERS, bounded=bounded) >> load
     assert load.upstream_task_ids == {"bottledwater.stream", "bottledwater.watch_errors"}
+    # of a group in another one, Airflow asks nothing (docs/operations.md): behind the inner one, it is so here, too
+    with DAG("d", schedule=None):
+        behind, load = (DropReplicationSlotOperator(task_id=each, pipeline=ORDERS) for each in ("behind", "load"))
+        with TaskGroup("outer") as outer:
+            BottledWaterTaskGroup(pipeline=ORDERS, bounded=bounded) >> load
+        outer >> behind
+    assert load.upstream_task_ids == {"outer.bottledwater.stream", "outer.bottledwater.watch_errors"}
+    assert "outer.bottledwater.wait_caught_up" in behind.upstream_task_ids
 
 
 def test_in_the_group_nobody_waits_in_a_worker_slot() -> None:

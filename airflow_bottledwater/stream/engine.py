@@ -289,7 +289,7 @@ class _Follower:
                 )
                 if not publisher.position.ordinal:
                     schemas.check(publisher.state)
-                if source.set_aside.keys() - publisher.state.gaps.keys():
+                if _new_gaps(source.set_aside, publisher.state.gaps):
                     # before anything behind these changes is published
                     publisher.write(functools.partial(_gaps, source.set_aside))
                     self._watch.changed(publisher.state)
@@ -379,9 +379,14 @@ class _Follower:
 
 def _gaps(set_aside: Mapping[int, Gap], known: PipelineState) -> dict[str, StateRecord | None]:
     """The records of tables whose changes are left out from now on."""
-    new = {oid: gap for oid, gap in set_aside.items() if oid not in known.gaps}
+    new = _new_gaps(set_aside, known.gaps)
     left = {oid: gap for oid, gap in new.items() if gap.held}
     return {gap_key(oid): gap for oid, gap in new.items()} | writer.hold(known, left)
+
+
+def _new_gaps(set_aside: Mapping[int, Gap], gaps: Mapping[int, Gap]) -> dict[int, Gap]:
+    """Those that are to be recorded: also of a table that has a gap of which a look would let it go on."""
+    return {oid: gap for oid, gap in set_aside.items() if oid not in gaps or (gap.held and not gaps[oid].held)}
 
 
 def stream_backoff(pipeline: Settings, stopped: threading.Event | None = None) -> Backoff:

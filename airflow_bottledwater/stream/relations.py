@@ -80,6 +80,7 @@ class Resolver:
         :param current: the table's version before; None if this is its first message.
         :raises Refused: the table's key changed, or a column's type does not exist any more.
         """
+        self.unrecorded.discard(message.oid)  # what is refused now may be something else
         pinned = self._pinned.get(message.oid)
         if pinned is None:
             return None
@@ -102,12 +103,19 @@ class Resolver:
             return None
         left_out = self._left_out(message)
         said = [(c.name, c.type_oid, c.typmod) for place, c in enumerate(message.columns) if place not in left_out]
-        return self._version(message, pinned, current) if _between(said, _columns(known), _columns(today)) else None
+        if not _between(said, _columns(known), _columns(today)):
+            return None
+        return self._version(message, pinned, current, believed=False)
 
-    def _version(self, message: pgoutput.RelationMessage, pinned: PinnedTable, current: Version | None) -> Version:
-        """As :meth:`__call__`, of a table of the pipeline."""
+    def _version(
+        self, message: pgoutput.RelationMessage, pinned: PinnedTable, current: Version | None, *, believed: bool = True
+    ) -> Version:
+        """As :meth:`__call__`, of a table of the pipeline.
+
+        :param believed: whether the names that it has are remembered.
+        """
         if self._mapping.rules:
-            self._check_hidden(message, pinned.table, first=current is None)
+            self._check_hidden(message, pinned.table, first=current is None, believed=believed)
         left_out = self._left_out(message)
         message = replace(message, columns=tuple(c for place, c in enumerate(message.columns) if place not in left_out))
         versions = [current] if current else pinned.versions(self._later.get(message.oid, {}))[::-1]
@@ -134,12 +142,15 @@ class Resolver:
         log.warning("The columns of %s changed; its records have a new schema.", table.qualified)
         return self._registered(Version(table, pinned.topic, pinned.key_schema))
 
-    def _check_hidden(self, message: pgoutput.RelationMessage, before: SourceTable, *, first: bool) -> None:
+    def _check_hidden(
+        self, message: pgoutput.RelationMessage, before: SourceTable, *, first: bool, believed: bool
+    ) -> None:
         """Check that a table and its columns are hidden by the names of a message as they are by those that they had
         when the table was recorded; and by those of today: the options may have been given to these only, while changes
         of before are still to come.
 
         :param first: whether it is the table's first message, so that the options may be others than for the last one.
+        :param believed: whether the names are remembered, to be compared with those of the next message.
         :raises Refused: less of it is hidden.
         """
         names = [column.name for column in message.columns]
@@ -174,9 +185,11 @@ class Resolver:
         if exposed := exposed_table(
             self._mapping, named, message.schema, message.name, names, _since(before, last, now)
         ):
-            self.unrecorded.add(message.oid)
+            if believed:
+                self.unrecorded.add(message.oid)
             raise Refused(exposed)
-        self._last[message.oid] = now
+        if believed:
+            self._last[message.oid] = now
 
     def _left_out(self, message: pgoutput.RelationMessage) -> tuple[int, ...]:
         """The places of the columns that are not published.

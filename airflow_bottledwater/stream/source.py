@@ -132,11 +132,11 @@ class ChangeSource:
         return self._assembler.skipped_by_table
 
     def _set_aside(self, oid: int, why: Refused) -> None:
-        if oid not in self.set_aside:
+        # nothing that is recorded would tell a look that the column is to be hidden
+        unrecorded = oid in self._resolver.unrecorded
+        if oid not in self.set_aside or (unrecorded and not self.set_aside[oid].held):
             log.error("%s Its changes are left out until its rows are read again.", why.what)
             gap = Gap(f"lacks changes that could not be published ({why.what})")
-            # nothing that is recorded would tell a look that the column is to be hidden
-            unrecorded = oid in self._resolver.unrecorded
             self.set_aside[oid] = held.set_aside("a column", why.what) if unrecorded else gap
 
     def acknowledge(self, position: Position) -> None:
@@ -232,7 +232,9 @@ class ChangeSource:
             tables = [pinned.table for pinned in self._tables.values()]
             made = publication.statements(self._pipeline.publication_name, tables, via_root=self._via_root)
             run = dict(zip(names, made, strict=True))[missing[0]].as_string(None)
-            remedy = "It is made again." if self._pipeline.create_publication else f"As the tables' owner, run: {run};"
+            remedy = f"As the tables' owner, run, without what is not there any more: {run};"
+            if self._pipeline.create_publication:
+                remedy = "It is made again."
             self._backoff.wait(Outage(f"Publication {missing[0]!r} does not exist: {error.what}", remedy))
             return None
         for oid in self._tables:

@@ -9,8 +9,11 @@ from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import OTHERS
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.state import held
 from airflow_bottledwater.state.control_records import StatusRecord
-from airflow_bottledwater.stream.engine import StreamReport
+from airflow_bottledwater.state.records import Gap
+from airflow_bottledwater.stream.engine import StreamReport, _gaps, _new_gaps
+from tests.unit.tables.test_plan import known, table
 
 
 def test_a_status_has_the_tables_of_which_most_is_left_out_and_the_sum_of_the_others() -> None:
@@ -28,3 +31,14 @@ def test_a_status_has_the_tables_of_which_most_is_left_out_and_the_sum_of_the_ot
     report.tell_skipped({"public.a": 1})
     assert (len(status.progress["not_followed"]), status.progress["tables_not_followed"]) == (200, 40_000)
     assert status.progress["skipped_by_table"] == {"public.a": 1}
+
+
+def test_a_table_with_a_gap_is_held_where_a_look_would_not_hide_its_column() -> None:
+    """Otherwise its rows would be read again for the gap, and the column be shown."""
+    plain, more = Gap("lacks changes"), held.set_aside("a column", "it had another name")
+    state = known(table(1, "a"), table(2, "b"), gaps=(1, 2))
+    assert not _new_gaps({1: plain, 2: plain}, state.gaps)
+    assert _new_gaps({1: more, 2: plain, 3: plain}, state.gaps) == {1: more, 3: plain}
+    state.apply(_gaps({1: more, 2: plain}, state))
+    assert state.held == {1} and state.gaps[2] == plain
+    assert not _new_gaps({1: more, 2: plain}, state.gaps)

@@ -173,3 +173,30 @@ def test_the_settings_are_read_once_for_all_tables_that_they_do_not_name(monkeyp
     assert covers(3, "a_partition_of_wanted") and covers(1, "wanted") and len(readings) == 1
     # it was made since they were read
     assert covers(4, "new1") and len(readings) == 2
+
+
+def test_a_name_that_is_not_recorded_is_no_reason_of_what_is_refused_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = resolver(monkeypatch, exclude=["secret"])
+    monkeypatch.setattr(made, "_loaded", lambda _oids: {})
+    monkeypatch.setattr(made, "_table", lambda message, pinned, _known: made._made(message, pinned, TABLE.columns))
+    current = made(message("id", "a", "secret"), None)
+    with pytest.raises(Refused, match="was 'secret'"):
+        made(message("id", "a", "shown"), current)
+    assert made.unrecorded == {7}
+    with pytest.raises(Refused, match="key"):
+        made(replace(message("id", "a"), columns=message("a", "id").columns[:1]), current)
+    assert not made.unrecorded
+
+
+def test_the_names_of_a_message_that_anybody_can_write_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = resolver(monkeypatch, exclude=["secret"])
+    monkeypatch.setattr(made, "_loaded", lambda _oids: {})
+    monkeypatch.setattr(made, "_table", lambda message, pinned, _known: made._made(message, pinned, TABLE.columns))
+    monkeypatch.setattr(relations, "_between", lambda *_: True)
+    current = made(message("id", "a"), None)
+    made.of_statement(message("id", "a", "secret"), current)
+    assert made(message("id", "a", "shown"), current) is not None
+    made(message("id", "a", "secret"), current)
+    with pytest.raises(Refused, match="was 'secret'"):
+        made.of_statement(message("id", "a", "shown"), current)
+    assert not made.unrecorded

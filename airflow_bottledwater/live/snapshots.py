@@ -38,7 +38,10 @@ Hold = Callable[[PipelineState, Mapping[int, Gap]], dict[str, StateRecord | None
 
 #: the kind of the problem that a topic lacks rows, since what is to read them waits for others than the stream
 ROWS_MISSING = "rows-missing"
-_END_THEM = "If it does not end by itself, end it (COMMIT, ROLLBACK PREPARED, pg_terminate_backend) or mend it."
+_END_THEM = (
+    "If that does not pass by itself: end the transactions that are named as what is in the way (COMMIT, ROLLBACK "
+    "PREPARED, pg_terminate_backend); if none are, mend what does not answer, or refuses."
+)
 #: live snapshots that are read at a time, each with a session of its own: small tables take most of their time waiting
 _SIDE_BY_SIDE = 4
 #: seconds until the beginning of a live snapshot, or telling its end, is tried again after an outage: each try holds up
@@ -56,7 +59,8 @@ class LiveSnapshots:
         not known to a look which began before a time of :func:`time.monotonic`: a refusal is not final until then.
     :ivar hold: the records with which tables are set aside, see :func:`airflow_bottledwater.tables.writer.hold`.
     :ivar lacking: those that wait, or that are paused, although topics lack rows without them, by their requests' ids:
-        how far each is, what it waits for, and what can be done. A stream that begins anew goes on with what it was.
+        the names of the tables that lack them, what it waits for, and what can be done. It is replaced, never changed,
+        so that any thread may read it. A stream that begins anew goes on with what it was.
     :ivar rests: tells why nothing is to be read now, as a sentence; empty if that is not so.
     """
 
@@ -78,7 +82,7 @@ class LiveSnapshots:
         #: when the stream was given back its time, and the seconds that it took for its last batch
         self._given_back, self._batch_took = time.monotonic(), 0.0
         self._untidy = True
-        self.lacking: dict[str, tuple[LiveProgress, str, str]] = {}
+        self.lacking: dict[str, tuple[list[str], str, str]] = {}
 
     def close(self) -> None:
         """End what is being read; it is read on by the next job."""
@@ -100,11 +104,8 @@ class LiveSnapshots:
     @property
     def problems(self) -> list[Problem]:
         """The tables whose topics lack rows that nobody can read now, whoever is in the way. Any thread may ask."""
-        tables = self._session.state.tables
         return [
-            Problem(ROWS_MISSING, tables[oid].table.qualified if oid in tables else str(oid), why, remedy)
-            for progress, why, remedy in self.lacking.values()
-            for oid in progress.tables[progress.done :]
+            Problem(ROWS_MISSING, name, why, remedy) for names, why, remedy in self.lacking.values() for name in names
         ]
 
     @property
@@ -175,7 +176,7 @@ class LiveSnapshots:
         self.lacking = dict(self._lacking(served.keys()))
         self._given_back = time.monotonic()
 
-    def _lacking(self, served: Collection[str]) -> Iterator[tuple[str, tuple[LiveProgress, str, str]]]:
+    def _lacking(self, served: Collection[str]) -> Iterator[tuple[str, tuple[list[str], str, str]]]:
         """See :attr:`lacking`."""
         for request_id, request in self._requests.open.items():
             progress = self._session.state.live(request_id)
@@ -187,11 +188,17 @@ class LiveSnapshots:
             what = f"Rows of it are still to be read by live snapshot {request_id}, which"
             if request.paused:
                 remedy = f"Let it go on: bottledwater snapshots --resume {request_id}."
-                yield request_id, (progress, f"{what} is paused.", remedy)
+                yield request_id, (self._left(progress), f"{what} is paused.", remedy)
             elif why := next((each.waits_for for each in readings if each is not None and each.waits_for), ""):
-                yield request_id, (progress, f"{what} waits for others: {why.rstrip('.')}.", _END_THEM)
+                yield request_id, (self._left(progress), f"{what} waits: {why.rstrip('.')}.", _END_THEM)
             elif request_id in self.lacking and any(each is None or not each.stepped for each in readings):
-                yield request_id, self.lacking[request_id]  # whether it still waits is not known yet
+                # whether it still waits is not known yet
+                yield request_id, (self._left(progress), *self.lacking[request_id][1:])
+
+    def _left(self, progress: LiveProgress) -> list[str]:
+        """The names of the tables of which rows are still to be read."""
+        tables = self._session.state.tables
+        return [tables[oid].table.qualified if oid in tables else str(oid) for oid in progress.tables[progress.done :]]
 
     def _serve(self, request_id: str, request: SnapshotRequest) -> None:
         """Make what reads a request, unless it is there already."""

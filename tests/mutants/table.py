@@ -2944,7 +2944,7 @@ MUTANTS = (
     Mutant(
         "a repeated task looks first whose the slot is",
         "check_attempt",
-        swap("context.attemptNumber() > 0", "context.attemptNumber() > 9"),
+        swap("context.attemptNumber() == 0", "context.attemptNumber() < 9"),
         f"{_TASKS}::test_a_task_that_is_started_again_looks_first_whose_the_slot_is",
     ),
     Mutant(

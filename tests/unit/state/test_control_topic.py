@@ -264,3 +264,6 @@ def test_a_topic_that_was_made_again_is_read_from_its_start_by_another_consumer(
         with pytest.raises(Outage, match="offset 4 of 9"):
             topic.get("status/a", now=True)
         until(lambda: len(made) == 3, "another consumer")
+        # what is not read yet may be there
+        with pytest.raises(Outage, match="of 9 only"):
+            topic.get("status/a")

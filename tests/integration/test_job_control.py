@@ -233,7 +233,10 @@ def test_a_start_that_is_refused_is_told_even_if_the_job_before_it_was_stopped_o
     name = flow.cluster.pipeline(flow.pipeline.slot)
     with flow.streaming() as errors:
         until(lambda: flow.state == "streaming", "the stream runs", failed=errors)
-        until(lambda: (now := status.read_status(flow.pipeline, name)) and now.position, "it says where it is")
+        flow.execute("INSERT INTO a VALUES (1, 'one')")
+        until(
+            lambda: (now := status.read_status(flow.pipeline, name)) and now.counters.get("published"), "it publishes"
+        )
         requests.stop_pipeline(flow.pipeline, flow.cluster)
         until(lambda: flow.state == "stopped", "the stream stops", failed=errors)
     flow.execute(f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')")

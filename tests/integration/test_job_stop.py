@@ -325,6 +325,7 @@ def test_the_command_ends_the_processes_of_a_job_on_this_host(
         submitted.announce(
             flow.pipeline, job_id, "stream", Owner("d", "r", "t", -1, here, str(folder), "spark"), "", ""
         )
+        run_directory.write(folder, run_directory.Submission(job_id, "stream"))
     command = process_job.command("stream", flow.pipeline.write(folder), job_id)
     supervise.start(folder, command, dict(os.environ))
     try:

@@ -17,7 +17,6 @@ from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.layout import RECORD
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Publisher, Records, single
-from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.kafka import KafkaBroker
 from tests.support.topics import Message, create_topic, read_all
 
@@ -26,10 +25,9 @@ _PARTITIONS = 3
 
 @pytest.fixture
 def topics(kafka: KafkaBroker) -> list[str]:
-    admin = Topics({"bootstrap.servers": kafka.bootstrap})
     names = [f"publisher.{uuid.uuid4().hex[:8]}.{i}" for i in range(2)]
     for name in names:
-        admin.create(name, partitions=_PARTITIONS, replication=1, config={})
+        create_topic({"bootstrap.servers": kafka.bootstrap}, name, partitions=_PARTITIONS, replication=1, config={})
     return names
 
 

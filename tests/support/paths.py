@@ -79,17 +79,28 @@ def encode_block(block: MessageBlock, programs: Programs, *, room: int = 4096) -
     return [found[i] for i in range(block.count)]
 
 
-def copied(connection: Connection, table: SourceTable, format: str) -> list[Made]:
-    """The table's rows by way of the snapshot."""
+def copied(connection: Connection, table: SourceTable, format: str, *, by_id: bool = False) -> list[Made]:
+    """The table's rows by way of the snapshot.
+
+    :param by_id: in the order of this column, and not as they are in the table: of large ones, a later one may be
+        before others.
+    """
     programs = programs_of(table, format, copied=True)
-    query = sql.SQL("COPY (SELECT {} FROM ONLY {}) TO STDOUT (FORMAT binary)").format(
-        select_list(table), sql.Identifier(table.schema, table.name)
+    query = sql.SQL("COPY (SELECT {} FROM ONLY {}{}) TO STDOUT (FORMAT binary)").format(
+        select_list(table), sql.Identifier(table.schema, table.name), _order(by_id)
     )
     return [row for block in copy.rows(connection, query) for row in encode_block(block, programs)]
 
 
-def texts(connection: Connection, table: SourceTable) -> list[list[str | None]]:
-    """PostgreSQL's own text of every value; of reg* the number."""
+def _order(by_id: bool) -> sql.SQL:
+    return sql.SQL(" ORDER BY id" if by_id else "")
+
+
+def texts(connection: Connection, table: SourceTable, *, by_id: bool = False) -> list[list[str | None]]:
+    """PostgreSQL's own text of every value; of reg* the number.
+
+    :param by_id: see :func:`copied`.
+    """
 
     def text(column: Column) -> sql.Composed:
         name = sql.Identifier(column.name)
@@ -101,8 +112,10 @@ def texts(connection: Connection, table: SourceTable) -> list[list[str | None]]:
         whole = sql.SQL("CASE WHEN {} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {}) END")
         return whole.format(name, value)
 
-    query = sql.SQL("SELECT {} FROM ONLY {}").format(
-        sql.SQL(", ").join(map(text, table.columns)), sql.Identifier(table.schema, table.name)
+    query = sql.SQL("SELECT {} FROM ONLY {}{}").format(
+        sql.SQL(", ").join(map(text, table.columns)),
+        sql.Identifier(table.schema, table.name),
+        _order(by_id),
     )
     return [list(row) for row in connection.execute(query)]
 

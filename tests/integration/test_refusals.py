@@ -380,11 +380,11 @@ def test_nothing_waits_while_kafka_takes_long_to_describe_the_topics(
     _table(flow)
     describe, asked, answer = Topics._describe, threading.Event(), threading.Event()
 
-    def slowly(self: Topics, names: Sequence[str]) -> dict[str, Topic]:
+    def slowly(self: Topics, names: Sequence[str], **how: bool) -> dict[str, Topic]:
         if threading.current_thread().name == "topics":
             asked.set()
             assert answer.wait(60)
-        return describe(self, names)
+        return describe(self, names, **how)
 
     monkeypatch.setattr(Topics, "_describe", slowly)
     numbers = itertools.count(1)

@@ -388,6 +388,7 @@ class _SnapshotDriver:
 
     def _measure(self, meter: SnapshotMeter) -> None:
         if (lost := self._guard.lost) is not None:
+            self._claim.refresh()  # a job that has taken the slot over moves it
             raise lost
         if reason := self._guard.renew:
             raise SourcePressed(reason, "Raise guard_xmin_age.", limit="xmin")

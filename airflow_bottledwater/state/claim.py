@@ -218,7 +218,7 @@ class Claim:
         self._producer = self._make(state_writer_id(self.prefix))
         self._producer.open()
         before = self._claim(kind)
-        self._initialise([i for i in before.ids if i != state_writer_id(self.prefix)])
+        self._initialise_others(before)
         self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
         check(self.state, self.job)
         if needs_slot and self.state.slot is None:
@@ -249,7 +249,7 @@ class Claim:
             transaction_timeout=self.pipeline.transaction_timeout,
             waiting=self._backoff.wait,
         ):
-            self._initialise([i for i in known.ids if i != state_writer_id(self.prefix)])
+            self._initialise_others(known)
             self._producer.open()
 
     def _claim(self, kind: str) -> PipelineState:
@@ -298,8 +298,9 @@ class Claim:
             waiting=self._backoff.wait,
         )
 
-    def _initialise(self, ids: Sequence[str]) -> None:
-        """End the open transactions of all producers that used one of these ids, and fence those producers."""
+    def _initialise_others(self, known: PipelineState) -> None:
+        """End the open transactions of all producers that used one of the recorded ids, and fence those producers; but
+        for the id that the state itself is written under, which is this claim's own."""
 
         def one(transactional_id: str) -> None:
             producer = self._make(transactional_id)
@@ -307,7 +308,7 @@ class Claim:
             producer.close()
 
         with ThreadPoolExecutor(max_workers=8) as pool:
-            list(pool.map(one, ids))
+            list(pool.map(one, [i for i in known.ids if i != state_writer_id(self.prefix)]))
 
     def initialise_all(self) -> None:
         """Initialise all other recorded ids once more, when the work is done, and check the claim: after this, no open
@@ -315,7 +316,7 @@ class Claim:
 
         :raises TakenOver: another job has claimed the slot.
         """
-        self._initialise([i for i in self.state.ids if i != state_writer_id(self.prefix)])
+        self._initialise_others(self.state)
         self._release(self.state)
         self.refresh()
 

@@ -35,6 +35,7 @@ def release(
     transactional_ids: Sequence[str],
     topics: Mapping[str, int],
     *,
+    admin: Topics,
     transaction_timeout: float,
     waiting: Waiting,
 ) -> bool:
@@ -46,10 +47,11 @@ def release(
     which is at work, is not affected, and it is not waited for longer than a moment.
 
     :param topics: for each topic, how many partitions it has.
+    :param admin: the caller's admin client.
     :param waiting: called while a server is not available; it sleeps, or raises to give up.
     :raises Outage: Kafka does not say what is open.
     """
-    if not (found := _first_open(config, topics)):
+    if not (found := _first_open(config, admin, topics)):
         return False
     log.info("Ending what an outage may have left open in %d partitions.", len(found))
     written = sorted({message.topic() for message in found})
@@ -65,10 +67,9 @@ def release(
     return True
 
 
-def _first_open(config: Mapping[str, str], topics: Mapping[str, int]) -> list[confluent_kafka.Message]:
+def _first_open(config: Mapping[str, str], admin: Topics, topics: Mapping[str, int]) -> list[confluent_kafka.Message]:
     """For each partition in which a transaction stays open, the first record after its last stable offset. Those that
     may not be read are left out."""
-    admin = Topics(config)
     ends, deadline = admin.all_ends(topics), time.monotonic() + _MOMENT
     while stuck := _stuck(admin, topics, ends):
         if time.monotonic() > deadline:

@@ -198,7 +198,8 @@ class PublishSession:
             return
         timeout, waiting = self.pipeline.transaction_timeout, self.backoff.wait
         topics = {name: self.partitions[name] for name in self.topics}
-        if release(self.pipeline.kafka, [self._id], topics, transaction_timeout=timeout, waiting=waiting):
+        kafka, admin = self.pipeline.kafka, self._admin
+        if release(kafka, [self._id], topics, admin=admin, transaction_timeout=timeout, waiting=waiting):
             publisher.open()
 
     def _make(self, *, alone: bool) -> Publisher:

@@ -246,6 +246,7 @@ class Claim:
             self.pipeline.kafka,
             known.ids,
             {name: topic.partitions for name, topic in self._admin.describe(sorted(topics), hidden=True).items()},
+            admin=self._admin,
             transaction_timeout=self.pipeline.transaction_timeout,
             waiting=self._backoff.wait,
         ):

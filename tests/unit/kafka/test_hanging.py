@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +20,6 @@ class Broker:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, ends_after: int = 0) -> None:
         self.left, self.now = ends_after or 10**9, 0.0
         self.sent: list[tuple[str, list[str], list[int]]] = []
-        monkeypatch.setattr(hanging, "Topics", lambda config: self)
         monkeypatch.setattr(hanging, "TransactionalProducer", self.producer)
         monkeypatch.setattr(hanging, "_records", lambda config, places: [_message(each.partition) for each in places])
         monkeypatch.setattr(hanging, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
@@ -44,17 +43,19 @@ def _message(partition: int) -> Any:
     return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
 
 
-def _release() -> bool:
-    return hanging.release({}, ["one", "two"], {"a": 2}, transaction_timeout=60.0, waiting=lambda what: None)
+def _release(broker: Broker) -> bool:
+    return hanging.release(
+        {}, ["one", "two"], {"a": 2}, admin=cast("Any", broker), transaction_timeout=60.0, waiting=lambda what: None
+    )
 
 
 def test_each_id_ends_what_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker(monkeypatch)
-    assert _release()
+    assert _release(broker)
     assert broker.sent == [("one", ["a"], [1]), ("two", ["a"], [1])]
 
 
 def test_what_ends_in_a_moment_is_left_to_who_has_begun_it(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker(monkeypatch, ends_after=3)
-    assert not _release()
+    assert not _release(broker)
     assert not broker.sent

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from airflow_bottledwater.state.control_records import PROBE, JobRecord, StatusRecord, decode, status_key
+from airflow_bottledwater.state.control_records import JobRecord, StatusRecord, decode, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 #: how many heartbeats a living job may miss, and the seconds that it has in any case
@@ -75,6 +75,5 @@ def next_status(topic: ControlTopic, name: str, heartbeat: float) -> StatusRecor
         found, changed = topic.get(status_key(name))
         if changed > began and (status := decode(StatusRecord, found)) is not None:
             return status
-    # a Kafka that answers those who read may take nothing from those who write, heartbeats among it
-    topic.write({PROBE: None})
+    topic.probe()
     return None

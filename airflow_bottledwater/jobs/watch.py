@@ -21,7 +21,7 @@ from airflow_bottledwater.jobs.following import FileFollower, LogFollower, Write
 from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.state.control_records import PROBE, JobRecord, decode, job_key
+from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 log = logging.getLogger(__name__)
@@ -130,8 +130,7 @@ class JobWatch:
         if silent <= longest:
             return None
         if now and record is not None:
-            # a Kafka that answers those who read may take nothing from those who write, heartbeats among it
-            self._shared.write({PROBE: None})
+            self._shared.probe()
         return _lost(record, silent, self._folder)
 
     def _pass_on(self, record: JobRecord) -> None:

@@ -417,6 +417,16 @@ class ControlTopic:
             if wait and (number % _AT_ONCE == 0 or number == len(records)):
                 _confirm(producer, answers, number, wait)
 
+    def probe(self) -> None:
+        """Make sure that Kafka takes records: one that answers those who read may take nothing from those who write,
+        heartbeats among it.
+
+        :raises Outage: it does not.
+        """
+        from airflow_bottledwater.state.control_records import PROBE
+
+        self.write({PROBE: None})
+
     def _producer(self) -> Producer:
         """The producer, or another one if it does not deliver: it may never find the topic again, as the consumer."""
         from confluent_kafka import Producer

@@ -21,7 +21,7 @@ class _Topic:
     def get(self, key: str) -> tuple[None, float]:
         return None, 0.0
 
-    def write(self, records: dict[str, None]) -> None:
+    def probe(self) -> None:
         if not self.writable:
             raise Outage("Kafka does not take our status records.")
 

@@ -149,14 +149,14 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         )
         return place
 
-    def _submit(self, context: Context, pipeline: Settings, place: SparkTarget, *, bounded: bool = False) -> Identity:
+    def _submit(self, context: Any, pipeline: Settings, place: SparkTarget, *, bounded: bool = False) -> Identity:
         """Submit a job. Its identity is stored and announced before it starts, so that no job can run that nobody knows
         of."""
         from airflow_bottledwater.jobs import submitted
         from airflow_bottledwater.model.job import Owner
         from airflow_bottledwater.provision import live
 
-        ti: Any = context["ti"]
+        store, ti = context["task_state_store"], context["ti"]
         identity, settings = spark_job.prepare(pipeline, self.job_name, place)
         try:
             assert self._given is not None, "the place is looked for first"
@@ -174,7 +174,8 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             self.conf |= {f"spark.executorEnv.{name}": value for name, value in variables.items()}
             hook = self._get_hook()
             self._identity = identity
-            self._remember(context, identity)
+            note_life(context)
+            store.set(JOB, identity, retention=NEVER_EXPIRE)
             by = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
             owner = Owner(*by, identity["host"], identity["folder"], place.master, instance())
             name = ""  # the job itself reports it, if the source does not answer now
@@ -206,13 +207,8 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         finally:
             shutil.rmtree(settings.parent, ignore_errors=True)
         self.log.info("The cluster has accepted the job: %s", self._identity["application"] or "its name is not known")
-        self._remember(context, self._identity)
+        store.set(JOB, self._identity, retention=NEVER_EXPIRE)
         return self._identity
-
-    def _remember(self, context: Context, identity: Identity) -> None:
-        """Keep a job's identity in the task's state, for the retries of this life of the task."""
-        context["task_state_store"].set(JOB, identity, retention=NEVER_EXPIRE)  # type: ignore[typeddict-item]
-        note_life(context)
 
     def _give_up(self, pipeline: Settings) -> None:
         """Give a job up whose submission failed, or was interrupted: the cluster may have accepted it. The request to

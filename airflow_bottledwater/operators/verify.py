@@ -110,7 +110,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         if not super()._is_done(ended):
             return False
         found = msgspec.convert(ended.outcome.result, Verification)
-        return bool(found.equal or found.different or found.unverified or not self.fail_on_difference)
+        return found.equal or found.lasts or not self.fail_on_difference
 
     def _clear_away(self, context: Context, pipeline: Settings, identity: Identity, ended: Ended) -> None:
         if (folder := identities.folder_here(identity)) is not None:
@@ -139,9 +139,7 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
                 # a task that fails returns nothing
                 self._ti.xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=found.summary())
             message = f"{_first_keys(found)} {found.advice()}".strip()
-            # what could only not be settled may be when it is verified again, by a retry
-            lasts = found.different or found.unverified or found.older
-            raise AirflowFailException(message) if lasts else JobFailed(message)
+            raise AirflowFailException(message) if found.lasts else JobFailed(message)
         if advice := found.advice():
             self.log.warning("%s", advice)
         return found.summary()

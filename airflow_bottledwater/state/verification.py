@@ -134,6 +134,12 @@ class Verification:
         return [table for table in self.unsettled if table.unexamined and table.older]
 
     @property
+    def lasts(self) -> bool:
+        """Whether there is something that will not be otherwise when it is verified again: keys that were changed again
+        and again may be settled then."""
+        return bool(self.different or self.unverified or self.older)
+
+    @property
     def unverified(self) -> list[TableResult]:
         """The tables of which nothing is known, unless that is accepted."""
         return [] if self.allow_unverified else [table for table in self.tables if table.verdict == "not verified"]

@@ -236,7 +236,7 @@ class _TaskRun:
             for i in chosen:
                 partition = int(block.messages[i]["partition"])
                 offset = int(block.messages[i]["offset"])
-                version = RecordVersion(offset, block.value(i), bool(deleted[i] and not old[i]), bool(old[i]))
+                version = RecordVersion(offset, block.value(i), bool(deleted[i]), bool(old[i]))
                 known = found.get((partition, key := block.key(i)))
                 shown = None if places.later(int(lsns[i])) else version
                 if known is None:

@@ -36,7 +36,8 @@ class RecordOrder:
     def deleted(
         self, block: RecordBlock, lsns: npt.NDArray[np.uint64], ordinals: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Which records are of before the TRUNCATE, which deleted their rows; and of which only their places say that.
+        """Which records are of before the TRUNCATE, which deleted their rows, by their positions; and which others by
+        their places.
 
         :param lsns: the records' positions, with ``ordinals``.
         """
@@ -49,7 +50,7 @@ class RecordOrder:
         placed = lsns != 0
         behind = self._stands_behind(block, ~before & (lsns <= np.uint64(self._last)))
         by_place = ~placed & ~behind if at.lsn >= self._shown else np.zeros(len(block), dtype=np.bool_)
-        return (before & placed) | by_place, by_place
+        return before & placed, by_place
 
     def _stands_behind(self, block: RecordBlock, later: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Which records stand behind one of these in their partitions."""
@@ -66,8 +67,8 @@ class RecordOrder:
         lsns, ordinals = records.positions(block)
         found = np.where(block.messages["payload"] != 0, VALUE, TOMBSTONE).astype(np.int64)
         found[(lsns >= np.uint64(self._from)) & (lsns <= np.uint64(self._last))] = SKIP
-        deleted, _ = self.deleted(block, lsns, ordinals)
-        found[deleted & (found == VALUE)] = TOMBSTONE
+        by_position, by_place = self.deleted(block, lsns, ordinals)
+        found[(by_position | by_place) & (found == VALUE)] = TOMBSTONE
         return found
 
 

@@ -229,12 +229,12 @@ class ChangeSource:
         if not other and "publication" not in error.what:
             raise error
         if missing := sorted(set(names) - found.publications.keys()):
-            tables = [pinned.table for pinned in self._tables.values()]
-            made = publication.statements(self._pipeline.publication_name, tables, via_root=self._via_root)
-            run = dict(zip(names, made, strict=True))[missing[0]].as_string(None)
-            remedy = f"As the tables' owner, run, without what is not there any more: {run};"
-            if self._pipeline.create_publication:
-                remedy = "It is made again."
+            remedy = "It is made again."
+            if not self._pipeline.create_publication:
+                tables = [pinned.table for pinned in self._tables.values()]
+                made = publication.statements(self._pipeline.publication_name, tables, via_root=self._via_root)
+                run = dict(zip(names, made, strict=True))[missing[0]].as_string(None)
+                remedy = f"As the tables' owner, run, without what is not there any more: {run};"
             self._backoff.wait(Outage(f"Publication {missing[0]!r} does not exist: {error.what}", remedy))
             return None
         for oid in self._tables:

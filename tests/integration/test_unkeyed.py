@@ -114,16 +114,21 @@ def test_a_snapshot_that_had_published_some_rows_is_not_resumed(flow: Flow) -> N
     assert published(flow) == there(flow)
 
 
-def test_a_snapshot_that_had_published_nothing_begins_anew(flow: Flow) -> None:
-    flow.create()
-    interrupted(flow, 0)
-    # what the lost job has left in the topic was not committed
+def _aborted(flow: Flow) -> None:
+    """Leave a record in the topic that was not committed."""
     producer = Producer({**flow.pipeline.kafka, "transactional.id": flow.topic("a")})
     producer.init_transactions(20)
     producer.begin_transaction()
     producer.produce(flow.topic("a"), b"{}")
     producer.flush(60)
     producer.abort_transaction(20)
+
+
+def test_a_snapshot_that_had_published_nothing_begins_anew(flow: Flow) -> None:
+    flow.create()
+    interrupted(flow, 0)
+    # what the lost job has left in the topic was not committed
+    _aborted(flow)
     changed(flow)
     flow.create()
     flow.snapshot()
@@ -134,13 +139,8 @@ def test_a_snapshot_that_had_published_nothing_begins_anew(flow: Flow) -> None:
 def test_a_topic_that_has_the_rows_is_not_filled_by_another_snapshot(flow: Flow) -> None:
     flow.create()
     interrupted(flow, 0)
-    producer = Producer({**flow.pipeline.kafka, "transactional.id": flow.topic("a")})
-    producer.init_transactions(20)
-    producer.begin_transaction()
-    producer.produce(flow.topic("a"), b"{}")
-    producer.flush(60)
-    producer.abort_transaction(20)
     # what was not committed is no row
+    _aborted(flow)
     drop(flow.pipeline, when="always")
     flow.create()
     flow.snapshot()

@@ -31,12 +31,14 @@ def moved(today: Mapping[int, str], known: PipelineState) -> list[int]:
     return [oid for oid in today.keys() ^ known.below.keys() if oid in known.tables]
 
 
-def unsent(connection: Connection, known: PipelineState) -> dict[str, str]:
-    """The partitions that have lost or brought rows without PostgreSQL sending anything, and what happened to each."""
-    found: dict[str, str] = {}
-    for table, partitioned, today in _partitioned(connection, known):
-        found |= dict(partitions.changes(partitioned, table, today))
-    return found
+def unsent(connection: Connection, known: PipelineState) -> dict[str, dict[str, str]]:
+    """By table, the partitions that have lost or brought rows without PostgreSQL sending anything, and what happened to
+    each."""
+    changed = {
+        table.qualified: dict(partitions.changes(partitioned, table, today))
+        for table, partitioned, today in _partitioned(connection, known)
+    }
+    return {table: of for table, of in changed.items() if of}
 
 
 def attached(connection: Connection, pipeline: Settings, known: PipelineState) -> dict[int, list[partitions.Partition]]:

@@ -130,9 +130,10 @@ class StreamReport:
         if len(skipped_by_table) > len(shown):
             shown[OTHERS] = sum(skipped_by_table.values()) - sum(shown.values())
         unfollowed = self._watch.unfollowed
+        partitions = sorted(name for changed in self._watch.unsent.values() for name in changed)
         self._controller.status.progress = {
             "skipped_by_table": shown,
-            "not_followed": unfollowed[:TABLES],
+            "not_followed": [*unfollowed, *partitions][:TABLES],
             "tables_not_followed": len(unfollowed),
         }
 

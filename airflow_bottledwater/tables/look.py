@@ -83,7 +83,7 @@ class CatalogLook:
     elsewhere: dict[int, str] = field(default_factory=dict)
     altered: dict[int, str] = field(default_factory=dict)
     types: dict[int, ChangedTypes] = field(default_factory=dict)
-    unsent: dict[str, str] = field(default_factory=dict)
+    unsent: dict[str, dict[str, str]] = field(default_factory=dict)
     uncovered: dict[int, str] = field(default_factory=dict)
     made: dict[int, dict[int, partitions.KnownPartition]] = field(default_factory=dict)
     gaps: dict[int, Gap] = field(default_factory=dict)

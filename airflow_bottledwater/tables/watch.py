@@ -56,6 +56,8 @@ _TOO_SLOW = (
     "Find out what keeps it from reading the catalog: a session that has one of the catalog's tables locked (pg_locks), "
     "a server that is overloaded, or a catalog that has to be vacuumed (VACUUM pg_class, pg_attribute)."
 )
+#: partitions that a line of the log names
+_NAMED = 3
 #: seconds to wait for the state as the stream has it, which gives it between two batches
 _PATIENCE = 2.0
 
@@ -69,14 +71,26 @@ def not_followed(names: Sequence[str]) -> Refused:
     )
 
 
+def _tell_unsent(table: str, changed: Sequence[str]) -> str:
+    """What happened to partitions of a table without a change of their rows, and what can be done: a table of which a
+    partition is dropped each day has hundreds of them, and each new job finds them all."""
+    more = f", and {len(changed) - _NAMED:,} more" if len(changed) > _NAMED else ""
+    return (
+        f"Partitions of {table}: {'; '.join(changed[:_NAMED])}{more}. PostgreSQL sends no change for their rows, so the "
+        "topic may differ from the table. Bring the topic to the table again with a live snapshot with sweep of the "
+        "whole table. Of one without a key, which cannot be read again, only rows that were attached can be had: detach "
+        "them, and insert them into the table."
+    )
+
+
 class TableWatch:
     """Compares the catalog with what is known, and prepares what is due. The thread starts with :meth:`start`.
 
     :param known: the state when the stream was claimed.
     :param problems: receives what is wanted and not followed, or not as it is meant.
     :param patient: whether a reason has to last before something is done about it (:data:`LASTS`).
-    :ivar unfollowed: the names of the tables that are not followed, and of partitions of which PostgreSQL has sent
-        nothing.
+    :ivar unfollowed: the names of the tables that are not followed.
+    :ivar unsent: see :func:`airflow_bottledwater.state.coverage.unsent`.
     """
 
     def __init__(
@@ -109,6 +123,7 @@ class TableWatch:
         #: new tables whose rows could not be published
         self._refused: dict[int, Unfit] = {}
         self.unfollowed: list[str] = []
+        self.unsent: dict[str, dict[str, str]] = {}
         self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
 
     def start(self) -> None:
@@ -392,23 +407,17 @@ class TableWatch:
             what, _, remedy = told.partition(". ")
             wrong.append(Problem(ROWS_ELSEWHERE, seen.tables[oid].qualified, f"{what}.", remedy))
         attached = {part.qualified for parts in seen.attached.values() for part in parts}
-        for name in sorted(seen.unsent.keys() - attached - set(self.unfollowed)):
-            log.warning(
-                "%s %s. PostgreSQL sends no change for its rows, so the topic may differ from the table. Bring the "
-                "topic to the table again with a live snapshot with sweep of the whole table. Of one without a key, which "
-                "cannot be read again, only rows that were attached can be had: detach them, and insert them into the "
-                "table.",
-                name,
-                seen.unsent[name],
-            )
-        if self._pipeline.new_tables == "ignore" and (new := sorted(set(found) - set(self._new))):
+        for table, changed in seen.unsent.items():
+            if new := sorted(changed.keys() - attached - self.unsent.get(table, {}).keys()):
+                log.warning("%s", _tell_unsent(table, [f"{name} {changed[name]}" for name in new]))
+        if self._pipeline.new_tables == "ignore" and (made := sorted(set(found) - set(self._new))):
             log.warning(
                 "%s: made since the slot was, and not followed. Run create_slot and the snapshot again (or start the "
                 "command again), which take them in with all their rows.",
-                ", ".join(new),
+                ", ".join(made),
             )
-        self._new = found
-        self.unfollowed = [*found, *sorted(seen.unsent)]
+        self._new = self.unfollowed = found
+        self.unsent = seen.unsent
         self._problems.tell("tables", wrong)
 
     def _failed(self, known: PipelineState) -> list[Problem]:

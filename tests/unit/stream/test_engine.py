@@ -19,7 +19,7 @@ from tests.unit.tables.test_plan import known, table
 def test_a_status_has_the_tables_of_which_most_is_left_out_and_the_sum_of_the_others() -> None:
     """A record that has all tables of a large publication would be refused by Kafka, and no heartbeat come any more."""
     status = StatusRecord("streaming", Job.next(None, "stream"))
-    controller, watch = SimpleNamespace(status=status), SimpleNamespace(unfollowed=["public.b"])
+    controller, watch = SimpleNamespace(status=status), SimpleNamespace(unfollowed=["public.b"], unsent={})
     report = StreamReport(cast(Any, controller), cast(Any, watch), Position(0), Meter())
     skipped = {f"public.t{number}": number for number in range(36_000)}
     report.tell_skipped(skipped)
@@ -31,6 +31,11 @@ def test_a_status_has_the_tables_of_which_most_is_left_out_and_the_sum_of_the_ot
     report.tell_skipped({"public.a": 1})
     assert (len(status.progress["not_followed"]), status.progress["tables_not_followed"]) == (200, 40_000)
     assert status.progress["skipped_by_table"] == {"public.a": 1}
+    watch.unfollowed = ["public.b"]
+    watch.unsent = {"public.p": {"public.p_2": "was truncated", "public.p_1": "is gone"}}
+    report.tell_skipped({})
+    assert status.progress["not_followed"] == ["public.b", "public.p_1", "public.p_2"]
+    assert status.progress["tables_not_followed"] == 1, "the table that these were partitions of is followed"
 
 
 def test_a_table_with_a_gap_is_held_where_a_look_would_not_hide_its_column() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import replace
@@ -19,6 +20,7 @@ from airflow_bottledwater.state.records import SLOT
 from airflow_bottledwater.tables import watch as watching
 from airflow_bottledwater.tables.watch import TableWatch
 from airflow_bottledwater.tables.writer import PreparedSteps
+from tests.unit.tables.test_plan import seen, table
 
 PIPELINE = Settings.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", format="json")
 
@@ -80,3 +82,20 @@ def test_another_server_behind_the_connection_ends_the_stream(
     made._look(None)  # type: ignore[arg-type]
     with pytest.raises(SlotError, match=r"timeline 2|another cluster"):
         made.due(Position(1))
+
+
+def test_the_partitions_of_years_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A bounded run every five minutes has a new job each time, to which they are all new."""
+    made = watch()
+    gone = {f"public.p_{day:03}": "is no longer a partition of public.p (detached or dropped)" for day in range(730)}
+    now = replace(seen(table(1, "new")), unsent={"public.p": gone, "public.q": {"public.q_1": "was truncated"}})
+    with caplog.at_level(logging.WARNING):
+        made._tell(PipelineState(), now, [])
+        lines = [line for line in caplog.messages if line.startswith("Partitions of")]
+        assert len(lines) == 2 and "public.p_000 is no longer" in lines[0] and ", and 727 more." in lines[0]
+        assert lines[1].startswith("Partitions of public.q: public.q_1 was truncated. PostgreSQL sends no change")
+        caplog.clear()
+        made._tell(PipelineState(), replace(now, unsent={"public.p": {**gone, "public.p_new": "was truncated"}}), [])
+    (line,) = caplog.messages
+    assert line.startswith("Partitions of public.p: public.p_new was truncated. PostgreSQL")
+    assert made.unfollowed == ["public.new"]

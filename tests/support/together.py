@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,8 +87,9 @@ def check_ends(
         topics = [*topics, *(f"outbox.{kind}" for kind in KINDS)]
     # an envelope has a tombstone behind the event of each deletion
     deleted = 1 + (flow.pipeline.envelope != "none")
+    topic_of = functools.cache(flow.topic)
     for change in log:
-        topic = flow.topic(_EVENTS if change.op == TRUNCATE else change.table)
+        topic = topic_of(_EVENTS if change.op == TRUNCATE else change.table)
         committed[change.xid][topic] += {MOVE: deleted + 1, DELETE: deleted}.get(change.op, 1)
     missing = 0
     for each in put_together(flow, [*tables, *sorted(others)], topics):

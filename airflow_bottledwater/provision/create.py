@@ -398,7 +398,8 @@ def make_chosen(pipeline: Settings, cluster: Cluster, chosen: Sequence[str], tab
         raise Refused(f"Kafka denies Write on topic {denied[0]!r}, which {who} chooses.", GRANT)
     ours = [name for name in chosen if name not in refused]
     name = cluster.pipeline(pipeline.slot)
-    before = own(pipeline, name, ours)
+    # nothing of them is swept, so nobody has looked whether others have written to them
+    before = own(pipeline, name, ours, shared=True)
     # another pipeline may have taken one meanwhile
     theirs = _not_ours(pipeline, cluster, ours)
     control_topic.write(pipeline.kafka, {key: before[key] for key in before if topic_owned(key, name) in theirs})
@@ -411,7 +412,7 @@ def _own(pipeline: Settings, cluster: Cluster, topics: Iterable[str]) -> None:
     :raises Refused: another one has taken one meanwhile; who is refused is not left behind as one that publishes to
         them, for which the owner would be refused what cannot be done in shared topics.
     """
-    before = own(pipeline, cluster.pipeline(pipeline.slot), topics)
+    before = own(pipeline, cluster.pipeline(pipeline.slot), topics, shared=pipeline.share_topics)
     if problems := _owned_by_others(pipeline, cluster, topics):
         control_topic.write(pipeline.kafka, before)
         raise Refused(" ".join(problems))

@@ -23,6 +23,7 @@ from airflow_bottledwater.state.control_records import (
     REPORTED,
     OwnerRecord,
     StatusRecord,
+    decode,
     encode,
     is_below,
     owner_key,
@@ -102,12 +103,17 @@ def _forget(pipeline: Settings, claim: Claim, owner: str) -> None:
     """Delete a pipeline's records from both state topics, except for the claim and the transactional ids, so that an
     old job stays fenced, and for the topics that it has published to. By the state and the status, an attempt after one
     that died goes on; so they are deleted last."""
-    shared = list(control_topic.read(pipeline.kafka))
-    # nobody owns these topics any more, but what they hold is known to be a pipeline's: the next one may sweep it.
-    # Those of tables are in the state, too: the shared topic may have lost its records
-    owned = {key for key in shared if topic_owned(key, owner)}
-    owned |= {owner_key(pinned.topic, owner) for pinned in claim.state.tables.values() if not pinned.table.outbox}
-    dropped = dict.fromkeys(sorted(owned), encode(OwnerRecord(owner, time.time(), dropped=True)))
+    shared = control_topic.read(pipeline.kafka)
+    # nobody owns these topics any more, but what they hold is known to be a pipeline's: the next one may sweep it,
+    # unless they were shared. Those of tables are in the state, too: the shared topic may have lost its records
+    owned = {key: decode(OwnerRecord, raw) for key, raw in shared.items() if topic_owned(key, owner)}
+    missing = {owner_key(pinned.topic, owner) for pinned in claim.state.tables.values() if not pinned.table.outbox}
+    dropped = {
+        key: encode(OwnerRecord(owner, time.time(), dropped=True, shared=pipeline.share_topics or found.shared))
+        for key, record in sorted({**dict.fromkeys(missing), **owned}.items())
+        # one that is given up already stays before those of pipelines that came after it
+        if not (found := record or OwnerRecord(owner)).dropped
+    }
     # a request that no job has answered would be carried out by the next pipeline of this name
     asked = [request_key(owner), *(key for key in shared if is_below(table_requests_prefix(owner), key))]
     control_topic.write(pipeline.kafka, {**dropped, **dict.fromkeys([verified_key(owner), *asked])})

@@ -31,7 +31,7 @@ from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.provision.partition_checks import misplaced
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.identity import check_cluster, owners, published, topic_of, topic_problems
+from airflow_bottledwater.state.identity import check_cluster, last_owner, owners, topic_of, topic_problems
 from airflow_bottledwater.state.outboxes import in_the_way
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -95,7 +95,8 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
         )
     control = present.get(store.CONTROL_TOPIC)
     known_owners = control is None or control.may_read
-    ours, strange = _ours(pipeline, found.state, data, present, checked=known_owners and not found.adopts_topics)
+    checked = known_owners and not found.adopts_topics
+    ours, strange = _ours(pipeline, found.cluster, found.state, data, present, checked=checked)
     problems += strange
     problems += _as_they_are(pipeline, found.state, ours, present)
     limit = present[state_topic].max_bytes if state_topic in present else DEFAULT_MAX_BYTES
@@ -148,7 +149,7 @@ def check_topics(
     ]
     missing = {name: table for name, table in by_topic.items() if name not in present}
     problems += _missing(pipeline, topics, topics.brokers(), missing)
-    ours, strange = _ours(pipeline, known, by_topic, present)
+    ours, strange = _ours(pipeline, cluster, known, by_topic, present)
     problems += [*strange, *_as_they_are(pipeline, known, ours, present)]
     return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, known, list(by_topic)))
 
@@ -238,6 +239,7 @@ def _as_they_are(
 
 def _ours(
     pipeline: Settings,
+    cluster: Cluster,
     known: PipelineState,
     data: Mapping[str, SourceTable],
     present: Mapping[str, Topic],
@@ -256,7 +258,8 @@ def _ours(
     new = {name: data[name] for name in sorted(filled) if data[name].oid not in known.tables}
     unkeyed = {name: table for name, table in new.items() if not table.keyed and not pipeline.skip_snapshot}
     doubled = _doubled(pipeline, unkeyed, present) if checked else {}
-    foreign = _foreign(pipeline, {name: table for name, table in new.items() if name not in unkeyed}) if checked else {}
+    keyed = {name: table for name, table in new.items() if name not in unkeyed}
+    foreign = _foreign(pipeline, cluster, keyed) if checked else {}
     swept = [] if pipeline.skip_snapshot else [name for name in sorted(filled - foreign.keys()) if data[name].keyed]
     problems = [
         f"Kafka denies Read on topic {name!r}, which has records: behind the snapshot of {data[name].qualified}, those "
@@ -291,26 +294,35 @@ def _doubled(pipeline: Settings, filled: Mapping[str, SourceTable], present: Map
     return found
 
 
-def _foreign(pipeline: Settings, filled: Mapping[str, SourceTable]) -> dict[str, str]:
-    """The topics that have records which no pipeline is known to have published, and what is said of each: nobody being
-    recorded as its owner is no proof that a topic is this pipeline's, whose snapshot would delete what is not its
-    table's.
+def _foreign(pipeline: Settings, cluster: Cluster, filled: Mapping[str, SourceTable]) -> dict[str, str]:
+    """The topics that have records which no pipeline is known to have published, or whose pipeline shared them with
+    other programs, and what is said of each: nobody being recorded as its owner is no proof that a topic is this
+    pipeline's, whose snapshot would delete what is not its table's.
 
     :param filled: the tables that are to be published by topics that have records.
     """
     records = control_topic.read(pipeline.kafka) if filled else {}
-    return {
-        name: (
-            f"Topic {name!r} has records, and no pipeline is known to have published them: a snapshot of "
-            f"{table.qualified} would delete all keys from it that the table does not have. Give the table another "
-            "topic (topic of table_options), or the pipeline another topic_prefix; or set share_topics, if other "
-            "programs are to write to it as well: then nothing is deleted from it. If they are this table's rows, "
-            f"published by a pipeline whose records in topic {store.CONTROL_TOPIC!r} were lost, delete topic {name!r}: "
-            "the snapshot publishes the rows again."
+    found = {}
+    for name, table in filled.items():
+        last = last_owner(records, name)
+        # what belongs to another pipeline is refused by itself
+        if (last is not None and not last.shared) or {*owners(records, name)} - {cluster.pipeline(pipeline.slot)}:
+            continue
+        whose, lost = (
+            "no pipeline is known to have published them",
+            f"records in topic {store.CONTROL_TOPIC!r} were lost",
         )
-        for name, table in filled.items()
-        if not published(records, name)
-    }
+        if last is not None:
+            whose = f"pipeline {last.pipeline!r} has shared it with other programs (share_topics)"
+            lost = "topic no other program writes to"
+        found[name] = (
+            f"Topic {name!r} has records, and {whose}: a snapshot of {table.qualified} would delete all keys from it "
+            "that the table does not have. Give the table another topic (topic of table_options), or the pipeline "
+            "another topic_prefix; or set share_topics, if other programs are to write to it as well: then nothing is "
+            f"deleted from it. If they are this table's rows, published by a pipeline whose {lost}, delete topic "
+            f"{name!r}: the snapshot publishes the rows again."
+        )
+    return found
 
 
 def _policies(pipeline: Settings, data: Mapping[str, SourceTable], present: Mapping[str, Topic]) -> list[str]:

@@ -405,11 +405,14 @@ class OwnerRecord:
     :param at: seconds since 1970.
     :param dropped: whether the pipeline was dropped: it does not own the topic any more, but the topic's records are
         known to be those of a pipeline.
+    :param shared: whether other programs may have written to the topic as well (``share_topics``): then its records are
+        not known to be those of a pipeline.
     """
 
     pipeline: str
     at: float = 0.0
     dropped: bool = False
+    shared: bool = False
 
 
 ControlRecord = (

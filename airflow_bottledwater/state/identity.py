@@ -416,17 +416,23 @@ def shared(pipeline: Settings, known: PipelineState, topics: Sequence[str]) -> d
     }
 
 
-def own(pipeline: Settings, name: str, topics: Iterable[str]) -> dict[str, dict[str, Any] | None]:
+def own(pipeline: Settings, name: str, topics: Iterable[str], *, shared: bool) -> dict[str, dict[str, Any] | None]:
     """Record this pipeline as one that publishes to topics, unless it is recorded. Returns what was there before,
     by the keys that were written: to be put back if it may not publish to them.
 
     :param name: the pipeline's.
+    :param shared: whether others may write to the topics as well. Once recorded, it stays so: what they have written
+        may be there for ever.
     :raises Outage: Kafka does not answer.
     """
     records, keys = control_topic.read(pipeline.kafka), [owner_key(topic, name) for topic in topics]
     # written once only: written again, it would have a later offset than a record of a pipeline that came after it
-    missing = [key for key in keys if (found := decode(OwnerRecord, records.get(key))) is None or found.dropped]
-    control_topic.write(pipeline.kafka, dict.fromkeys(missing, encode(OwnerRecord(name, time.time()))))
+    missing = [
+        key
+        for key in keys
+        if (found := decode(OwnerRecord, records.get(key))) is None or found.dropped or (shared and not found.shared)
+    ]
+    control_topic.write(pipeline.kafka, dict.fromkeys(missing, encode(OwnerRecord(name, time.time(), shared=shared))))
     return {key: records.get(key) for key in missing}
 
 
@@ -439,7 +445,8 @@ def own_again(pipeline: Settings, known: PipelineState) -> None:
     """
     if known.slot is not None:
         topics = {pinned.topic for pinned in known.tables.values() if not pinned.table.outbox}
-        own(pipeline, known.slot.pipeline, [*sorted(topics), *TableMapping.of(pipeline).named_topics])
+        named = TableMapping.of(pipeline).named_topics
+        own(pipeline, known.slot.pipeline, [*sorted(topics), *named], shared=pipeline.share_topics)
 
 
 def owners(records: store.RawRecords, topic: str) -> list[str]:
@@ -452,12 +459,13 @@ def owners(records: store.RawRecords, topic: str) -> list[str]:
     return [each.pipeline for each in _claims(records, topic) if not each.dropped]
 
 
-def published(records: store.RawRecords, topic: str) -> bool:
-    """Whether a pipeline is known to publish to a topic, or to have published to it until it was dropped.
+def last_owner(records: store.RawRecords, topic: str) -> OwnerRecord | None:
+    """The last record of a pipeline that publishes to a topic, or has published to it until it was dropped; None if
+    there was none. Unless it was shared, this pipeline was sure that all records of the topic are those of pipelines.
 
     :param records: those of the shared state topic.
     """
-    return bool(_claims(records, topic))
+    return next(reversed(_claims(records, topic)), None)
 
 
 def _claims(records: store.RawRecords, topic: str) -> list[OwnerRecord]:

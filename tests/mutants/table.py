@@ -497,7 +497,7 @@ MUTANTS = (
     Mutant(
         "the topics that messages have chosen are given back",
         "drop._forget",
-        swap("{key for key in shared if topic_owned(key, owner)}", "set()"),
+        swap("{key: decode(OwnerRecord, raw) for key, raw in shared.items() if topic_owned(key, owner)}", "{}"),
         f"{_MESSAGE_OUTBOX}::test_a_message_never_chooses_a_topic_of_another_pipeline",
     ),
     Mutant(
@@ -5370,8 +5370,20 @@ MUTANTS = (
     Mutant(
         "a topic with records is taken only if a pipeline is known to have published them",
         "kafka_checks._foreign",
-        never("not published(records, name)"),
+        swap("last is not None and (not last.shared)", "True"),
         f"{_KAFKA_CHECKS}::test_a_topic_with_the_records_of_another_program_is_refused",
+    ),
+    Mutant(
+        "a topic that was shared is not taken for a pipeline's alone",
+        "kafka_checks._foreign",
+        drop("not last.shared"),
+        f"{_KAFKA_CHECKS}::test_what_was_shared_with_other_programs_is_not_taken_up",
+    ),
+    Mutant(
+        "a pipeline that is dropped has shared its topics for ever",
+        "drop._forget",
+        swap("pipeline.share_topics or found.shared", "False"),
+        "tests/unit/provision/test_drop.py::test_a_drop_that_dies_is_finished_by_the_next[drop]",
     ),
     Mutant(
         "no snapshot doubles the rows of a table without a key",
@@ -5382,7 +5394,7 @@ MUTANTS = (
     Mutant(
         "what a dropped pipeline has published is known to be a pipeline's",
         "drop._forget",
-        swap("encode(OwnerRecord(owner, time.time(), dropped=True))", "None"),
+        swap("encode(OwnerRecord(owner, ...))", "None"),
         f"{_IDENTITY}::test_the_topics_of_a_dropped_pipeline_are_taken_up_and_swept_by_the_next_one",
     ),
     Mutant(

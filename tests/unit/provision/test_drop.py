@@ -54,7 +54,11 @@ class World:
             status_key("other"): encode(status_of()),
             owner_key("chosen", "other"): encode(OwnerRecord("other")),
         }
-        self.topics = {owner_key(topic, name): encode(OwnerRecord(name)) for topic in ("shop.a", "chosen")}
+        self.topics = {
+            owner_key("shop.a", name): encode(OwnerRecord(name)),
+            owner_key("chosen", name): encode(OwnerRecord(name, shared=True)),
+            owner_key("given.up", name): encode(OwnerRecord(name, 5.0, dropped=True)),
+        }
         self.shared: dict[str, Any] = {
             **self.kept,
             **self.topics,
@@ -138,8 +142,11 @@ def test_a_drop_that_dies_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatc
             finished = True
         topics = {key: world.shared.pop(key) for key in world.topics}
         assert world.shared == world.kept, written
-        # what they hold is known to be a pipeline's
+        # what they hold is known to be a pipeline's, or not
         assert all(record["dropped"] for record in topics.values())
+        assert [record.get("shared", False) for record in topics.values()] == [False, True, False]
+        # others may have come after it
+        assert topics[owner_key("given.up", cluster.pipeline("shop"))]["at"] == 5.0
         assert world.state.keys() == {CLAIM, IDS}
         if finished:
             break

@@ -16,7 +16,7 @@ from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import kafka_checks
 from airflow_bottledwater.state import control_topic, store
-from airflow_bottledwater.state.control_records import OwnerRecord, encode, owner_key
+from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
 from airflow_bottledwater.state.identity import check_topic, own, owners
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -100,16 +100,42 @@ def test_what_a_pipeline_has_published_is_taken_up_by_the_next_one(world: World,
     assert not world.problems()
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_what_was_shared_with_other_programs_is_not_taken_up(world: World, dropped: bool) -> None:
+    """A pipeline that was dropped, or that was killed while it was made, and has other settings now."""
+    pipeline = Settings.of(postgres="host=db", share_topics=True)
+    own(pipeline, MINE, ["payments"], shared=True)
+    world.records[owner_key("payments", MINE)] |= {"dropped": dropped}
+    assert "would delete all keys" in world.problems() and "has shared it with other programs" in world.problems()
+    assert not world.problems(share_topics=True)
+    world.has_records = False
+    assert not world.problems()
+    # what is recorded is what was known when the last one has begun
+    world.has_records = True
+    world.records[owner_key("payments", OTHER)] = encode(OwnerRecord(OTHER, 1.0, dropped=True))
+    assert not world.problems()
+
+
+def test_a_topic_that_is_shared_from_now_on_stays_so(world: World) -> None:
+    pipeline, key = Settings.of(postgres="host=db"), owner_key("payments", MINE)
+    for shared, recorded in ((False, False), (True, True), (False, True)):
+        own(pipeline, MINE, ["payments"], shared=shared)
+        found = decode(OwnerRecord, world.records[key])
+        assert found is not None and found.shared is recorded
+
+
 def test_another_pipeline_that_lives_owns_its_topic(world: World) -> None:
     world.records[owner_key("payments", OTHER)] = encode(OwnerRecord(OTHER, 1.0))
     assert "belongs to pipeline" in world.problems() and STRANGE not in world.problems()
+    world.records[owner_key("payments", OTHER)] = encode(OwnerRecord(OTHER, 1.0, shared=True))
+    assert "belongs to pipeline" in world.problems() and "delete topic" not in world.problems()
 
 
 def test_who_was_dropped_owns_nothing_until_it_comes_again(world: World) -> None:
     key = owner_key("payments", MINE)
     world.records[key] = encode(OwnerRecord(MINE, 1.0, dropped=True))
     assert owners(world.records, "payments") == []
-    own(Settings.of(postgres="host=db"), MINE, ["payments"])
+    own(Settings.of(postgres="host=db"), MINE, ["payments"], shared=False)
     assert owners(world.records, "payments") == [MINE]
 
 

@@ -403,10 +403,10 @@ class OwnerRecord:
     """A pipeline that publishes to a data topic; of several, the one that was written first owns it.
 
     :param at: seconds since 1970.
-    :param dropped: whether the pipeline was dropped: it does not own the topic any more, but the topic's records are
-        known to be those of a pipeline.
-    :param shared: whether other programs may have written to the topic as well (``share_topics``): then its records are
-        not known to be those of a pipeline.
+    :param dropped: whether the pipeline was dropped, or has no table any more whose rows are published to the topic: it
+        does not own the topic any more, but the topic's records are known to be those of a pipeline.
+    :param shared: whether other programs may write to the topic as well (``share_topics``, at the pipeline's last
+        start): then its records are not known to be those of a pipeline.
     """
 
     pipeline: str

@@ -395,7 +395,8 @@ def refuse_shared(
 
 def shared(pipeline: Settings, known: PipelineState, topics: Sequence[str]) -> dict[str, str]:
     """The topics among these that other pipelines publish to, too, and who that is. If this one is not recorded, the
-    others may not be, either: the shared state topic has lost its records.
+    others may not be, either: the shared state topic has lost its records. One that it has given up, or that it had
+    when it was dropped, is its own again if those who have published to it since have not shared it.
 
     :param known: the state of this one.
     :raises Outage: Kafka does not answer.
@@ -403,17 +404,19 @@ def shared(pipeline: Settings, known: PipelineState, topics: Sequence[str]) -> d
     if pipeline.share_topics or not topics:
         return dict.fromkeys(topics, "other pipelines (share_topics)")
     records = control_topic.read(pipeline.kafka)
-    by_topic = {topic: sorted(set(owners(records, topic))) for topic in topics}
     name = known.slot.pipeline if known.slot is not None else ""
     forgotten = (
         f"others, perhaps (topic {store.CONTROL_TOPIC!r} does not know any more who writes to it; each pipeline is "
         "recorded again when its job starts)"
     )
-    return {
-        topic: f"other pipelines (it is written to by {', '.join(names)})" if name in names else forgotten
-        for topic, names in by_topic.items()
-        if len(names) > 1 or name not in names
-    }
+    found = {}
+    for topic in topics:
+        names, last = sorted(set(owners(records, topic))), last_owner(records, topic)
+        if {*names} - {name}:
+            found[topic] = f"other pipelines (it is written to by {', '.join(names)})"
+        elif not names and (owner_key(topic, name) not in records or last is None or last.shared):
+            found[topic] = forgotten
+    return found
 
 
 def own(pipeline: Settings, name: str, topics: Iterable[str], *, shared: bool) -> dict[str, dict[str, Any] | None]:
@@ -421,8 +424,7 @@ def own(pipeline: Settings, name: str, topics: Iterable[str], *, shared: bool) -
     by the keys that were written: to be put back if it may not publish to them.
 
     :param name: the pipeline's.
-    :param shared: whether others may write to the topics as well. Once recorded, it stays so: what they have written
-        may be there for ever.
+    :param shared: whether others may write to the topics as well.
     :raises Outage: Kafka does not answer.
     """
     records, keys = control_topic.read(pipeline.kafka), [owner_key(topic, name) for topic in topics]
@@ -430,7 +432,7 @@ def own(pipeline: Settings, name: str, topics: Iterable[str], *, shared: bool) -
     missing = [
         key
         for key in keys
-        if (found := decode(OwnerRecord, records.get(key))) is None or found.dropped or (shared and not found.shared)
+        if (found := decode(OwnerRecord, records.get(key))) is None or found.dropped or found.shared != shared
     ]
     control_topic.write(pipeline.kafka, dict.fromkeys(missing, encode(OwnerRecord(name, time.time(), shared=shared))))
     return {key: records.get(key) for key in missing}
@@ -438,15 +440,36 @@ def own(pipeline: Settings, name: str, topics: Iterable[str], *, shared: bool) -
 
 def own_again(pipeline: Settings, known: PipelineState) -> None:
     """Record a pipeline that is about to publish as one of those that publish to its topics, if the shared state topic
-    has lost that: otherwise others would take its keys for some that their tables lost.
+    has lost that: otherwise others would take its keys for some that their tables lost. What a job before it has not
+    given up any more is given up.
 
     :param known: its state.
     :raises Outage: Kafka does not answer.
     """
+    give_up(pipeline, known)
     if known.slot is not None:
         topics = {pinned.topic for pinned in known.tables.values() if not pinned.table.outbox}
         named = TableMapping.of(pipeline).named_topics
         own(pipeline, known.slot.pipeline, [*sorted(topics), *named], shared=pipeline.share_topics)
+
+
+def give_up(pipeline: Settings, known: PipelineState) -> None:
+    """Let other pipelines take the topics that had rows of tables, and that no table of this one has any more. What
+    they hold stays known to be a pipeline's. The state has them: whoever dies before this leaves it to the next job.
+
+    :param known: its state.
+    :raises Outage: Kafka does not answer.
+    """
+    left = known.former.difference(each.topic for each in known.tables.values())
+    left.difference_update(TableMapping.of(pipeline).named_topics)
+    if known.slot is None or not left:
+        return
+    records, name = control_topic.read(pipeline.kafka), known.slot.pipeline
+    found = {key: decode(OwnerRecord, records.get(key)) for key in (owner_key(topic, name) for topic in sorted(left))}
+    given = {
+        key: replace(each, at=time.time(), dropped=True) for key, each in found.items() if each and not each.dropped
+    }
+    control_topic.write(pipeline.kafka, {key: encode(each) for key, each in given.items()})
 
 
 def owners(records: store.RawRecords, topic: str) -> list[str]:

@@ -35,6 +35,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import own, session
 from airflow_bottledwater.postgres.server import flushed
 from airflow_bottledwater.state import claim, letters
+from airflow_bottledwater.state.identity import give_up
 from airflow_bottledwater.state.movement import Movement
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Gap, StateRecord, gap_key, table_key
@@ -343,6 +344,7 @@ class _Follower:
         else:
             return True
         self._watch.carried_out(prepared, known)
+        give_up(self._pipeline, known)
         name = self._start.cluster.pipeline(self._pipeline.slot)
         snapshots.ask_for_recorded(self._pipeline, name, known)
         return prepared.changes_topics

@@ -593,10 +593,10 @@ def test_who_is_refused_a_topic_is_not_left_as_one_that_publishes_to_it(
     two_tables(flow)
     other = "1/theirs/theirs"
 
-    def late(pipeline: Settings, name: str, topics: Sequence[str]) -> Any:
+    def late(pipeline: Settings, name: str, topics: Sequence[str], **shared: bool) -> Any:
         """The other pipeline has passed its checks at the same time, and is first."""
-        identity.own(pipeline, other, topics)
-        return identity.own(pipeline, name, topics)
+        identity.own(pipeline, other, topics, **shared)
+        return identity.own(pipeline, name, topics, **shared)
 
     monkeypatch.setattr(creation, "own", late)
     with pytest.raises(Refused, match="belongs to pipeline '1/theirs/theirs'"):
@@ -619,3 +619,49 @@ def test_the_topics_of_a_dropped_pipeline_are_taken_up_and_swept_by_the_next_one
     assert [m.key["id"] for m in flow.read("a") if m.value is None] == [7]
     flow.stream()
     assert flow.compare("a").equal
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_topic_of_a_table_that_was_let_go_can_be_taken_by_another_pipeline(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Also if the job dies between both; and it comes back only when the other one has let it go, too."""
+    look_often(monkeypatch)
+    one = make_flow(tables="*")
+    two_tables(one)
+    one.create()
+    one.snapshot()
+    one.stream()
+    one.change(tables="b")
+    one.execute(f"ALTER PUBLICATION {one.pipeline.slot} DROP TABLE a", "DELETE FROM a WHERE id = 7")
+    two = Flow(
+        one.dsn, one.kafka, one.registry, slot=f"{one.pipeline.slot}_2", tables="a",
+        topic_prefix=one.pipeline.topic_prefix,
+    )  # fmt: skip
+    with pytest.raises(PreflightError, match="belongs to pipeline"):
+        two.create()
+    if killed:
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "give_up", lambda *_: None)
+            one.stream()
+        with pytest.raises(PreflightError, match="belongs to pipeline"):
+            two.create()
+    one.stream()
+    try:
+        two.create()
+        two.snapshot()
+        assert [m.key["id"] for m in two.read("a") if m.value is None] == [7]
+        two.stream()
+        assert two.compare("a").equal
+        one.change(tables="*")
+        one.stream()
+        said = " ".join(str(each) for each in one.job.problems) if one.job else ""
+        assert f"belongs to pipeline '{two.name}'" in said
+        two.execute("INSERT INTO a VALUES (100, 'x')")
+        two.stream()
+        assert two.compare("a").equal
+    finally:
+        drop(two.pipeline, when="always")
+    one.execute("DELETE FROM a WHERE id = 8")
+    one.stream()
+    assert one.compare("a").equal and one.compare("b").equal

@@ -5380,6 +5380,24 @@ MUTANTS = (
         f"{_KAFKA_CHECKS}::test_what_was_shared_with_other_programs_is_not_taken_up",
     ),
     Mutant(
+        "a topic that no table has any more can be taken by another pipeline",
+        "_Follower._carry_out",
+        drop("give_up(self._pipeline, known)"),
+        f"{_IDENTITY}::test_the_topic_of_a_table_that_was_let_go_can_be_taken_by_another_pipeline[False]",
+    ),
+    Mutant(
+        "what a job that died has not given up is given up by the next",
+        "identity.own_again",
+        drop("give_up(pipeline, known)"),
+        f"{_IDENTITY}::test_the_topic_of_a_table_that_was_let_go_can_be_taken_by_another_pipeline[True]",
+    ),
+    Mutant(
+        "a topic that was given up is not shared with those who had it and were its only ones",
+        "identity.shared",
+        swap("owner_key(topic, name) not in records or last is None or last.shared", "True"),
+        f"{_KAFKA_CHECKS}::test_a_topic_that_no_table_has_any_more_is_given_up",
+    ),
+    Mutant(
         "a pipeline that is dropped has shared its topics for ever",
         "drop._forget",
         swap("pipeline.share_topics or found.shared", "False"),
@@ -5670,7 +5688,7 @@ MUTANTS = (
     Mutant(
         "what the shared topic has lost is not taken for nobody's",
         "identity.shared",
-        drop("name not in names"),
+        drop("owner_key(topic, name) not in records"),
         f"{_RECOVERY}::test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_shared",
     ),
     Mutant(

@@ -12,15 +12,15 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
-from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import kafka_checks
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
-from airflow_bottledwater.state.identity import check_topic, own, owners
+from airflow_bottledwater.state.identity import check_topic, give_up, last_owner, own, own_again, owners, shared
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import StateRecord, table_key
+from airflow_bottledwater.state.records import SLOT, Former, StateRecord, former_key, table_key
 
 CLUSTER = Cluster("7", 1, "shop", 160000)
 MINE, OTHER = CLUSTER.pipeline("shop"), "8/theirs/shop"
@@ -116,12 +116,46 @@ def test_what_was_shared_with_other_programs_is_not_taken_up(world: World, dropp
     assert not world.problems()
 
 
-def test_a_topic_that_is_shared_from_now_on_stays_so(world: World) -> None:
+def test_whether_a_topic_is_shared_is_what_the_last_start_says(world: World) -> None:
     pipeline, key = Settings.of(postgres="host=db"), owner_key("payments", MINE)
-    for shared, recorded in ((False, False), (True, True), (False, True)):
-        own(pipeline, MINE, ["payments"], shared=shared)
+    for said in (False, True, True, False):
+        own(pipeline, MINE, ["payments"], shared=said)
         found = decode(OwnerRecord, world.records[key])
-        assert found is not None and found.shared is recorded
+        assert found is not None and found.shared is said
+    before = dict(world.records)
+    own(pipeline, MINE, ["payments"], shared=False)
+    assert world.records == before, "written once only"
+
+
+def test_a_topic_that_no_table_has_any_more_is_given_up(world: World) -> None:
+    pipeline = Settings.of(postgres="host=db", transaction_topic="named")
+    state = known(
+        {
+            SLOT: SlotRecord("shop", "7", 1, "shop", consistent_point=1, oldest_xid=3),
+            table_key(TABLE.oid): PinnedTable(TABLE, "payments", "id", 1, 0, 0, 3),
+            **{former_key(name): Former(6, "public.old") for name in ("old", "payments", "named", "strange")},
+        }
+    )
+    topics = ("old", "payments", "named", "other")
+    own(pipeline, MINE, topics, shared=False)
+    own(pipeline, OTHER, ["strange"], shared=False)
+    give_up(pipeline, state)
+    assert [owners(world.records, topic) for topic in topics] == [[], [MINE], [MINE], [MINE]]
+    assert owners(world.records, "strange") == [OTHER]
+    # it may be swept by whoever takes it next, this one as well
+    last = last_owner(world.records, "old")
+    assert last is not None and not last.shared and not shared(pipeline, state, ["old"])
+    before = dict(world.records)
+    give_up(pipeline, state)
+    assert world.records == before, "written once only"
+    # but if another one has it meanwhile, or had it together with other programs
+    own(pipeline, OTHER, ["old"], shared=True)
+    assert OTHER in shared(pipeline, state, ["old"])["old"]
+    other = world.records.pop(owner_key("old", OTHER))
+    world.records[owner_key("old", OTHER)] = {**other, "dropped": True}
+    assert "others, perhaps" in shared(pipeline, state, ["old"])["old"]
+    own_again(pipeline, state)
+    assert owners(world.records, "old") == []
 
 
 def test_another_pipeline_that_lives_owns_its_topic(world: World) -> None:

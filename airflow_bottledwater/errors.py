@@ -44,13 +44,11 @@ class SettingError(BottledWaterError):
         where = f"{file}: setting" if file else "Setting"
         super().__init__(f"{where} {setting!r} {problem or f'cannot be {value!r}'}.", f"Allowed: {allowed}.")
         self.setting, self.value, self.allowed, self.problem, self.file = setting, value, allowed, problem, file
+        self.args = setting, value, allowed, problem, file  # by which it is made again from its pickle
 
     def within(self, file: str) -> SettingError:
         """The same error, of a setting in a file."""
         return SettingError(self.setting, self.value, self.allowed, self.problem, file)
-
-    def __reduce__(self) -> tuple[type[SettingError], tuple[str, object, str, str, str]]:
-        return type(self), (self.setting, self.value, self.allowed, self.problem, self.file)
 
 
 class PreflightError(BottledWaterError):
@@ -68,9 +66,7 @@ class PreflightError(BottledWaterError):
             ]
         super().__init__("\n".join(lines))
         self.problems = problems
-
-    def __reduce__(self) -> tuple[type[PreflightError], tuple[list[str]]]:
-        return type(self), (self.problems,)
+        self.args = (problems,)  # by which it is made again from its pickle
 
 
 class Outage(BottledWaterError):
@@ -122,9 +118,7 @@ class Interrupted(Outage):
             "'bottledwater stop', or mark its task as failed or success.",
         )
         self.signum = signum
-
-    def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
-        return type(self), (self.signum,)
+        self.args = (signum,)  # by which it is made again from its pickle
 
 
 class Refused(BottledWaterError):
@@ -193,13 +187,6 @@ class RecordError(BottledWaterError):
         super().__init__(what, remedy)
         self.position, self.topic, self.row = position, topic, row
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _record_error, (self.what, self.remedy, self.position, self.topic, self.row)
-
-
-def _record_error(what: str, remedy: str, position: str, topic: str, row: str) -> RecordError:
-    return RecordError(what, remedy, position=position, topic=topic, row=row)
-
 
 class StopRequested(BottledWaterError):
     """The job was asked to stop; this is not a failure."""
@@ -222,13 +209,6 @@ class JobDied(JobFailed):
     def __init__(self, what: str, remedy: str = "", *, kind: str = "") -> None:
         super().__init__(what, remedy)
         self.kind = kind
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _job_died, (self.what, self.remedy, self.kind)
-
-
-def _job_died(what: str, remedy: str, kind: str) -> JobDied:
-    return JobDied(what, remedy, kind=kind)
 
 
 class LocalServerError(BottledWaterError):

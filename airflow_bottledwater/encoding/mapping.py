@@ -47,6 +47,7 @@ class TableMapping:
         ``{topic}`` where the messages name it.
     :param ddl: the name, without the prefix, of the topic of DDL statements; empty for none.
     :param on_error: what happens at a record that cannot be published, unless a table's options say otherwise.
+    :param shared: whether others write to the topics, too.
     :param hash_key: the id of the key of masks that are hashes; empty for none.
     :param envelope: what is around each row; None for nothing.
     """
@@ -59,6 +60,7 @@ class TableMapping:
     messages: Mapping[str, str] = field(default_factory=dict)
     ddl: str = ""
     on_error: str = "exit"
+    shared: bool = False
     hash_key: str = ""
     envelope: Envelope | None = None
 
@@ -74,6 +76,7 @@ class TableMapping:
             messages=pipeline.messages,
             ddl=pipeline.ddl_topic,
             on_error=pipeline.on_error,
+            shared=pipeline.share_topics,
             hash_key=hashes.remember(pipeline.hash_key).id if pipeline.hash_key else "",
             envelope=_envelope(pipeline),
         )
@@ -259,10 +262,11 @@ class TableMapping:
 
     def policy(self, table: SourceTable) -> str:
         """What happens at a record of a table that cannot be published: ``exit``, ``log`` or ``isolate``. What is no
-        table, a logical message, cannot be set aside."""
+        table, a logical message, cannot be set aside; and a table with a topic that others write to could not go on
+        behind that: its topic would have to be swept."""
         asked = self.options_of(table).on_error
         found = self.on_error if asked == "pipeline" else asked
-        return found if table.oid or found != "isolate" else "exit"
+        return "exit" if found == "isolate" and (self.shared or not table.oid) else found
 
     def stops(self, table: SourceTable) -> bool:
         """Whether a record of a table that cannot be published ends what reads the table's rows; otherwise it becomes a

@@ -276,12 +276,15 @@ class _SnapshotDriver:
     def _tell(self) -> None:
         """Tell of the dead letters that nobody has settled, and of the tables that are set aside: in the log and in the
         job's status."""
-        known = self._claim.state
+        known, shared = self._claim.state, self._pipeline.share_topics
         self._controller.status.counters = known.counters
         self._controller.problems.tell("dead letters", letters.problems(known.open_letters))
         self._controller.problems.tell(
             "tables",
-            [held.problem(known.gaps[oid], known.tables[oid].table) for oid in known.held & known.tables.keys()],
+            [
+                held.problem(known.gaps[oid], known.tables[oid].table, shared=shared)
+                for oid in known.held & known.tables.keys()
+            ],
         )
 
     def _present(self, wanted: Sequence[int]) -> list[SourceTable]:

@@ -48,13 +48,17 @@ def goes_on(gap: Gap, name: str) -> str:
     return "It goes on as soon as its publications filter it again ('bottledwater status' says which do not)"
 
 
-def problem(gap: Gap, table: SourceTable) -> Problem:
-    """That a table's topic gets none of its changes."""
+def problem(gap: Gap, table: SourceTable, *, shared: bool) -> Problem:
+    """That a table's topic gets none of its changes.
+
+    :param shared: whether others write to the topic, too.
+    """
     name = table.qualified
     remedy = f"{goes_on(gap, name)}: then its rows are read again, and the topic is brought to what it holds."
-    if not table.keyed:
+    if shared or not table.keyed:
+        why = "Others write to its topic, too (share_topics)" if shared else "It has no key"
         remedy = (
-            "It has no key, so that what was left out cannot be brought to its topic. Drop the slot (bottledwater "
+            f"{why}, so that what was left out cannot be brought to its topic. Drop the slot (bottledwater "
             "drop-slot --when always) and start again with a snapshot under another topic_prefix; or leave the table "
             "out."
         )

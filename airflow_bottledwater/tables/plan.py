@@ -231,7 +231,9 @@ class _Planner:
             return
         step = Step(oid, table.qualified, pinned.topic, "", Do.READ)
         if (gap := self._known.gaps.get(oid)) is not None and gap.held:
-            yield replace(step, do=Do.NOTHING, held=held.problem(gap, replace(table, key=pinned.table.key)))
+            as_published = replace(table, key=pinned.table.key)
+            problem = held.problem(gap, as_published, shared=self._pipeline.share_topics)
+            yield replace(step, do=Do.NOTHING, held=problem)
             return
         why = self._lacks(oid)
         if pinned.table.keyed and not table.keyed:

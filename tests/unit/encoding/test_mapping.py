@@ -177,6 +177,12 @@ def test_what_is_no_table_is_not_set_aside() -> None:
     assert [found.policy(table) for table in (ORDERS, replace(ORDERS, oid=0))] == ["isolate", "exit"]
 
 
+def test_a_table_with_a_shared_topic_is_not_set_aside() -> None:
+    # it could go on only by a sweep, which would delete the others' keys
+    found = mapping({"sales.orders": {"on_error": "isolate"}}, share_topics=True)
+    assert found.policy(ORDERS) == "exit" and found.stops(ORDERS)
+
+
 def test_what_is_no_table_has_no_options_of_tables() -> None:
     rules = {"*.*": {"on_error": "log", "partitions": 7, "topic_config": {"retention.ms": "1"}}}
     message = replace(ORDERS, oid=0, schema="logical", name="message", key=())

@@ -360,14 +360,23 @@ class Registry:
     def _check_meaning(self, subject: str, schema: str) -> None:
         """Check that no reader takes values for others: neither with the schema of an earlier version what is written
         with this one, nor with this one what was written before. A registry compares types only; at the level ``NONE``
-        nothing is promised to readers.
+        nothing is promised to readers. What they take for others with the latest version already, since it was
+        registered at that level, is no change of this one.
 
         :raises SchemaRefused: one would.
         """
         meaning = self._meaning
-        for number in self._ask(subject, lambda client: client.get_versions(subject)) or ():
-            text = self._ask(subject, lambda client, n=number: client.get_version(subject, n).schema.schema_str)  # type: ignore[misc]
-            found = dict.fromkeys([*meaning.misread(schema, text), *meaning.misread(text, schema)]) if text else {}
+
+        def misread(one: str, other: str) -> dict[str, None]:
+            return dict.fromkeys([*meaning.misread(one, other), *meaning.misread(other, one)])
+
+        versions: dict[int, str] = {}
+        for number in sorted(self._ask(subject, lambda client: client.get_versions(subject)) or ()):
+            if text := self._ask(subject, lambda client, n=number: client.get_version(subject, n).schema.schema_str):  # type: ignore[misc]
+                versions[number] = text
+        latest = versions[max(versions)] if versions else ""
+        for number, text in versions.items():
+            found = [each for each in misread(schema, text) if each not in misread(latest, text)]
             if found and self._level(subject) != "NONE":
                 raise SchemaRefused(
                     f"The schema of subject {subject!r} is not registered, although the registry at {self.url} would "

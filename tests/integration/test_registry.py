@@ -182,11 +182,17 @@ def test_a_change_that_readers_would_misread_is_refused_and_its_ways_out_work(
     flow.execute("INSERT INTO t VALUES (3, 1.5, '2000-01-03')")
     flow.stream()
     assert set(records(flow)) == {1, 2, 3}
+    # a later change has nothing to do with it
+    flow.execute("ALTER TABLE t ADD later text")
+    preflight.run(flow.pipeline)
+    flow.execute("INSERT INTO t (id, later) VALUES (4, 'x')")
+    flow.stream()
+    assert says(flow, 4, {"later": "x"})
     # another change, and under another name at once
     flow.transaction(f"ALTER TABLE t ALTER {column} TYPE bigint USING 7", f"ALTER TABLE t RENAME {column} TO other")
-    flow.execute("INSERT INTO t (id, other) VALUES (4, 7)")
+    flow.execute("INSERT INTO t (id, other) VALUES (5, 7)")
     flow.stream()
-    assert says(flow, 4, {"other": 7})
+    assert says(flow, 5, {"other": 7})
 
 
 def test_a_field_that_was_gone_meanwhile_is_compared_with_what_it_was(

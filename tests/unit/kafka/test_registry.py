@@ -11,11 +11,14 @@ from confluent_kafka.schema_registry import RegisteredSchema, Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from airflow_bottledwater.backoff import stoppable
+from airflow_bottledwater.encoding import avro, json_schema, protobuf
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused, SchemaRefused, StopRequested
 from airflow_bottledwater.kafka import registry
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.registry_errors import translate
 from airflow_bottledwater.policy import ErrorAction, act
+from tests.support import wire as w
+from tests.support.reference import RECORD
 
 
 @pytest.mark.parametrize(
@@ -212,6 +215,51 @@ def test_the_schema_of_another_context_is_no_earlier_version(monkeypatch: pytest
     """It has no field whose number has to be kept."""
     here = at("http://sr", Contexts(), monkeypatch, "PROTOBUF")
     assert here._amended("t-value", "ours") == "ours"
+
+
+class Versions(Contexts):
+    """A client of a registry that has several versions of each subject, at the level ``BACKWARD``."""
+
+    def get_versions(self, subject: str) -> list[int]:
+        return [*range(1, len(self.here) + 1)]
+
+    def get_version(self, subject: str, number: int) -> RegisteredSchema:
+        return self._registered(subject, number, Schema(self.here[number - 1], "AVRO"))
+
+    def get_latest_version(self, subject: str) -> RegisteredSchema:
+        return self.get_version(subject, len(self.here))
+
+    def get_compatibility(self, subject: str) -> str:
+        return "BACKWARD"
+
+
+_SCHEMAS = {
+    "AVRO": (avro.value_schema, avro.key_schema),
+    "PROTOBUF": (protobuf.value_schema, protobuf.key_schema),
+    "JSON": (json_schema.value_schema, json_schema.key_schema),
+}
+
+
+def schema(kind: str, *columns: tuple[str, int], of_key: bool = False) -> str:
+    """The schema of rows with these columns and types, or of their keys, the first column."""
+    table = w.table(*((name, w.plain(oid)) for name, oid in columns), key=(columns[0][0],))
+    return _SCHEMAS[kind][of_key](table, RECORD)
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF", "JSON"])
+def test_what_the_latest_version_has_is_no_reason_to_refuse_a_later_change(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, data, text, later = ("id", w.INT4), ("v", 17), ("v", w.TEXT), ("later", w.INT4)
+    client = Versions(schema(kind, key, data))
+    here = at("http://sr", client, monkeypatch, kind)
+    with pytest.raises(SchemaRefused, match="between it and version 1, readers would read v"):
+        here.register("t-value", schema(kind, key, text))
+    # it was registered at the level NONE
+    client.here.append(schema(kind, key, text))
+    assert here.register("t-value", schema(kind, key, text, later)) == 3
+    with pytest.raises(SchemaRefused, match="between it and version 2, readers would read v"):
+        here.register("t-value", schema(kind, key, data, later))
 
 
 @pytest.mark.parametrize(

@@ -5053,6 +5053,12 @@ MUTANTS = (
         "tests/unit/kafka/test_registry.py::test_what_the_latest_version_has_is_no_reason_to_refuse_a_later_change",
     ),
     Mutant(
+        "the schema of a key keeps no columns of the key before",
+        "Registry._amended",
+        drop("subject.endswith('-key')"),
+        "tests/unit/kafka/test_registry.py::test_the_schema_of_a_key_has_its_columns_only",
+    ),
+    Mutant(
         "a JSON Schema keeps the properties of dropped columns",
         "Registry._amended",
         swap("amended(schema, latest.schema.schema_str or '')", "schema"),

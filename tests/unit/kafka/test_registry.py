@@ -262,6 +262,15 @@ def test_what_the_latest_version_has_is_no_reason_to_refuse_a_later_change(
         here.register("t-value", schema(kind, key, data, later))
 
 
+@pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF", "JSON"])
+def test_the_schema_of_a_key_has_its_columns_only(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the key before would be NULL in the primary key of a consumer's table."""
+    before, now = (schema(kind, (name, w.INT4), of_key=True) for name in ("id", "number"))
+    client = Versions(before)
+    assert at("http://sr", client, monkeypatch, kind).register("t-key", now) == 2
+    assert client.here == [before, now]
+
+
 @pytest.mark.parametrize(
     ("url", "context"),
     [

@@ -136,7 +136,8 @@ class LiveSnapshot:
             self._topics = {self._session.index[tables[oid].topic] for oid in progress.tables[progress.done :]}
             self._noting, self._position = True, self._session.state.position
             self.reading = LiveReader(self._pipeline, self.request, progress, tables, self._session.state.slot)
-            self._rows = RowEncoder(self._session, wire.HEADERS if self._pipeline.snapshot_headers else 0, BY_LIVE)
+            # not even with snapshot_headers: a position of zeros would make the rows older than all changes
+            self._rows = RowEncoder(self._session, 0, BY_LIVE)
         if self._chunk is None:
             error = self.reading.error
             if error is not None and self.reading.chunks.empty():

@@ -308,7 +308,8 @@ class _Letters:
         programs = self._publishing.programs([version], copied=dead_letter.copied)
         completed = self._completer.complete(batch, programs)
         if dead_letter.copied:
-            headers = wire.HEADERS if self._pipeline.snapshot_headers else 0
+            # a row of a live snapshot has its label instead, see LiveSnapshot
+            headers = wire.HEADERS if self._pipeline.snapshot_headers and not dead_letter.label else 0
         encoded = encode_changes(
             completed,
             programs.for_older,

@@ -29,7 +29,7 @@ def _open(report: PipelineReport) -> tuple[dict[str, dict[str, int]], int, int]:
 
 
 def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(make_flow: MakeFlow) -> None:
-    flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, lanes=2)
+    flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, lanes=2, snapshot_headers=True)
     flow.execute(
         "INSERT INTO a VALUES (1, 'x', 1), (2, repeat('x', 30000), 2), (-3, repeat('x', 30000), 3)",
         "INSERT INTO b VALUES ('b0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 'NaN', '2026-01-02 03:04:05', repeat('x', "
@@ -67,6 +67,7 @@ def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(mak
     assert done.published + done.overtaken == 6 and done.failed == 1
     assert _open(status.report(flow.pipeline)) == ({"public.b": {"snapshot": 1}}, 1, 7)
     assert flow.compare("a").differences == []
+    assert {each.pos for each in flow.read("a") if each.snapshot} == {""}, "rows of the live snapshot have no position"
     # what a sensor waits for
     assert LettersWatch(flow.pipeline, max_open=0, tables=[]).fetch() is None
     assert LettersWatch(flow.pipeline, max_open=0, tables=["a"]).fetch() == {"status": "ok", "open": 0}

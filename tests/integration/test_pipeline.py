@@ -296,6 +296,11 @@ def test_headers_that_settings_ask_for(make_flow: MakeFlow) -> None:
     row, update = flow.read("a")
     assert (row.op, row.pos, row.xid) == ("r", f"{0:016X}/{0:08X}", "")
     assert (update.op, update.xid) == ("u", str(xid))
+    # a position of zeros would make a row that is read again older than the change before it
+    flow.ask("a")
+    flow.stream()
+    again = flow.read("a")[-1]
+    assert again.snapshot and (again.pos, again.value) == ("", update.value)
 
 
 def test_truncate_is_an_event_with_its_position(make_flow: MakeFlow) -> None:

@@ -3773,6 +3773,18 @@ MUTANTS = (
         f"{_LIVE_RANDOM}[3]",
     ),
     Mutant(
+        "a row that is read again has no position",
+        "LiveSnapshot.advance",
+        swap("RowEncoder(self._session, 0, BY_LIVE)", "RowEncoder(self._session, wire.HEADERS, BY_LIVE)"),
+        f"{_PIPELINE}::test_headers_that_settings_ask_for",
+    ),
+    Mutant(
+        "a letter of a row that was read again has no position when it is re-driven",
+        "_Letters._encode",
+        drop("not dead_letter.label"),
+        f"{_LETTERS}::test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled",
+    ),
+    Mutant(
         "rows of which the stream has newer versions are left out",
         "LiveSnapshot._records",
         swap(

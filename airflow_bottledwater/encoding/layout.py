@@ -169,7 +169,8 @@ def facts(snapshot: int, now: float, lsn: int = 0) -> Rows:
 
     :param snapshot: where the rows come from: ``wire.FROM_…``.
     :param now: seconds since 1970.
-    :param lsn: L of the snapshot that shows the rows; 0: not known.
+    :param lsn: above that of all earlier changes of these keys in the topic, and not above that of any later one: L of
+        a live snapshot, or where the stream goes on behind the first one; 0: not known.
     """
     found = np.zeros(1, dtype=FACTS)
     found["snapshot"], found["event"], found["xid"], found["lsn"] = snapshot, ord("r"), -1, lsn

@@ -72,11 +72,9 @@ def published(pipeline: Settings, name: str) -> int:
     """
     _, database, slot = parts(name)
     state = read_state(pipeline, store.state_topic_name(database, slot))
-    if state.position is not None:
-        return state.position.lsn
     if state.slot is None:
         raise StateError(f"There is no pipeline {name!r} in this Kafka.", "Create its slot first.")
-    return state.slot.consistent_point
+    return state.resume_at.lsn
 
 
 class ChangeWatch:

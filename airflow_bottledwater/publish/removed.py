@@ -26,18 +26,18 @@ _DELETED = b"\0\0\0\3op\0" + b"\0\0\0\1d"
 
 
 def removals(
-    session: PublishSession, version: Version, keys: Sequence[tuple[int, bytes]], origin: int, insert_lsn: int = 0
+    session: PublishSession, version: Version, keys: Sequence[tuple[int, bytes]], origin: int, lsn: int = 0
 ) -> Records:
     """Tombstones for keys, each with its partition; with envelopes, the event of the deletion is in front of each. Its
     old row has the columns of the key, and both have the header ``op``, since the event is no row of a snapshot.
 
     :param origin: who has found out that they are gone: ``wire.FROM_…``.
-    :param insert_lsn: the LSN at which the source does not have them; 0: not known.
+    :param lsn: see :func:`~airflow_bottledwater.encoding.layout.facts`.
     """
     topic, mapping = session.index[version.topic], TableMapping.of(session.pipeline)
     if mapping.envelope is None:
         return tombstones(topic, keys)
-    head, middle, tail = _around(session, version, origin, insert_lsn)
+    head, middle, tail = _around(session, version, origin, lsn)
     old = (_json_row if mapping.format.as_json else _avro_row)(mapping, version)
     table = np.zeros(2 * len(keys), dtype=RECORD)
     data = bytearray(_DELETED)
@@ -54,10 +54,10 @@ def removals(
     return Records(table, np.frombuffer(data, dtype=np.uint8), 0)
 
 
-def _around(session: PublishSession, version: Version, origin: int, insert_lsn: int) -> tuple[bytes, bytes, bytes]:
+def _around(session: PublishSession, version: Version, origin: int, lsn: int) -> tuple[bytes, bytes, bytes]:
     """What is in front of the old row, what is between it and the end, with a new row that is absent, and the end."""
     programs = session.programs([version], copied=True)
-    facts = layout.facts(origin, time.time(), insert_lsn)
+    facts = layout.facts(origin, time.time(), lsn)
     facts["event"] = wire.EVENT_DELETE
     out = np.zeros(programs.around + _ROOM, dtype=np.uint8)
     ends = np.zeros(3, dtype=np.int64)

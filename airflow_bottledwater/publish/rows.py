@@ -46,20 +46,20 @@ class RowEncoder:
         self._refused: dict[bytes, str] = {}
 
     def encode(
-        self, version: Version, block: MessageBlock, programs: Programs, insert_lsn: int = 0
+        self, version: Version, block: MessageBlock, programs: Programs, lsn: int = 0
     ) -> Iterator[tuple[Encoded, list[Rejection]]]:
         """The block's records, piece by piece, and the rows that cannot be published; a piece is valid until the next
         one.
 
         :param programs: of this version alone.
-        :param insert_lsn: L of the snapshot that shows the rows; 0: it does not matter.
+        :param lsn: see :func:`~airflow_bottledwater.encoding.layout.facts`.
         :raises RecordError: a row cannot be published and ``on_error`` is exit.
         :raises TypeAltered: rows do not fit the types of columns since these were altered.
         """
         facts = None
         if programs.enveloped:  # a block has less than a hundred rows, so it would cost a tenth of their time
             origin = wire.FROM_LIVE if self._by == BY_LIVE else wire.FROM_SNAPSHOT
-            facts = layout.facts(origin, time.time(), insert_lsn)
+            facts = layout.facts(origin, time.time(), lsn)
         for encoded in self._encoder.encode(block, programs, self._session.largest_record, facts):
             if changed := {each.column for each in encoded.rejections if each.code == wire.CHANGED}:
                 check_definitions(self._session.pipeline, version.table, changed)

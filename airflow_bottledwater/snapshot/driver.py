@@ -29,7 +29,7 @@ from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.lineage.job import telling
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import Sampler
-from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.model.lsn import format_lsn
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, slot
@@ -153,9 +153,8 @@ class _SnapshotDriver:
         known = self._claim.state
         assert known.slot is not None, "the claim has seen it"
         check_primary(connection, self._pipeline.postgres)
-        position = known.position or Position(known.slot.consistent_point)
         found = slot.state(connection, known.slot.name)
-        check_slot(found, known.slot, identify(connection), position, end_of_wal(connection))
+        check_slot(found, known.slot, identify(connection), known.resume_at, end_of_wal(connection))
 
     def _once(self, started: float) -> SnapshotResult | None:
         """Read what is left under one snapshot; returns None if it was given up, and something may be left."""

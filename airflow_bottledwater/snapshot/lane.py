@@ -212,6 +212,8 @@ class _Lane:
         """Publish the rows of blocks [first, last) and the range's progress in one Kafka transaction."""
         pinned = self._tables[chunk.oid]
         programs = self._session.programs([pinned.version], copied=True)
+        # not L: a transaction may commit below it that B does not show, and whose changes are streamed
+        begin = self._session.state.resume_at.lsn
         counts = {"rows": 0, "dead_letters": 0}
         progress: dict[str, StateRecord | None] = {}
         deadline = math.inf
@@ -226,9 +228,7 @@ class _Lane:
         def records() -> Iterator[Records]:
             for block in () if begun is None else itertools.chain([begun], blocks):
                 in_time()
-                for encoded, rejections in self._rows.encode(
-                    pinned.version, block, programs, self._task.held.insert_lsn
-                ):
+                for encoded, rejections in self._rows.encode(pinned.version, block, programs, begin):
                     kept = without(encoded.records, rejections)
                     yield kept
                     for rejection in rejections:

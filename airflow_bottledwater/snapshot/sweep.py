@@ -59,7 +59,7 @@ def sweep(
                 if connection is not None:
                     _find_rows(session, connection, pinned, latest)
                 for keys in _stale(session, pinned, ends, latest):
-                    records = removals(session, pinned.version, keys, wire.FROM_SNAPSHOT)
+                    records = removals(session, pinned.version, keys, wire.FROM_SNAPSHOT, session.state.resume_at.lsn)
                     session.transact([records], {}, several=True)
                     swept += len(keys)
             low = latest.high

@@ -237,6 +237,13 @@ class PipelineState:
         return self.reached.position if self.reached else None
 
     @property
+    def resume_at(self) -> Position:
+        """Where the stream goes on: P, or as long as nothing was streamed, the slot's consistent point. No change
+        that was published is behind it, and none before it will be."""
+        assert self.slot is not None, "the slot is recorded before anything is published"
+        return self.position or Position(self.slot.consistent_point)
+
+    @property
     def counters(self) -> dict[str, int]:
         """How many records of each kind the stream has published since the slot was created, and how many dead letters
         the stream and the snapshots have written."""

@@ -88,7 +88,7 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
             f"The snapshot of slot {pipeline.slot!r} is not complete.",
             "Run the snapshot (it resumes), then the stream.",
         )
-    position = known.position or Position(record.consistent_point)
+    position = known.resume_at
     check_slot(slot.state(connection, record.name), record, cluster, position, end_of_wal(connection))
     _check_fingerprint(pipeline, known, cluster)
     if more := coverage.followed(connection, known):

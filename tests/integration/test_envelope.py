@@ -14,6 +14,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from airflow_bottledwater.errors import SettingError, StateError
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.postgres import snapshot as pg_snapshot
+from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.provision import preflight, redrive
 from tests.support.compare import records
 from tests.support.topics import Flow, MakeFlow, limit_topic, read
@@ -186,6 +189,37 @@ def test_a_difference_in_the_new_row_is_found_and_swept(
     if form == "json":
         assert [message.op for message in flow.read("orders") if message.key == {"id": 7}] == ["r", "d", "d"]
     assert not verify_beside_a_stream(flow).different
+
+
+def test_who_orders_events_by_their_lsn_has_the_table(make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a transaction commits between the two moments at which the snapshot reads B and L."""
+    flow = make_flow(None, tables="orders", table_options={})
+    flow.execute("INSERT INTO orders SELECT i, 'old' FROM generate_series(1, 3) i")
+    flow.create()
+    # of an earlier pipeline
+    flow.damage("orders", {"id": 7}, {"id": 7})
+
+    def later(connection: Connection) -> int:
+        flow.execute("UPDATE orders SET note = 'new' WHERE id = 1", "DELETE FROM orders WHERE id = 2")
+        return end_of_wal(connection)
+
+    monkeypatch.setattr(pg_snapshot, "end_of_wal", later)
+    flow.snapshot()
+    flow.execute("INSERT INTO orders VALUES (7, 'new')")
+    flow.stream()
+    found = [(key["id"], event) for key, event in events(flow, "orders")[1:] if event]
+    assert [event["op"] for _, event in found] == ["r", "r", "r", "d", "u", "d", "c"]
+    newest: dict[int, Event] = {}
+    for key, event in found:
+        if (known := newest.get(key)) is None or _place(known) < _place(event):
+            newest[key] = event
+    assert {key: event["after"] and event["after"]["note"] for key, event in newest.items()} == {
+        1: "new", 2: None, 3: "old", 7: "new"
+    }  # fmt: skip
+
+
+def _place(event: Event) -> tuple[int, list[int]]:
+    return event["source"]["lsn"], [int(part) for part in json.loads(event["source"]["sequence"])]
 
 
 def test_a_table_is_told_by_the_name_that_it_has(make_flow: MakeFlow) -> None:

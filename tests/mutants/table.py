@@ -1623,6 +1623,18 @@ MUTANTS = (
         f"{_RECOVERY}::test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show",
     ),
     Mutant(
+        "the LSN of a snapshot's row is not above that of a change that is streamed",
+        "_Lane._publish",
+        swap("self._session.state.resume_at.lsn", "self._task.held.insert_lsn"),
+        f"{_ENVELOPES}::test_who_orders_events_by_their_lsn_has_the_table",
+    ),
+    Mutant(
+        "a key that a sweep removes has an LSN",
+        "snapshot.sweep.sweep",
+        swap("session.state.resume_at.lsn", "0"),
+        f"{_ENVELOPES}::test_who_orders_events_by_their_lsn_has_the_table",
+    ),
+    Mutant(
         "a table without a key whose rows are all dead letters is not read twice",
         "Plans._is_finished",
         swap("progress.rows or progress.letters", "progress.rows"),

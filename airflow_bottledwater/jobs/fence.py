@@ -20,9 +20,8 @@ from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic, store
-from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.claim import Claim, read_state
 from airflow_bottledwater.state.control_records import REPLACEMENT, REQUEST, TASK, encode, request_key, status_key
-from airflow_bottledwater.state.pipeline_state import PipelineState
 
 log = logging.getLogger(__name__)
 
@@ -139,5 +138,4 @@ def _identify(pipeline: Settings) -> Cluster:
 
 def _claim(pipeline: Settings, cluster: Cluster) -> Job | None:
     """The slot's last claim. An open transaction of the job does not hide it, since uncommitted records are read."""
-    topic = store.state_topic_name(cluster.database, pipeline.slot)
-    return PipelineState(store.read_records(pipeline.kafka, topic, committed=False)).claim
+    return read_state(pipeline, store.state_topic_name(cluster.database, pipeline.slot), committed=False).claim

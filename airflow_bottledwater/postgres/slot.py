@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -102,6 +103,32 @@ def states(connection: Connection) -> list[SlotState]:
 def _state(row: tuple) -> SlotState:  # type: ignore[type-arg]
     name, plugin, kind, database, pid, confirmed, *rest = row
     return SlotState(name, plugin, kind, database, pid, parse_lsn(confirmed) if confirmed else 0, *rest)
+
+
+#: the option of START_REPLICATION, whose name some clients quote, and a name in it (SplitIdentifierString in
+#: src/backend/utils/adt/varlena.c)
+_OPTION = re.compile(r"""publication_names"?\s+'((?:[^']|'')*)'""", re.IGNORECASE)
+_NAME = re.compile(r""""((?:[^"]|"")*)"|([^",\s]+)""")
+
+
+def publications(command: str) -> set[str]:
+    """The publications that a command ``START_REPLICATION`` names, whoever has sent it; none in any other command."""
+    options = _OPTION.findall(command) if command.startswith("START_REPLICATION") else []
+    found = _NAME.findall(",".join(options).replace("''", "'"))
+    return {quoted.replace('""', '"') or plain.lower() for quoted, plain in found}
+
+
+def streaming(connection: Connection, wanted: Iterable[str]) -> list[str]:
+    """The slots of this database from which somebody streams now with one of some publications. PostgreSQL shows what
+    sessions of other roles do to members of pg_read_all_stats alone.
+
+    :param wanted: the names of the publications.
+    """
+    rows = connection.execute(
+        "SELECT s.slot_name, a.query FROM pg_replication_slots s JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE "
+        "s.database = current_database() ORDER BY 1"
+    )
+    return [name for name, command in rows if not publications(command or "").isdisjoint(wanted)]
 
 
 def check(found: SlotState, database: str) -> None:

@@ -179,11 +179,12 @@ def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> st
 
 
 def _drop(pipeline: Settings, connection: Connection, cluster: Cluster, known: PipelineState) -> str:
-    # the slot first: what it keeps fills the server's disk
-    done = [f"slot {pipeline.slot!r}"] if slot.drop(connection, pipeline.slot) else []
     intent = known.intent if pipeline.create_publication else None
     ours = intent.publication if intent is not None and intent.create_publication else None
+    # asked before anything is dropped, since Kafka may not answer
     kept = "" if ours is None else _needed_by(pipeline, connection, cluster, ours)
+    # the slot first: what it keeps fills the server's disk
+    done = [f"slot {pipeline.slot!r}"] if slot.drop(connection, pipeline.slot) else []
     foreign: list[str] = []
     if ours is not None and not kept:
         dropped, foreign = publication.drop(connection, ours)
@@ -195,13 +196,18 @@ def _drop(pipeline: Settings, connection: Connection, cluster: Cluster, known: P
 
 
 def _needed_by(pipeline: Settings, connection: Connection, cluster: Cluster, name: str) -> str:
-    """Which other slot of the database needs a publication, as the end of a sentence; empty if none does: by its saved
-    state, a pipeline streams with it. Without it, that would stop for good, and need a snapshot. Of a slot whose state
-    this role may not read, the shared state topic tells whether it is a pipeline's."""
+    """Which other slot of the database needs a publication, as the end of a sentence; empty if none does: somebody
+    streams with it now, as a pipeline whose state is in another Kafka, or a pipeline does by its saved state. Without
+    it, that would stop for good, and need a snapshot. Of a slot whose state this role may not read, the shared state
+    topic tells whether it is a pipeline's."""
+    for other in slot.streaming(connection, publication.names(name)):
+        if other != pipeline.slot:
+            return f"slot {other!r} needs"
     others = [s.name for s in slot.states(connection) if s.database == cluster.database and s.name != pipeline.slot]
     for other in others:
         try:
-            intent = read_state(pipeline, store.state_topic_name(cluster.database, other)).intent
+            # another pipeline's open transaction is not waited for
+            intent = read_state(pipeline, store.state_topic_name(cluster.database, other), committed=False).intent
         except Refused as error:
             if any(key.endswith(f"/{cluster.pipeline(other)}") for key in control_topic.read(pipeline.kafka)):
                 return f"slot {other!r} may need. {error.what} If it does not, drop the publication by hand"

@@ -80,18 +80,23 @@ def unknown(topic: str, slot: str) -> StateError:
 
 
 def read_state(
-    pipeline: Settings, topic: str, admin: Topics | None = None, *, must_exist: bool = False
+    pipeline: Settings, topic: str, admin: Topics | None = None, *, must_exist: bool = False, committed: bool = True
 ) -> PipelineState:
     """Read all state records, up to the topic's end. An open transaction in it ends with its producer's time-out at the
     latest.
 
     :param admin: the caller's admin client, if it has one.
+    :param committed: whether only committed records are read; the others need not wait for an open transaction.
     :param must_exist: the topic is known to exist; otherwise a missing topic is read as one without records.
     :raises Outage: the records cannot be read, or a transaction stays open.
     :raises StateError: a topic that must exist is missing, or a record in it is malformed.
     """
     timeout = pipeline.transaction_timeout + 30
-    return PipelineState(store.read_records(pipeline.kafka, topic, timeout=timeout, admin=admin, must_exist=must_exist))
+    return PipelineState(
+        store.read_records(
+            pipeline.kafka, topic, timeout=timeout, committed=committed, admin=admin, must_exist=must_exist
+        )
+    )
 
 
 def read_own(pipeline: Settings, cluster: Cluster) -> PipelineState:

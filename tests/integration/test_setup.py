@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from psycopg.conninfo import conninfo_to_dict
 
@@ -24,6 +25,7 @@ from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.provision import drop as drop_module
 from airflow_bottledwater.provision import preflight, redrive
@@ -539,6 +541,38 @@ def test_a_publication_that_another_pipeline_has_is_not_dropped(source: Source) 
     assert drop(first, when="always").startswith(f"Dropped slot {name!r}, publication '{name}_3', ")
 
 
+def test_a_publication_that_somebody_streams_with_is_not_dropped(source: Source) -> None:
+    """As a pipeline in another Kafka does, whose state is not in this one."""
+    create(source.pipeline)
+    name, other = source.name, f"{source.name}_2"
+    source.execute(f"SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')")
+    with (
+        closing(ReplicationStream(source.pipeline.postgres, other, [name, f"{name}_unkeyed"], start=0)),
+        connect(source.pipeline.postgres) as connection,
+    ):
+        until(lambda: slot.streaming(connection, [f"{name}_unkeyed"]) == [other], "the slot is streamed from")
+        assert slot.streaming(connection, ["others"]) == []
+        said = drop(source.pipeline, when="always")
+    assert said == f"Dropped slot {name!r}. Kept publication {name!r}, which slot {other!r} needs."
+
+
+def test_an_open_transaction_of_another_pipeline_does_not_keep_a_slot_from_being_dropped(source: Source) -> None:
+    first, other = source.pipeline, f"{source.name}_2"
+    create(first)
+    create(first.with_(slot=other, topic_prefix=other))
+    hanging = Producer({**first.kafka, "transactional.id": "hanging", "transaction.timeout.ms": 60_000})
+    hanging.init_transactions(10)
+    hanging.begin_transaction()
+    hanging.produce(store.state_topic_name(known(source).slot.database, other), b"{}", b"letters/1/x")  # type: ignore[union-attr]
+    hanging.flush(10)
+    try:
+        began = time.monotonic()
+        assert drop(first, when="always").startswith(f"Dropped slot {source.name!r}, publication {source.name!r}")
+        assert time.monotonic() - began < 15
+    finally:
+        hanging.abort_transaction(10)
+
+
 def test_publications_stay_the_pipelines_while_a_table_of_another_owner_is_added(source: Source) -> None:
     """It is told to leave them alone for that while only."""
     own, name = source.pipeline, source.name
@@ -563,10 +597,10 @@ def test_a_slot_whose_state_may_not_be_read_does_not_keep_ours(
         source.execute(f"SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')")
     read = drop_module.read_state
 
-    def denied(pipeline: Settings, topic: str) -> PipelineState:
+    def denied(pipeline: Settings, topic: str, **how: bool) -> PipelineState:
         if topic.endswith(other):
             raise Refused(f"Kafka denies every access to topic {topic!r}.")
-        return read(pipeline, topic)
+        return read(pipeline, topic, **how)
 
     monkeypatch.setattr(drop_module, "read_state", denied)
     said = drop(first, when="always")

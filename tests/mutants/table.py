@@ -1846,6 +1846,18 @@ MUTANTS = (
         "tests/integration/test_setup.py::test_a_publication_that_another_pipeline_has_is_not_dropped",
     ),
     Mutant(
+        "a publication that a pipeline in another Kafka streams with is not dropped",
+        "_needed_by",
+        swap("slot.streaming(...)", "[]"),
+        "tests/integration/test_setup.py::test_a_publication_that_somebody_streams_with_is_not_dropped",
+    ),
+    Mutant(
+        "another pipeline's open transaction does not keep a slot from being dropped",
+        "_needed_by",
+        swap("committed=False", "committed=True"),
+        "tests/integration/test_setup.py::test_an_open_transaction_of_another_pipeline_does_not_keep_a_slot_from_being_dropped",
+    ),
+    Mutant(
         "a full queue is sent, though no partition has a complete batch",
         "Publisher._produce",
         drop("rd.flush(...)"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import BottledWaterError, SlotError, SlotInUse
-from airflow_bottledwater.postgres.slot import SlotState, check
+from airflow_bottledwater.postgres.slot import SlotState, check, publications
 
 GOOD = SlotState("orders", "pgoutput", "logical", "shop", None, 0x100, "reserved", 10, 20, None)
 
@@ -52,3 +52,23 @@ def test_nobody_is_told_to_drop_what_is_not_his(changes: dict[str, Any]) -> None
     with pytest.raises(SlotError) as refused:
         check(replace(GOOD, **changes), "shop")
     assert "rop" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (
+            'START_REPLICATION SLOT a LOGICAL 0/0 (proto_version \'1\', publication_names \'"shop","it\'\'s ""x"""\')',
+            {"shop", 'it\'s "x"'},
+        ),
+        (
+            "START_REPLICATION SLOT a LOGICAL 0/0 (\"proto_version\" '1', \"publication_names\" 'Shop, b')",
+            {"shop", "b"},
+        ),
+        ("START_REPLICATION SLOT a PHYSICAL 0/0", set()),
+        ("SELECT 'publication_names ''a'' '", set()),
+        ("<insufficient privilege>", set()),
+    ],
+)
+def test_who_streams_says_with_which_publications(command: str, named: set[str]) -> None:
+    assert publications(command) == named

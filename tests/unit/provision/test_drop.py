@@ -109,6 +109,7 @@ class World:
             monkeypatch.setattr(drop, name, lambda *_: PipelineState(dict(self.state)))
         monkeypatch.setattr(drop.slot, "state", lambda *_: None)
         monkeypatch.setattr(drop.slot, "states", lambda *_: [])
+        monkeypatch.setattr(drop.slot, "streaming", lambda *_: [])
         monkeypatch.setattr(drop.slot, "drop", lambda *_: False)
         monkeypatch.setattr(drop.publication, "drop", lambda *_: ([], []))
 

@@ -153,7 +153,12 @@ class _JobRuns:
             settings = self.pipeline.write(folder)
             submit.refuse_unknown_user()
             command = submit.command(
-                "pipeline", settings, master=self.master, conf=self.spark_conf, bounded=self.bounded
+                "pipeline",
+                settings,
+                master=self.master,
+                conf=self.spark_conf,
+                tasks=self.pipeline.lanes,
+                bounded=self.bounded,
             )
             # Spark takes several seconds to start, in which everything is made. A command that is killed takes its job
             # with it: nobody would see that it goes on

@@ -38,7 +38,7 @@ def run(pipeline: Settings, master: str, spark_conf: dict[str, str], *, as_json:
 
     stopped = jobs.stop_by_signal()
     with jobs.job_folder() as folder:
-        command = submit.command("verify", pipeline.write(folder), master=master, conf=spark_conf)
+        command = submit.command("verify", pipeline.write(folder), master=master, conf=spark_conf, tasks=pipeline.lanes)
         supervise.start(folder, command, submit.environment(master=master), ends_with_parent=True)
         jobs.follow(folder, stopped)
         outcome = supervise.final_outcome(folder)

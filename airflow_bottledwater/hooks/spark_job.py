@@ -148,7 +148,9 @@ def describe(
     :raises Refused: see :func:`airflow_bottledwater.jobs.submit.conf_for`.
     """
     application, properties, files = given
-    conf: dict[Any, Any] = submit.conf_for(place.master, properties, cluster=place.cluster)
+    conf: dict[Any, Any] = submit.conf_for(
+        place.master, properties, tasks=1 if kind == "stream" else pipeline.lanes, cluster=place.cluster
+    )
     if place.kubernetes:
         application = application or f"{_IN_IMAGE}/{kind}.py"
         conf["spark.kubernetes.driver.pod.name"] = identity["application"].partition(":")[2]

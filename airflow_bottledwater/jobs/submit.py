@@ -87,9 +87,12 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: bool = False) -> dict[str, str]:
+def conf_for(
+    master: str, conf: Mapping[str, str] | None = None, *, tasks: int = 1, cluster: bool = False
+) -> dict[str, str]:
     """Spark's properties for a job; those of the user override the others.
 
+    :param tasks: how many tasks the job has at the same time.
     :param cluster: whether the driver runs in the cluster, and is watched through Kafka, not by spark-submit: what this
         needs, no user overrides.
     :raises Refused: see :func:`refuse_speculation`; or a property has a secret, which would be in the arguments of
@@ -103,14 +106,47 @@ def conf_for(master: str, conf: Mapping[str, str] | None = None, *, cluster: boo
         ours = {}
     else:
         address = driver_address(master)
-        ours = {"spark.driver.host": address} if address else {}
-        if master.startswith("yarn"):
-            # YARN sends a filter for its pages while they are made: Spark's context then fails now and then, with a
-            # ConcurrentModificationException
-            ours["spark.ui.enabled"] = "false"
+        # each driver on a host takes another port for its pages, and Spark gives up after sixteen. On YARN, Spark's
+        # context fails now and then with them, by a ConcurrentModificationException: it sends a filter for the pages
+        # while they are made
+        ours = {"spark.ui.enabled": "false", **({"spark.driver.host": address} if address else {})}
+        if master.startswith("spark://"):
+            ours |= _cores({**_defaults(), **(conf or {})}, tasks)
     workers = {f"spark.executorEnv.{name}": value for name, value in WORKER_ENVIRONMENT.items()}
     return {**workers, **ours, **(conf or {}), **(_UNWATCHED if cluster else {})}
 
+
+def _cores(given: Mapping[str, str], tasks: int) -> dict[str, str]:
+    """How many cores of a standalone cluster a job takes: without a limit it takes all that are free, for as long as it
+    runs, and the next job gets none.
+
+    :param given: the properties that the user has set. Spark starts no executor at all where an executor has more cores
+        than the job may have.
+    """
+    if _MAX_CORES in given:
+        return {}
+    with contextlib.suppress(ValueError, ZeroDivisionError):  # what Spark does not take, it says itself
+        each_task = int(given.get("spark.task.cpus", "1"))
+        each = int(given.get("spark.executor.cores", each_task))
+        executors = -(-tasks // max(1, each // each_task))
+        return {_MAX_CORES: str(executors * each)}
+    return {}
+
+
+def _defaults() -> dict[str, str]:
+    """The properties of ``spark-defaults.conf``, which spark-submit reads where a job does not set them."""
+    folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME") or os.devnull) / "conf"
+    try:
+        lines = Path(folder, "spark-defaults.conf").read_text().splitlines()
+    except OSError:
+        return {}
+    found = (_DEFAULT.match(line) for line in lines)
+    return {each[1]: each[2].strip() for each in found if each is not None}
+
+
+_MAX_CORES = "spark.cores.max"
+#: a line of a file of properties, as Java reads them
+_DEFAULT = re.compile(r"\s*(spark\.[^\s=:]+)\s*[\s=:]\s*(.*)")
 
 #: what glibc's malloc of the workers is told
 #: (https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html). librdkafka allocates several
@@ -265,12 +301,14 @@ def command(
     *,
     master: str,
     conf: Mapping[str, str] | None = None,
+    tasks: int = 1,
     bounded: bool = False,
     binary: str = "spark-submit",
 ) -> list[str]:
     """The whole command line of a job in client mode.
 
-    :param name: the job: ``snapshot``, ``stream`` or ``pipeline``.
+    :param name: the job: ``snapshot``, ``stream``, ``pipeline`` or ``verify``.
+    :param tasks: how many tasks it has at the same time.
     :raises Refused: there is no spark-submit on the PATH, or speculative execution is on.
     """
     found = shutil.which(binary, path=environment()["PATH"])
@@ -279,7 +317,9 @@ def command(
             f"{binary} is not on the PATH.",
             "Install the spark extra (pip install airflow-provider-bottledwater[spark]).",
         )
-    properties = [part for key, value in conf_for(master, conf).items() for part in ("--conf", f"{key}={value}")]
+    properties = [
+        part for key, value in conf_for(master, conf, tasks=tasks).items() for part in ("--conf", f"{key}={value}")
+    ]
     files: Sequence[str] = () if is_local(master) else ("--files", str(settings))
     return [
         found, "--master", master, "--name", f"bottledwater-{name}", *properties, *files, str(job_file(name)),

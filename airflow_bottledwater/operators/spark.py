@@ -142,7 +142,10 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         """
         spark = self.described().spark
         if self._given is None:
-            self._given = (self.application, {**spark.conf, **(self.conf or {})}, self.files)
+            # options of spark-submit, which come before properties
+            cores = {"spark.executor.cores": self._executor_cores, "spark.cores.max": self._total_executor_cores}
+            options = {name: str(number) for name, number in cores.items() if number}
+            self._given = (self.application, {**spark.conf, **(self.conf or {}), **options}, self.files)
         place = spark_target.find(spark.conn_id, mode=spark.deploy_mode or None, properties=self._given[1])
         spark_target.check(
             place, detached=bool(self.deferrable), executor=self.executor, settings_file=spark.settings_file or None

@@ -145,7 +145,8 @@ def check(context: SparkContext, pipeline: Settings, file: SettingsFile, *, coun
         context.cancelAllJobs()
         raise Outage(
             f"No executor of {context.master} has finished a first task within {pipeline.executor_timeout:.0f} s.",
-            "Either the cluster has no free cores or memory for it, or its hosts cannot reach the driver at "
+            "Either the cluster has no free cores or memory for it (another application of a standalone cluster takes "
+            "all cores unless its spark.cores.max limits it), or its hosts cannot reach the driver at "
             f"{context.getConf().get('spark.driver.host', '(unknown)')} (set spark.driver.host to an address that they "
             "can reach), or they hang: look at the executors' logs. A cluster that has to start hosts first needs a "
             "longer executor_timeout.",

@@ -1846,6 +1846,12 @@ MUTANTS = (
         "tests/integration/test_setup.py::test_a_publication_that_another_pipeline_has_is_not_dropped",
     ),
     Mutant(
+        "a job leaves cores of a standalone cluster to others",
+        "submit.conf_for",
+        never("master.startswith('spark://')"),
+        "tests/unit/jobs/test_submit.py::test_a_job_takes_the_cores_of_a_standalone_cluster_that_it_needs",
+    ),
+    Mutant(
         "a publication that a pipeline in another Kafka streams with is not dropped",
         "_needed_by",
         swap("slot.streaming(...)", "[]"),

@@ -90,8 +90,6 @@ class Standalone(Local):
 
     def settings(self) -> dict[str, str]:
         return {
-            # an application would take all cores, and the next one would wait for them
-            "spark.cores.max": "2",
             "spark.executor.cores": "2",
             "spark.executor.memory": "512m",
             "spark.network.timeout": "20s",

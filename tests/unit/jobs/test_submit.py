@@ -38,12 +38,51 @@ def test_a_cluster_is_sent_the_settings_and_no_loopback_address(binary: Path, tm
     assert made[made.index("--files") + 1] == str(tmp_path / "s.json")
     given = [made[i + 1] for i, word in enumerate(made) if word == "--conf"]
     assert given[0].startswith("spark.executorEnv.GLIBC_TUNABLES=glibc.malloc.arena_max=2:")
-    assert given[1:] == ["a=b"]
+    assert given[1:] == ["spark.ui.enabled=false", "spark.cores.max=1", "a=b"]
+
+
+@pytest.mark.parametrize(
+    ("conf", "tasks", "cores"),
+    [
+        ({}, 1, "1"),
+        ({}, 3, "3"),
+        ({"spark.cores.max": "8"}, 3, "8"),
+        # otherwise Spark would start no executor
+        ({"spark.executor.cores": "4"}, 1, "4"),
+        ({"spark.executor.cores": "2"}, 3, "4"),
+        ({"spark.task.cpus": "2"}, 3, "6"),
+        ({"spark.executor.cores": "5", "spark.task.cpus": "2"}, 3, "10"),
+    ],
+)
+def test_a_job_takes_the_cores_of_a_standalone_cluster_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, conf: dict[str, str], tasks: int, cores: str
+) -> None:
+    """All that are free, by Spark's default: the next job would get none. So with what spark-defaults.conf says."""
+    monkeypatch.setattr(submit, "driver_address", lambda _: None)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert submit.conf_for("spark://h:7077", conf, tasks=tasks)["spark.cores.max"] == cores
+    for between in (" ", "=", " = ", ":\t"):
+        lines = [f"{name}{between}{value} " for name, value in conf.items()]
+        (tmp_path / "spark-defaults.conf").write_text("\n".join(["# spark.cores.max 9", "", *lines]))
+        assert (
+            submit.conf_for("spark://h:7077", tasks=tasks).get("spark.cores.max", conf.get("spark.cores.max")) == cores
+        )
+    for other in ("local[2]", "yarn", "k8s://h"):
+        assert "spark.cores.max" not in submit.conf_for(other, tasks=tasks)
 
 
 @pytest.mark.parametrize("name", ["spark.driver.memory", "spark.executorEnv.GLIBC_TUNABLES"])
 def test_the_users_properties_come_last(name: str) -> None:
     assert submit.conf_for("local", {name: "mine"})[name] == "mine"
+
+
+@pytest.mark.parametrize("master", ["local", "spark://127.0.0.1", "yarn", "k8s://https://127.0.0.1"])
+def test_no_driver_needs_a_port_for_its_pages(master: str) -> None:
+    """The eighteenth on a host would find none, and end."""
+    assert submit.conf_for(master)["spark.ui.enabled"] == "false"
+    assert submit.conf_for(master, {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
+    if master.startswith(("yarn", "k8s")):
+        assert "spark.ui.enabled" not in submit.conf_for(master, cluster=True)
 
 
 def test_nobody_but_airflow_starts_a_job_in_a_cluster_again() -> None:
@@ -156,9 +195,6 @@ def test_executors_on_yarn_are_told_the_address_towards_the_resource_manager(
     (tmp_path / "yarn-site.xml").write_text(f"<configuration>{lines}</configuration>")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     assert submit.driver_address("yarn") == "10.0.0.5" and network.asked == [asked]
-    # its pages, and the filter that YARN puts before them, are made at the same time
-    assert submit.conf_for("yarn")["spark.ui.enabled"] == "false"
-    assert "spark.ui.enabled" not in submit.conf_for("yarn", cluster=True)
 
 
 @pytest.mark.parametrize(

@@ -196,9 +196,8 @@ class StreamPublisher:
                 return  # the outcome of an earlier attempt was unknown
             values = dict(make(known))
             tables = {oid: pin for oid in rows.blocks if isinstance(pin := values[table_key(oid)], PinnedTable)}
-            letters: list[SourceTable] = []
             try:
-                self._session.transact(self._first(rows, tables, encoder, letters, values), values, divisible=False)
+                self._session.transact(self._first(rows, tables, encoder, values), values, divisible=False)
             except (TooSlow, RecordRefused) as error:
                 raise Refused(f"Kafka does not take its rows in one transaction: {error}") from error
 
@@ -209,32 +208,44 @@ class StreamPublisher:
         rows: NewRows,
         tables: Mapping[int, PinnedTable],
         encoder: RowEncoder,
-        letters: list[SourceTable],
         values: dict[str, StateRecord | None],
     ) -> Iterator[Records]:
-        """The records of new tables' rows, and of what was committed behind them."""
+        """The records of new tables' rows, and of what was committed behind them; the counts of their dead letters are
+        added to ``values``."""
+        letters: dict[str, list[SourceTable]] = {BY_LIVE: [], BY_STREAM: []}
         for oid, pinned in tables.items():
             programs = self._session.programs([pinned.version], copied=True)
             for block in rows.blocks[oid]:
                 for encoded, rejections in encoder.encode(pinned.version, block, programs, rows.boundary.insert_lsn):
                     yield without(encoded.records, rejections)
                     for rejection in rejections:
-                        letters.append(pinned.table)
+                        letters[BY_LIVE].append(pinned.table)
                         yield encoder.dead_letter(pinned.version, block, rejection, rows.boundary.insert_lsn)
         for batch in passed(self._pipeline, rows, tables, self.position):
             programs = self._session.programs(batch.versions, copied=False)
-            changes = self._encode(batch, programs)
-            stop = truncate_stop(self._pipeline, batch) or rejection_stop(
-                self._pipeline, changes, programs, ("exit", "isolate")
-            )
-            if stop is not None:
-                raise stop
-            yield without(changes.records, changes.rejections)
-            yield from truncate_events(batch, self._session.events, self._session.name)
-            for rejection in changes.rejections:
-                letters.append(batch.versions[int(changes.change(rejection)["relation"])].table)
-                yield self._dead_letter(changes, rejection)
-        values |= counted(self._session.state, BY_LIVE, letters)
+            for changes in self._in_parts(batch, programs):
+                part = changes.batch
+                stop = truncate_stop(self._pipeline, part) or rejection_stop(
+                    self._pipeline, changes, programs, ("exit", "isolate")
+                )
+                if stop is not None:
+                    raise stop
+                yield without(changes.records, changes.rejections)
+                yield from truncate_events(part, self._session.events, self._session.name)
+                for rejection in changes.rejections:
+                    letters[BY_STREAM].append(part.versions[int(changes.change(rejection)["relation"])].table)
+                    yield self._dead_letter(changes, rejection)
+        for by, of in letters.items():
+            values |= counted(self._session.state, by, of)
+
+    def _in_parts(self, batch: Batch, programs: Programs) -> Iterator[EncodedBatch]:
+        """All of a batch, in as many parts as the values that its changes lack need."""
+        reached = batch.start
+        while reached < batch.end:
+            part = self._completer.leading(_rest(batch, reached), programs)
+            encoded = self._encode(part, programs)
+            yield encoded
+            reached = encoded.batch.end
 
     def reached(self) -> Position:
         """P, read after an initialisation, so that no open transaction of an earlier attempt can move it any more; it

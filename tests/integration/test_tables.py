@@ -19,7 +19,9 @@ from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.publish import toast
 from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.state.records import BY_LIVE, BY_STREAM
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.tables import new_rows
 from tests.support.tables import look_often, problems
@@ -429,6 +431,56 @@ def test_what_was_committed_behind_their_rows_has_the_positions_that_the_stream_
     ordinals = [[m.pos.rpartition("/")[2] for m in flow.read(table)][-1] for table in ("log", "first")]
     assert [int(each, 16) for each in ordinals] == [3, 4]
     assert [m.value for m in flow.read("log")] == [{"n": 1}, {"n": 2}]
+
+
+def _behind(flow: Flow, monkeypatch: pytest.MonkeyPatch, *statements: str) -> None:
+    """Let statements be committed behind the rows of new tables, each in a transaction of its own, which the stream
+    passes before it takes the tables in."""
+    read = new_rows.read
+
+    def behind(*given: Any) -> new_rows.NewRows:
+        rows = read(*given)
+        flow.execute(*statements, "INSERT INTO first VALUES (99)")
+        until(lambda: 99 in [m.key["id"] for m in flow.read("first")], "the stream has passed them")
+        return rows
+
+    monkeypatch.setattr(new_rows, "read", behind)
+
+
+def test_all_that_was_committed_behind_their_rows_is_published_however_large_what_it_lacks_is(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new rows of updates lack large values, which are filled in from the old ones (REPLICA IDENTITY FULL)."""
+    flow = _make(make_flow, "first", tables="*", allow_unkeyed=True)
+    monkeypatch.setattr(toast, "_LACKING_BYTES", 20_000)
+    update = "UPDATE log SET n = {} WHERE n >= 0"
+    _behind(flow, monkeypatch, update.format(1), f"INSERT INTO log VALUES (-1); {update.format(2)}", update.format(3))
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.transaction(
+            "CREATE TABLE log (n int, t text)",
+            "ALTER TABLE log REPLICA IDENTITY FULL",
+            "ALTER TABLE log ALTER COLUMN t SET STORAGE EXTERNAL",
+            "INSERT INTO log SELECT 0, repeat('x', 5000) FROM generate_series(1, 7)",
+        )
+        until(lambda: "log" in _topics(flow), "it is taken in", failed=errors)
+        flow.published("INSERT INTO log VALUES (4)")
+    found = sorted((m.value["n"], len(m.value["t"] or "")) for m in flow.read("log"))
+    assert found == [(-1, 0), *[(n, 5000) for n in range(4) for _ in range(7)], (4, 0)]
+
+
+def test_what_cannot_be_published_of_their_changes_counts_as_of_the_stream(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = _make(make_flow, "first", tables="*", allow_unkeyed=True, on_error="log")
+    _behind(flow, monkeypatch, "INSERT INTO log VALUES (repeat('x', 3000000))")
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute("CREATE TABLE log AS SELECT repeat('x', 3000001) AS t")
+        until(lambda: "log" in _topics(flow), "it is taken in", failed=errors)
+    known = read_state(flow.pipeline, state_topic(flow))
+    counts = {key.rpartition("/")[2]: each.written for key, each in known.letters.items()}
+    assert counts == {BY_STREAM: 1, BY_LIVE: 1}
 
 
 def test_a_job_that_dies_while_it_publishes_them_leaves_nothing_of_them(

@@ -4461,6 +4461,13 @@ MUTANTS = (
         "tests/integration/test_tables.py::test_new_tables_without_a_key_have_each_row_once",
     ),
     Mutant(
+        "all that is committed behind the rows of a new table without a key is published, in parts if it is large",
+        "StreamPublisher._in_parts",
+        swap("reached < batch.end", "reached == batch.start"),
+        "tests/integration/test_tables.py::"
+        "test_all_that_was_committed_behind_their_rows_is_published_however_large_what_it_lacks_is",
+    ),
+    Mutant(
         "what the rows of a new table without a key have is left out of the stream",
         "writer.records",
         swap("values[boundary_key(step.oid)] = prepared.rows.boundary", "pass"),

@@ -102,13 +102,9 @@ def _in_source(
     if not table.keyed and table.oid not in known.tables:
         if not pipeline.allow_unkeyed:
             return [f"{table.key_problem or 'it has no key'}. Give it a primary key, or leave it out."]
-        if table.partitioned or new_rows.too_large(connection, [table]):
+        if table.partitioned or new_rows.too_large(connection, table):
             what = "partitioned" if table.partitioned else f"larger than {new_rows.LARGEST >> 20} MiB"
-            return [
-                f"it is {what}, and without a key its rows can only be read while the stream does not run. Give it a "
-                "primary key; or stop the stream, then run create_slot and the snapshot again (or start the command "
-                "again)."
-            ]
+            return [str(new_rows.unread(what))]
     found = Findings(cluster, adding=frozenset({table.oid}), state=known)
     found.via_root = via_root(pipeline, known)
     problems = check_tables(connection, pipeline, found)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_bottledwater.encoding.program import select_list
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
@@ -16,11 +16,11 @@ from airflow_bottledwater.postgres import catalog, copy
 from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.postgres.slot import TemporarySlot
-from airflow_bottledwater.postgres.snapshot import BLOCK_BYTES, LAST_BLOCK, begin_under, copy_query
+from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, begin_under, copy_query
 from airflow_bottledwater.publish import hashed
 
-#: bytes of the tables that are read together: they are kept in memory, and are published in one Kafka transaction, for
-#: which the stream stands still
+#: bytes of the tables that are read together, on disk and as PostgreSQL sends them: they are kept in memory, and are
+#: published in one Kafka transaction, for which the stream stands still
 LARGEST = 64 << 20
 #: seconds to wait for the transactions that are running
 PATIENCE = 5.0
@@ -33,7 +33,8 @@ class NewRows:
     """The rows of new tables, and the slot that has what was committed behind them.
 
     :param boundary: what the stream leaves out of these tables, since the rows have it.
-    :param blocks: the rows as COPY has sent them, by the table's oid.
+    :param blocks: the rows as COPY has sent them, by the table's oid; none of the table with which they
+        would be too many, and of those behind it.
     """
 
     slot: TemporarySlot
@@ -63,7 +64,7 @@ def read(connection: Connection, pipeline: Settings, tables: Sequence[SourceTabl
             snapshot = begin_under(reader, named, made.exported, lock_timeout=_LOCK)
             # its consistent point is behind every commit that the snapshot shows
             boundary = Boundary(snapshot, made.consistent_point, oldest_xid, True)
-            found = {table.oid: _rows(pipeline, reader, table) for table in tables}
+            found = _rows(pipeline, reader, tables)
         # DDL that commits while a slot is being made can leave it without what that has changed
         if catalog.fingerprint(connection, oids) != before:
             raise Outage("A new table was altered while it was read.", "It is read again.")
@@ -73,19 +74,37 @@ def read(connection: Connection, pipeline: Settings, tables: Sequence[SourceTabl
     return NewRows(made, boundary, found)
 
 
-def _rows(pipeline: Settings, reader: Connection, table: SourceTable) -> list[MessageBlock]:
-    query = copy_query(table, select_list(table), 0, LAST_BLOCK)
-    blocks = hashed.rows(pipeline, table, copy.rows(reader, query))
-    return [MessageBlock(block.data.copy(), block.offsets.copy()) for block in blocks]
-
-
-def too_large(connection: Connection, tables: Sequence[SourceTable]) -> set[int]:
-    """Those of the tables that are too large to be read while the stream runs, by oid: they have more bytes than
-    :data:`LARGEST`, alone or together with smaller ones."""
-    pages = catalog.measured(connection, [table.oid for table in tables])
-    found, total = set[int](), 0
-    for oid in sorted(pages, key=lambda each: pages[each]):
-        total += pages[oid] * BLOCK_BYTES
-        if total > LARGEST:
-            found.add(oid)
+def _rows(pipeline: Settings, reader: Connection, tables: Sequence[SourceTable]) -> dict[int, list[MessageBlock]]:
+    """The rows of tables, one after the other, as long as they have at most :data:`LARGEST` bytes together. Values that
+    are compressed on disk are sent whole, a hundred times as large perhaps."""
+    found, size = dict[int, list[MessageBlock]](), 0
+    for table in tables:
+        blocks = list[MessageBlock]()
+        query = copy_query(table, select_list(table), 0, LAST_BLOCK)
+        for block in hashed.rows(pipeline, table, copy.rows(reader, query)):
+            size += block.data.size
+            if size > LARGEST:
+                reader.close()  # it would send all that is left
+                return found
+            blocks.append(MessageBlock(block.data.copy(), block.offsets.copy()))
+        found[table.oid] = blocks
     return found
+
+
+def too_large(connection: Connection, table: SourceTable) -> bool:
+    """Whether a table is too large to be read while the stream runs: it has more bytes than :data:`LARGEST` on disk,
+    those of values that are stored apart (TOAST) among them."""
+    row = connection.execute("SELECT pg_table_size(%s::oid::regclass)", (table.oid,)).fetchone()
+    return row is not None and (row[0] or 0) > LARGEST
+
+
+def unread(why: str) -> Refused:
+    """The error of a new table that cannot be read while the stream runs.
+
+    :param why: the rest of a sentence about it.
+    """
+    return Refused(
+        f"it is {why}, and without a key its rows can only be read while the stream does not run.",
+        "Give it a primary key; or stop the stream, then run create_slot and the snapshot again (or start the command "
+        "again).",
+    )

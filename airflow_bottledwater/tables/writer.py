@@ -333,15 +333,20 @@ def _read(
     connection: Connection, pipeline: Settings, tables: Sequence[SourceTable], oldest_xid: int
 ) -> tuple[NewRows | None, dict[int, Unfit]]:
     """The rows of new tables without a key, or why they cannot be read now."""
-    # one that waits makes room for the others: it is read at the next look
-    left = new_rows.too_large(connection, tables)
-    if left:
-        return None, dict.fromkeys(left, Unfit("has to wait: others are read first", ""))
     try:
-        return new_rows.read(connection, pipeline, tables, oldest_xid), {}
+        rows = new_rows.read(connection, pipeline, tables, oldest_xid)
     except (BottledWaterError, psycopg.Error) as error:
         why = checks.refused(own(error, "Reading its rows"))
         return None, {table.oid: why for table in tables}
+    left = [table.oid for table in tables if table.oid not in rows.blocks]
+    if not left:
+        return rows, {}
+    rows.close()
+    if rows.blocks:
+        # those that wait make room: they are read at the next look
+        return None, dict.fromkeys(left, Unfit("has to wait: others are read first"))
+    large = new_rows.unread(f"larger than {new_rows.LARGEST >> 20} MiB as PostgreSQL sends it")
+    return None, {left[0]: checks.refused(large)}
 
 
 def _as_known(known: PipelineState, table: SourceTable) -> SourceTable:

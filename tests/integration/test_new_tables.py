@@ -266,6 +266,30 @@ def test_one_without_a_key_that_cannot_be_read_is_named_and_the_stream_goes_on(
     flow.execute("UPDATE keyless SET id = 1", "DELETE FROM keyless")  # it is not harmed
 
 
+def test_one_without_a_key_whose_rows_are_too_large_keeps_no_other_waiting(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a table with large values, the rows themselves may be small; and what is compressed is not sent so."""
+    monkeypatch.setattr(new_rows, "LARGEST", 1 << 20)
+    flow.change(allow_unkeyed=True)
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.transaction(
+            "CREATE TABLE apart (t text)",
+            "ALTER TABLE apart ALTER COLUMN t SET STORAGE EXTERNAL",
+            "INSERT INTO apart VALUES (repeat('x', 1100000))",
+            "CREATE TABLE compressed AS SELECT repeat('x', 500000) AS t FROM generate_series(1, 3)",
+            *(f"CREATE TABLE {name} AS SELECT repeat('x', 700000) AS t" for name in ("small", "other")),
+        )
+        until(lambda: {"small", "other"} <= _tables(flow), "they are taken in", failed=errors)
+        until(lambda: problems(flow).keys() == {"public.apart", "public.compressed"}, "it is told", failed=errors)
+        told = problems(flow)
+    assert "it is larger than 1 MiB, and without a key" in told["public.apart"].reason
+    assert "it is larger than 1 MiB as PostgreSQL sends it, and without a key" in told["public.compressed"].reason
+    assert all("Give it a primary key; or stop the stream" in each.remedy for each in told.values())
+    assert _tables(flow) == {"first", "small", "other"}
+
+
 def test_a_new_leaf_is_taken_in_with_its_rows(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="p", partitioned_tables="leaves")
     flow.execute(

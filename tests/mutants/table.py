@@ -4274,8 +4274,20 @@ MUTANTS = (
     Mutant(
         "a large new table without a key is not taken in",
         "checks._in_source",
-        never("table.partitioned or new_rows.too_large(connection, [table])"),
+        never("table.partitioned or new_rows.too_large(connection, table)"),
         f"{_NEW_TABLES}::test_one_without_a_key_that_cannot_be_read_is_named_and_the_stream_goes_on",
+    ),
+    Mutant(
+        "large values count in the size of a new table without a key",
+        "new_rows.too_large",
+        text("pg_table_size", "pg_relation_size"),
+        f"{_NEW_TABLES}::test_one_without_a_key_whose_rows_are_too_large_keeps_no_other_waiting",
+    ),
+    Mutant(
+        "no more rows of new tables are kept in memory than fit",
+        "new_rows._rows",
+        never("size > LARGEST"),
+        f"{_NEW_TABLES}::test_one_without_a_key_whose_rows_are_too_large_keeps_no_other_waiting",
     ),
     Mutant(
         "changes of a table that is not followed are left out",

@@ -19,10 +19,11 @@ def found(looks: Mapping[str, KafkaLook]) -> list[dict[str, Any]]:
     :param looks: what each Kafka has, by the id under which it is listed; while one was never read, nothing can be said
         of its pipelines.
     """
-    reported = [status for look in looks.values() for status in look.statuses.values()]
     made: dict[tuple[str, str], dict[str, Any]] = {}
     for task, described in rights.failed():
         own = looks.get(kafkas.listed_as(described.kafka.conn_id))
+        # another Kafka may have a pipeline of this name
+        reported = own.statuses.values() if own is not None else ()
         if (own is None or own.read) and not any(_is_of(status, task["dag_id"], described) for status in reported):
             made.setdefault((task["dag_id"], described.name), {**task, "slot": described.name})
     return list(made.values())

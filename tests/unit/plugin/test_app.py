@@ -277,6 +277,11 @@ def test_a_pipeline_that_could_not_begin_is_shown_with_the_task_that_failed(
     assert answer["unbegun"] == [] and not answer["complete"]
     monkeypatch.setattr(kafkas, "watches", lambda: {"kafka_default": read, "other": away})
     assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == [found]
+    # a namesake in another Kafka is another pipeline, whoever has started it
+    for namesake in (status("stock"), status("stock", dag_id="")):
+        other = Stub(KafkaLook(statuses={"7/shop/stock": namesake}, read=1.0))
+        monkeypatch.setattr(kafkas, "watches", lambda other=other: {"kafka_default": read, "other": other})
+        assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == [found]
     # once a job has reported, its status says what is wrong; so it is with a pipeline of the command
     seen(status("stock"))
     assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == []

@@ -74,7 +74,7 @@ def stop_and_forget(pipeline: Settings, identity: Identity, *, final: bool = Tru
     :raises BottledWaterError: see :func:`stop`.
     """
     if stop(pipeline, identity, final=final):
-        watch.forget(pipeline, identity)
+        watch.forget(pipeline, identity, asked=True)
     else:
         identities.forget(identity)
 
@@ -90,7 +90,7 @@ def clear_away(pipeline: Settings, identity: Identity, ended: Ended) -> None:
             log.warning("%s", error)  # the next job waits for it
         identities.forget(identity)
     elif not ended.pending:
-        watch.forget(pipeline, identity)
+        watch.forget(pipeline, identity, asked=ended.asked or ended.outcome.stopped)
 
 
 def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Callable[[str], object]) -> None:

@@ -234,12 +234,15 @@ def report_end(
         control_topic.write(pipeline.kafka, {job_key(job_id): encode(before)})
 
 
-def forget(pipeline: Settings, job_id: str) -> None:
+def forget(pipeline: Settings, job_id: str, *, asked: bool) -> None:
     """Remove a job's record and the request to it.
 
+    :param asked: whether it was asked to stop. A tombstone of what was never written would be read by everybody as well;
+        a request that nobody knows of is removed later, by another job.
     :raises Outage: Kafka does not take it.
     """
-    control_topic.write(pipeline.kafka, {job_key(job_id): None, stop_key(job_id): None})
+    keys = [job_key(job_id), *([stop_key(job_id)] if asked else [])]
+    control_topic.write(pipeline.kafka, dict.fromkeys(keys))
 
 
 def records(pipeline: Settings) -> RawRecords:

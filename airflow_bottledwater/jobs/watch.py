@@ -177,14 +177,16 @@ def _ended_here(folder: Path) -> Ended:
     return Ended(supervise.final_outcome(folder), log=supervise.log_tail(folder, _TAIL))
 
 
-def forget(pipeline: Settings, identity: Identity) -> None:
-    """Remove what is left of an ended job: its folder, if it is on this host, and its record. A failure is only
-    logged."""
+def forget(pipeline: Settings, identity: Identity, *, asked: bool) -> None:
+    """Remove what is left of an ended job: its folder, if it is on this host, and its record. A failure is only logged.
+
+    :param asked: see :func:`airflow_bottledwater.jobs.submitted.forget`.
+    """
     from airflow_bottledwater.jobs import submitted
 
     identities.forget(identity)
     try:
-        submitted.forget(pipeline, identity["id"])
+        submitted.forget(pipeline, identity["id"], asked=asked)
     except BottledWaterError as error:
         log.info("The record of the job stays for a while: %s", error)
 

@@ -199,7 +199,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
                 )
                 return identity
         except BaseException:
-            watch.forget(pipeline, identity)
+            watch.forget(pipeline, identity, asked=self._killed)
             shutil.rmtree(settings.parent, ignore_errors=True)
             raise
         try:

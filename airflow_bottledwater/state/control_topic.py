@@ -30,13 +30,16 @@ log = logging.getLogger(__name__)
 #: a record that was written: its key and its value, None for a tombstone
 Change = tuple[str, dict[str, Any] | None]
 
-#: seconds for reading to the topic's present end
+#: seconds without a further record after which reading to the topic's present end is given up
 _READING = 60.0
 #: seconds for one wait for records, after which it is seen that the client was closed
 _WAITING = 0.1
 #: seconds without a record after which Kafka is asked whether it answers, and the longest time between two answers over
 #: which it counts as having answered: watches look more often, and no job counts as dead after so short a silence
 _ASKED, _GAP = 5.0, 20.0
+#: seconds without anything from Kafka after which the topic is read anew: half of the day for which Kafka keeps the
+#: tombstones of records that were removed meanwhile
+_AWAY = 43_200.0
 #: seconds for which records may wait for the broker, and how many are written before it has to acknowledge them: far
 #: fewer than fit into the producer's queue
 _QUEUED, _AT_ONCE = 10.0, 1000
@@ -135,6 +138,8 @@ class ControlTopic:
         self._changed: dict[str, float] = {}
         self._trimmed = time.monotonic()
         self._answered = -math.inf
+        #: when Kafka has answered last, by the host's clock, which goes on while the host sleeps
+        self._heard = time.time()
         #: one asks Kafka for all that wait for its answer; reentrant as above
         self._asking = threading.RLock()
         self._asked: tuple[float, Exception | None] = (-math.inf, None)
@@ -268,9 +273,11 @@ class ControlTopic:
     def _ask(self) -> None:
         try:
             end = self.end()
-            deadline = time.monotonic() + _READING
             with self.arrived:
+                reached = -1
                 while self.at < end:
+                    if self.at != reached:
+                        reached, deadline = self.at, time.monotonic() + _READING
                     late = self._closed or time.monotonic() > deadline
                     # another error than an outage may be gone with the next attempt to read
                     if self._error is not None and (late or isinstance(self._error, BottledWaterError)):
@@ -310,11 +317,12 @@ class ControlTopic:
 
     def _begin_anew(self, end: int) -> None:
         """Have the topic read from its start by another consumer: the one that has read the topic before may never get
-        anything of one that was created again (https://github.com/confluentinc/librdkafka/issues/4898).
+        anything of one that was created again (https://github.com/confluentinc/librdkafka/issues/4898). One that was
+        away for long does not hear of what was removed.
 
         :param end: the topic's.
         """
-        self.records, self.at, self._anew = {}, 0, True
+        self.records, self.at, self._anew, self._heard = {}, 0, True, time.time()
         self._first_end = self._known_to = end
 
     def _answers(self) -> None:
@@ -322,7 +330,7 @@ class ControlTopic:
         now = time.monotonic()
         if now - self._answered > _GAP:
             self.answering = now
-        self._answered = now
+        self._answered, self._heard = now, time.time()
 
     def _read(self) -> None:
         """Read until the client is closed, whatever goes wrong: nobody could be watched or stopped without it."""
@@ -349,6 +357,9 @@ class ControlTopic:
     def _arrived(self, changes: list[Change], at: int) -> None:
         with self.arrived:
             if self._anew:
+                return
+            if time.time() - self._heard > _AWAY:
+                self._begin_anew(at)
                 return
             self._error = None
             now = time.monotonic()

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from airflow_bottledwater.encoding.names import mangle
 from airflow_bottledwater.errors import LOST_STATE, Outage, StateError
 from airflow_bottledwater.kafka.clients import altering, errors, made, passes, reader_config
-from airflow_bottledwater.kafka.topics import TOMBSTONES, NewTopic, Topic, Topics, small_segments
+from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics, small_segments
 from airflow_bottledwater.model.problem import Problem
 
 log = logging.getLogger(__name__)
@@ -36,9 +36,9 @@ def new_topic(name: str, replication: int) -> NewTopic:
     The configurations are tried in order, since some managed Kafkas allow none of these settings, or other values.
     """
     compact = {"cleanup.policy": "compact", **({"min.insync.replicas": "2"} if replication >= 3 else {})}
-    # a slot's own topic is read from its start by whoever publishes, and followed by nobody
-    followed = {} if name.startswith(f"{CONTROL_TOPIC}.") else TOMBSTONES
-    soon = {**compact, **followed, "min.cleanable.dirty.ratio": "0.1"}
+    # tombstones stay for Kafka's day: each finished job leaves one, which everybody reads, and who was away for longer
+    # reads from the start
+    soon = {**compact, "min.cleanable.dirty.ratio": "0.1"}
     configs = (
         *([{**soon, "segment.bytes": "1048576"}] if name == CONTROL_TOPIC else []),
         *small_segments(soon),

@@ -137,7 +137,7 @@ def test_a_job_is_watched_and_stopped_from_another_host(
     assert end.outcome.ok and end.outcome.stopped and end.asked and not end.lost
     assert job.process.wait(60) == 0
     assert orphans.unfinished(flow.pipeline, flow.name) == []
-    watch.forget(flow.pipeline, job.identity)
+    watch.forget(flow.pipeline, job.identity, asked=True)
     assert job.record is None
 
 

@@ -1846,6 +1846,18 @@ MUTANTS = (
         "tests/integration/test_setup.py::test_a_publication_that_another_pipeline_has_is_not_dropped",
     ),
     Mutant(
+        "whoever was away for longer than Kafka keeps tombstones reads the shared topic anew",
+        "ControlTopic._arrived",
+        never("time.time() - self._heard > _AWAY"),
+        f"{_TOPIC}::test_who_was_away_for_long_reads_anew",
+    ),
+    Mutant(
+        "reading the shared topic is not given up while it goes on",
+        "ControlTopic._ask",
+        swap("self.at != reached", "reached < 0"),
+        f"{_TOPIC}::test_reading_is_given_up_only_when_nothing_moves",
+    ),
+    Mutant(
         "a job leaves cores of a standalone cluster to others",
         "submit.conf_for",
         never("master.startswith('spark://')"),
@@ -1860,7 +1872,7 @@ MUTANTS = (
     Mutant(
         "another pipeline's open transaction does not keep a slot from being dropped",
         "_needed_by",
-        swap("committed=False", "committed=True"),
+        swap("read_state(..., committed=False)", "read_state(...)"),
         "tests/integration/test_setup.py::test_an_open_transaction_of_another_pipeline_does_not_keep_a_slot_from_being_dropped",
     ),
     Mutant(
@@ -2867,7 +2879,7 @@ MUTANTS = (
     Mutant(
         "what is known of a job that a cluster may have accepted is kept until it has heard that it was given up",
         "BottledWaterSparkOperator._submit",
-        swap("self._give_up(pipeline)", "watch.forget(pipeline, identity)"),
+        swap("self._give_up(pipeline)", "watch.forget(pipeline, identity, asked=True)"),
         f"{_STREAM_OPERATOR}::test_a_job_whose_submission_failed_is_given_up_since_the_cluster_may_have_accepted_it",
     ),
     Mutant(
@@ -2934,7 +2946,7 @@ MUTANTS = (
     Mutant(
         "a job that was given up before it began does nothing when it begins",
         "clear_away",
-        swap("if not ended.pending:\n    watch.forget(pipeline, identity)", "watch.forget(pipeline, identity)"),
+        swap("if not ended.pending:\n    watch.forget(...)", "watch.forget(pipeline, identity, asked=True)"),
         "tests/system/clusters/test_pipeline_on_kubernetes.py::"
         "test_a_snapshot_that_is_ended_while_its_pod_is_pending_is_cancelled",
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -267,3 +269,64 @@ def test_a_topic_that_was_made_again_is_read_from_its_start_by_another_consumer(
         # what is not read yet may be there
         with pytest.raises(Outage, match="of 9 only"):
             topic.get("status/a")
+
+
+def reading(monkeypatch: pytest.MonkeyPatch, poll: Callable[[Any], list[Any]], end: list[int]) -> list[Any]:
+    """The consumers that are made, of a topic that exists; ``poll`` says what they get."""
+    made = list[Any]()
+
+    class Reader:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            made.append(self)
+            self.at, self.mine = 0, len(made)
+
+        def poll(self, timeout: float) -> list[Any]:
+            threading.Event().wait(0.01)
+            return poll(self)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(topics.Topics, "__init__", lambda *_: None)
+    monkeypatch.setattr(topics.Topics, "describe", lambda _, names, **__: dict.fromkeys(names))
+    monkeypatch.setattr(topics.Topics, "ends", lambda *_: end)
+    monkeypatch.setattr(store, "Reader", Reader)
+    return made
+
+
+def test_who_was_away_for_long_reads_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka has no tombstone any more of what was removed meanwhile."""
+    written, passed, clock = [("status/a", {"n": 1}), ("job/1", {})], [0.0], time.time
+    ends = [2]
+
+    def poll(reader: Any) -> list[Any]:
+        found, reader.at = (written if reader.at < ends[0] else []), ends[0]
+        return found
+
+    made = reading(monkeypatch, poll, ends)
+    monkeypatch.setattr(control_topic.time, "time", lambda: clock() + passed[0])
+    with ControlTopic.of(KAFKA) as topic:
+        assert topic.all(now=True) == dict(written)
+        for away, known, consumers in (
+            (control_topic._AWAY - 60, {"status/a": {"n": 2}, "job/1": {}}, 1),
+            (control_topic._AWAY + 60, {"status/a": {"n": 3}}, 2),
+        ):
+            passed[0] += away
+            written[:] = [("status/a", {"n": consumers + 1})]
+            ends[0] += 5
+            assert topic.all(now=True) == known and len(made) == consumers
+
+
+def test_reading_is_given_up_only_when_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def poll(reader: Any) -> list[Any]:
+        threading.Event().wait(0.1)
+        reader.at = min(10, reader.at + 1)
+        return []
+
+    monkeypatch.setattr(control_topic, "_READING", 0.5)
+    made = reading(monkeypatch, poll, ends := [10])
+    with ControlTopic.of(KAFKA) as topic:
+        topic.read_to_end()
+        assert len(made) == 1
+        ends[0] = 11
+        with pytest.raises(Outage, match="offset 10 of 11"):
+            topic.read_to_end()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -214,6 +215,8 @@ class Claim:
         self._backoff = backoff
         self._admin = Topics(pipeline.kafka)
         self._reader: store.Reader | None = None
+        #: when the last reading began
+        self._read = 0.0
         self._reading = threading.Lock()
         if _job is not None and not _job.may_claim(cluster.pipeline(pipeline.slot)):
             raise StopRequested("The job was asked to stop before it began.")
@@ -337,16 +340,19 @@ class Claim:
 
     def _read_on(self) -> store.RawRecords:
         """The records up to the topic's present end. The reader is kept between calls, since a driver calls this every
-        two seconds."""
-        end = self._admin.ends(self.topic, 1)[0]
+        two seconds; a stream, only after errors."""
+        end, began = self._admin.ends(self.topic, 1)[0], time.monotonic()
         with self._reading:
-            if self._reader is not None and end < self._reader.at:
-                # the topic was deleted and created again: its offsets begin anew
+            if self._reader is not None and (end < self._reader.at or began - self._read > store.READ_ON):
+                # the topic was deleted and created again, so that its offsets begin anew; or it was not read for so
+                # long that compaction may have removed tombstones that are new here
                 self._leave()
             if self._reader is None:
                 self._reader = store.Reader(self.pipeline.kafka, self.topic)
             try:
-                return dict(self._reader.read_to(end, timeout=self.pipeline.transaction_timeout + 30))
+                found = dict(self._reader.read_to(end, timeout=self.pipeline.transaction_timeout + 30))
+                self._read = began
+                return found
             except BaseException:
                 self._leave()
                 raise

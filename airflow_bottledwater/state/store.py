@@ -19,12 +19,20 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from airflow_bottledwater.encoding.names import mangle
 from airflow_bottledwater.errors import LOST_STATE, Outage, StateError
 from airflow_bottledwater.kafka.clients import altering, errors, made, passes, reader_config
-from airflow_bottledwater.kafka.topics import NewTopic, Topic, Topics, small_segments
+from airflow_bottledwater.kafka.topics import HOUR, NewTopic, Topic, Topics, small_segments
 from airflow_bottledwater.model.problem import Problem
 
 log = logging.getLogger(__name__)
 
 CONTROL_TOPIC = "_bottledwater"
+
+#: for how long compaction leaves tombstones in a slot's topic, and the marker that each Kafka transaction ends with.
+#: Kafka's day of markers is 1.3 GB at 200 commits a second, all of which is read by whoever asks for the saved state.
+#: An hour is enough: who has read a record has to come to its tombstone within that time. A reading lasts for
+#: transaction_timeout (15 minutes at most) and 30 seconds, and who reads on later does so for READ_ON seconds only
+MARKERS = {"delete.retention.ms": str(HOUR)}
+#: seconds since a reading has begun that came to the end, after which the next one begins at the topic's start again
+READ_ON = 600.0
 
 
 def new_topic(name: str, replication: int) -> NewTopic:
@@ -36,9 +44,10 @@ def new_topic(name: str, replication: int) -> NewTopic:
     The configurations are tried in order, since some managed Kafkas allow none of these settings, or other values.
     """
     compact = {"cleanup.policy": "compact", **({"min.insync.replicas": "2"} if replication >= 3 else {})}
-    # tombstones stay for Kafka's day: each finished job leaves one, which everybody reads, and who was away for longer
-    # reads from the start
-    soon = {**compact, "min.cleanable.dirty.ratio": "0.1"}
+    # in the shared topic, tombstones stay for Kafka's day: each finished job leaves one, which everybody reads, and who
+    # was away for longer reads from the start
+    kept = MARKERS if name.startswith(f"{CONTROL_TOPIC}.") else {}
+    soon = {**compact, **kept, "min.cleanable.dirty.ratio": "0.1"}
     configs = (
         *([{**soon, "segment.bytes": "1048576"}] if name == CONTROL_TOPIC else []),
         *small_segments(soon),

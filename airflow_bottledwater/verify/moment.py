@@ -75,6 +75,8 @@ class Moments:
         self._pipeline, self._connection, self._state_topic = pipeline, connection, state_topic
         self._wanted, self._stopped, self._streaming = wanted, stopped, streaming
         self._admin = Topics(pipeline.kafka)
+        # it is read on for as long as the verification lasts; position and boundaries have no tombstones, unless their
+        # table is followed no more
         self._state = Reader(pipeline.kafka, state_topic)
 
     def close(self) -> None:

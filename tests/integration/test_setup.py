@@ -96,7 +96,7 @@ def test_what_is_made_is_recorded(source: Source) -> None:
     of_items = ConfigResource(ResourceType.TOPIC, f"{source.name}.items")
     admin = AdminClient(pipeline.kafka)
     (properties,) = admin.describe_configs([of_items]).values()
-    assert properties.result()["delete.retention.ms"].value == str(30 * 86400 * 1000)
+    assert properties.result()["delete.retention.ms"].value == str(7 * 86400 * 1000)
     assert pinned[f"{source.name}.log"].key_schema == 0
     assert all(p.oldest_xid == record.oldest_xid and p.value_schema for p in pinned.values())
     assert not recorded.complete

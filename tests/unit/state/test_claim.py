@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +16,7 @@ from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.state import claim, control_topic
+from airflow_bottledwater.state import claim, control_topic, store
 from airflow_bottledwater.state.control_records import owner_key
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -76,3 +78,24 @@ def test_transactions_are_looked_for_in_all_topics_of_a_pipeline(monkeypatch: py
     made.job = Job.next(None, kind)
     made._release(known)
     assert looked == [{"state": 3, "a": 3, "outbox.order": 3} if kind == "stream" else {"state": 3}]
+
+
+def test_a_state_that_was_not_read_for_long_is_read_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream reads it on after errors only, between which compaction removes tombstones."""
+    made = object.__new__(claim.Claim)
+    made.pipeline, made.topic = Settings.of(postgres="host=db", format="json"), "state"
+    made._admin = cast(Any, SimpleNamespace(ends=lambda *_: [5]))
+    made._reader, made._reading, made._read = None, threading.Lock(), 0.0
+    readers = list[Any]()
+
+    def reader(*_: object) -> Any:
+        readers.append(SimpleNamespace(at=5, read_to=lambda end, timeout: {}, close=lambda: None))
+        return readers[-1]
+
+    monkeypatch.setattr(store, "Reader", reader)
+    made._read_on()
+    made._read_on()
+    assert len(readers) == 1
+    made._read = time.monotonic() - store.READ_ON - 1
+    made._read_on()
+    assert len(readers) == 2

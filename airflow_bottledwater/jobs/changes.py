@@ -34,17 +34,24 @@ _FAR = 1_000_000
 
 
 def topics_of(
-    pipeline: Settings, name: str, tables: Sequence[str], topics: Topics, *, searched: bool = False
+    pipeline: Settings,
+    name: str,
+    tables: Sequence[str],
+    topics: Topics,
+    *,
+    searched: bool = False,
+    kept: store.Kept | None = None,
 ) -> dict[str, Topic]:
     """The topics of a pipeline's tables that patterns match, by ``schema.table``.
 
     :param name: the pipeline's name.
     :param tables: ``[schema.]table`` patterns, as in the settings.
     :param searched: whether positions are to be searched in them, which rise in topics of one pipeline only.
+    :param kept: see :func:`store.read_records`.
     :raises Refused: they are to be, and a topic is shared.
     """
     _, database, slot = parts(name)
-    state = read_state(pipeline, store.state_topic_name(database, slot), topics)
+    state = read_state(pipeline, store.state_topic_name(database, slot), topics, kept=kept)
     meant = {
         pinned.table.qualified: pinned.topic
         for pinned in state.tables.values()
@@ -63,15 +70,16 @@ def topics_of(
     return {table: described[topic] for table, topic in sorted(meant.items()) if topic in described}
 
 
-def published(pipeline: Settings, name: str) -> int:
+def published(pipeline: Settings, name: str, kept: store.Kept | None = None) -> int:
     """The LSN of P, as it is in the pipeline's saved state: changes of transactions whose final LSN is below it are
     published.
 
     :param name: the pipeline's name.
+    :param kept: see :func:`store.read_records`.
     :raises StateError: there is no such pipeline.
     """
     _, database, slot = parts(name)
-    state = read_state(pipeline, store.state_topic_name(database, slot))
+    state = read_state(pipeline, store.state_topic_name(database, slot), kept=kept)
     if state.slot is None:
         raise StateError(f"There is no pipeline {name!r} in this Kafka.", "Create its slot first.")
     return state.resume_at.lsn
@@ -102,6 +110,7 @@ class ChangeWatch:
         self._control = ControlTopic.of(pipeline.kafka)
         self._topics = Topics(pipeline.kafka)
         self._known: tuple[float, dict[str, Topic]] | None = None
+        self._kept = store.Kept()
         self._since: float | None = None
         self.last = last
 
@@ -161,7 +170,7 @@ class ChangeWatch:
     def _of_tables(self, *, now: bool = False) -> dict[str, Topic]:
         """The topics by table; ``now``, before positions are searched in them."""
         if self._known is None or now or time.monotonic() - self._known[0] > _TABLES:
-            known = topics_of(self._pipeline, self._name, self._tables, self._topics, searched=now)
+            known = topics_of(self._pipeline, self._name, self._tables, self._topics, searched=now, kept=self._kept)
             if not known:
                 raise StateError(
                     f"The pipeline {self._name!r} has no table that matches {', '.join(self._tables)}.",
@@ -235,7 +244,7 @@ class ChangeWatch:
         :raises StateError: there is no such pipeline, or it has no such table.
         :raises Outage: Kafka does not answer, or a transaction stays open.
         """
-        lsn = published(self._pipeline, self._name)
+        lsn = published(self._pipeline, self._name, self._kept)
         if (ends := self._committed_ends()) is None:
             raise Outage("A transaction is open in one of the topics.", "It ends with its producer's time-out.")
         found = self._behind(ends)
@@ -247,7 +256,7 @@ class ChangeWatch:
 
     def between(self, start: int, end: int) -> ChangeRange:
         """The range between two LSNs, see :func:`between`."""
-        if (reached := published(self._pipeline, self._name)) < end:
+        if (reached := published(self._pipeline, self._name, self._kept)) < end:
             raise StateError(
                 f"The pipeline {self._name!r} has published up to {format_lsn(reached)} only, not up to "
                 f"{format_lsn(end)}.",

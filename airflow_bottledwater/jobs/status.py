@@ -18,6 +18,7 @@ from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.store import Kept
 
 
 def read_status(pipeline: Settings, name: str) -> StatusRecord | None:
@@ -98,15 +99,16 @@ class PipelineReport:
         return found
 
 
-def report(pipeline: Settings) -> PipelineReport:
+def report(pipeline: Settings, kept: Kept | None = None) -> PipelineReport:
     """Read the report from PostgreSQL and Kafka.
 
+    :param kept: what a caller who asks again and again has read of the saved state.
     :raises StateError: the state is another cluster's.
     """
     with session(pipeline.postgres, "Reading the slot") as connection:
         cluster = identify(connection)
         found = slot.state(connection, pipeline.slot)
-    state = read_own(pipeline, cluster)
+    state = read_own(pipeline, cluster, kept)
     return PipelineReport(
         name=pipeline.slot,
         database=cluster.database,

@@ -34,7 +34,7 @@ _READING, _KEPT = 1.5, 10.0
 #: tables that are shown
 _TABLES = 500
 
-_states: dict[tuple[str, str], tuple[float, PipelineState | None, str]] = {}
+_states: dict[tuple[str, str], tuple[float, PipelineState | None, str, store.Kept]] = {}
 _lock = threading.Lock()
 
 
@@ -88,19 +88,19 @@ def _state(kafka: Mapping[str, str], name: str, database: str, slot: str) -> tup
     """The pipeline's saved state, some seconds old at most, and why it is not known."""
     key = (str(sorted(kafka.items())), name)
     with _lock:
-        at, known, why = _states.get(key, (0.0, None, ""))
+        at, known, why, kept = _states.get(key, (0.0, None, "", store.Kept()))
     if time.monotonic() - at < _KEPT:
         return known, why
     topic = store.state_topic_name(database, slot)
     try:
-        found = PipelineState(store.read_records(kafka, topic, timeout=_READING))
+        found = PipelineState(store.read_records(kafka, topic, timeout=_READING, kept=kept))
         # two clusters may have a database and a slot of these names: the topic is that of one of them
         other = found.system_identifier not in ("", name.partition("/")[0])
         known, why = (None, f"The topic {topic} has the state of another cluster.") if other else (found, "")
     except BottledWaterError as error:
         known, why = None, f"The saved state is not known: {error}"
     with _lock:
-        _states[key] = (time.monotonic(), known, why)
+        _states[key] = (time.monotonic(), known, why, kept)
         for old in list(_states)[:-200]:
             del _states[old]
     return known, why

@@ -81,7 +81,13 @@ def unknown(topic: str, slot: str) -> StateError:
 
 
 def read_state(
-    pipeline: Settings, topic: str, admin: Topics | None = None, *, must_exist: bool = False, committed: bool = True
+    pipeline: Settings,
+    topic: str,
+    admin: Topics | None = None,
+    *,
+    must_exist: bool = False,
+    committed: bool = True,
+    kept: store.Kept | None = None,
 ) -> PipelineState:
     """Read all state records, up to the topic's end. An open transaction in it ends with its producer's time-out at the
     latest.
@@ -89,25 +95,27 @@ def read_state(
     :param admin: the caller's admin client, if it has one.
     :param committed: whether only committed records are read; the others need not wait for an open transaction.
     :param must_exist: the topic is known to exist; otherwise a missing topic is read as one without records.
+    :param kept: see :func:`store.read_records`.
     :raises Outage: the records cannot be read, or a transaction stays open.
     :raises StateError: a topic that must exist is missing, or a record in it is malformed.
     """
     timeout = pipeline.transaction_timeout + 30
     return PipelineState(
         store.read_records(
-            pipeline.kafka, topic, timeout=timeout, committed=committed, admin=admin, must_exist=must_exist
+            pipeline.kafka, topic, timeout=timeout, committed=committed, admin=admin, must_exist=must_exist, kept=kept
         )
     )
 
 
-def read_own(pipeline: Settings, cluster: Cluster) -> PipelineState:
+def read_own(pipeline: Settings, cluster: Cluster, kept: store.Kept | None = None) -> PipelineState:
     """The saved state of a pipeline of this cluster.
 
+    :param kept: see :func:`store.read_records`.
     :raises StateError: the state is another cluster's, or see :func:`read_state`.
     :raises Outage: see :func:`read_state`.
     """
     topic = store.state_topic_name(cluster.database, pipeline.slot)
-    found = read_state(pipeline, topic)
+    found = read_state(pipeline, topic, kept=kept)
     check_cluster(found, cluster, topic)
     return found
 

@@ -12,7 +12,8 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -118,11 +119,24 @@ class Reader:
     :param committed: whether only committed records are read.
     :param listens: whether it is asked again and again; False: it is read to its end once, for the last record of each
         key.
+    :param begin: the offset that it begins at; ``values`` are the records before it.
+    :ivar at: the offset behind the last record that was read.
     """
 
-    def __init__(self, config: Mapping[str, str], topic: str, *, committed: bool = True, listens: bool = True) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, str],
+        topic: str,
+        *,
+        committed: bool = True,
+        listens: bool = True,
+        begin: int = 0,
+        values: Mapping[str, dict[str, Any]] | None = None,
+    ) -> None:
         self._config, self._topic, self._listens = config, topic, listens
         self._warned = False
+        #: whether what is behind ``at`` may not be read yet
+        self._ended = False
         more = {
             "enable_partition_eof": "true",
             "isolation_level": "read_committed" if committed else "read_uncommitted",
@@ -131,9 +145,8 @@ class Reader:
             **(_SHARED if listens and topic == CONTROL_TOPIC else {}),
         }
         self._consumer = made(Consumer, reader_config(config, **more))
-        self._consumer.assign([TopicPartition(topic, 0, 0)])
-        self._at = 0
-        self.values: RawRecords = {}
+        self._consumer.assign([TopicPartition(topic, 0, begin)])
+        self.at, self.values = begin, dict(values or {})
 
     def poll(self, timeout: float) -> list[tuple[str, dict[str, Any] | None]]:
         """The records that have arrived since the last call, as key and value (None for a tombstone); waits at most
@@ -143,6 +156,7 @@ class Reader:
         """
         changes = []
         arrived: dict[object, Message] = {}
+        at = self.at
         with errors(self._config):
             # consume() alone would wait for 1000 records or its time-out
             first = self._consumer.poll(timeout)
@@ -150,11 +164,11 @@ class Reader:
                 error = message.error()
                 if error is not None:
                     if error.code() == KafkaError._PARTITION_EOF:
-                        self._at = max(self._at, message.offset())
+                        at, self._ended = max(at, message.offset()), True
                     elif not passes(error):
                         raise KafkaException(error)
                     continue
-                self._at = max(self._at, message.offset() + 1)
+                at, self._ended = max(at, message.offset() + 1), False
                 # read once, most records are heartbeats before others, which need not be decoded; who listens has to
                 # hear each: behind one that ends a job, there may be another heartbeat of it
                 named = message.offset() if self._listens else message.key()
@@ -170,6 +184,7 @@ class Reader:
             if value is not None:
                 self.values[key] = value
             changes.append((key, value))
+        self.at = at
         return changes
 
     def _malformed(self, offset: int, error: ValueError) -> None:
@@ -185,27 +200,30 @@ class Reader:
             )
             self._warned = True
 
-    @property
-    def at(self) -> int:
-        """The offset behind the last record that was read."""
-        return self._at
-
     def read_to(self, end: int, *, timeout: float) -> RawRecords:
         """Read until the offset ``end`` is passed.
 
         The end should be the high watermark, not the last stable offset, or records after another producer's open
         transaction would be missed.
 
-        :raises Outage: it is not passed within ``timeout`` seconds: a producer holds an open transaction in the topic.
+        :raises Outage: it is not passed within ``timeout`` seconds: a producer holds an open transaction in the topic,
+            or there is too much to read.
         """
         deadline = time.monotonic() + timeout
-        while self._at < end:
+        while self.at < end:
             self.poll(0.2)
-            if self._at < end and time.monotonic() > deadline:
+            if self.at < end and time.monotonic() > deadline:
+                read = f"State topic {self._topic!r} could be read to offset {self.at} of {end} only"
+                if self._ended:
+                    raise Outage(
+                        f"{read}: a transaction in it is still open.",
+                        "It ends with its producer's time-out; see who claims the slot with 'bottledwater status'.",
+                    )
+                hour = altering(self._config, self._topic, f"delete.retention.ms={HOUR}")
                 raise Outage(
-                    f"State topic {self._topic!r} could be read to offset {self._at} of {end} only: "
-                    "a transaction in it is still open.",
-                    "It ends with its producer's time-out; see who claims the slot with 'bottledwater status'.",
+                    f"{read}: there was no time for more within {timeout:g} s.",
+                    "It is tried again. A topic of an earlier version keeps the end of each transaction for a day; so "
+                    f"that it keeps it for an hour, run: {hour}",
                 )
         return self.values
 
@@ -230,6 +248,30 @@ def topic_id(config: Mapping[str, str], topic: str) -> str:
     return found.id
 
 
+class _Reached(NamedTuple):
+    """How far a topic was read.
+
+    :param topic_id: Kafka's id of the topic; empty if it was not read.
+    :param since: when the last reading began that came to the end, on the clock of :func:`time.monotonic`.
+    """
+
+    topic_id: str = ""
+    at: int = 0
+    since: float = 0.0
+    values: Mapping[str, dict[str, Any]] = {}
+
+    def follows(self, topic_id: str, end: int) -> bool:
+        """Whether a reading can begin here: the topic is the same, and has the tombstones of all that was read."""
+        return topic_id == self.topic_id and self.at <= end and time.monotonic() - self.since < READ_ON
+
+
+@dataclass
+class Kept:
+    """What was read of a topic, for who asks for its records again and again: the next reading goes on from there."""
+
+    reached: _Reached = field(default_factory=_Reached)
+
+
 def read_records(
     config: Mapping[str, str],
     topic: str,
@@ -238,6 +280,7 @@ def read_records(
     committed: bool = True,
     admin: Topics | None = None,
     must_exist: bool = False,
+    kept: Kept | None = None,
 ) -> RawRecords:
     """All records of the topic up to its present end; none if there is no such topic.
 
@@ -245,17 +288,25 @@ def read_records(
     :param committed: whether only committed records are read.
     :param admin: the caller's admin client, if it has one.
     :param must_exist: whether a missing topic is an error.
+    :param kept: where this reading of committed records begins, if it can, and the next one goes on.
     :raises StateError: the topic must exist and does not, or a record in it is malformed.
     :raises Outage: the end is not reached in time.
     """
-    topics = admin or Topics(config)
-    if topic not in topics.describe([topic], confirm=True):
+    topics, kept = admin or Topics(config), kept or Kept()
+    if (found := topics.describe([topic], confirm=True).get(topic)) is None:
         if must_exist:
             raise gone(topic)
         return {}
-    end = topics.ends(topic, 1)[0]
-    reader = Reader(config, topic, committed=committed, listens=False)
+    end, began = topics.ends(topic, 1)[0], time.monotonic()
+    before = kept.reached if kept.reached.follows(found.id, end) else _Reached(found.id, since=began)
+    if before.at == end:
+        kept.reached = before._replace(since=began)
+        return dict(before.values)
+    reader = Reader(config, topic, committed=committed, listens=False, begin=before.at, values=before.values)
     try:
-        return reader.read_to(end, timeout=timeout)
+        reader.read_to(end, timeout=timeout)
+        before = before._replace(since=began)
+        return dict(reader.values)
     finally:
         reader.close()
+        kept.reached = before._replace(at=reader.at, values=reader.values)

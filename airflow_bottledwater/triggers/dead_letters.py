@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TriggerEvent
 
@@ -14,6 +14,9 @@ from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import SETTLED, AsyncWatch
+
+if TYPE_CHECKING:
+    from airflow_bottledwater.state.store import Kept
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,7 @@ class LettersWatch:
     def __init__(self, pipeline: Settings, *, max_open: int, tables: Sequence[str]) -> None:
         self._pipeline, self._max_open, self._tables = pipeline, max_open, tuple(tables)
         self._said: dict[str, int] | None = None
+        self._kept: Kept | None = None
 
     def fetch(self) -> dict[str, Any] | None:
         """How many are open, if few enough; None otherwise.
@@ -49,8 +53,10 @@ class LettersWatch:
         """
         # imported here, since a DAG processor needs neither libpq nor a client of Kafka
         from airflow_bottledwater.jobs import status
+        from airflow_bottledwater.state.store import Kept
 
-        report = status.report(self._pipeline)
+        self._kept = self._kept or Kept()
+        report = status.report(self._pipeline, self._kept)
         if not report.tables and report.slot is None:
             raise StateError(f"There is no pipeline {self._pipeline.slot!r}.", "Check the name and the connections.")
         # those of tables that are gone may be open, too

@@ -69,12 +69,14 @@ def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(mak
     assert flow.compare("a").differences == []
     assert {each.pos for each in flow.read("a") if each.snapshot} == {""}, "rows of the live snapshot have no position"
     # what a sensor waits for
-    assert LettersWatch(flow.pipeline, max_open=0, tables=[]).fetch() is None
+    watch = LettersWatch(flow.pipeline, max_open=0, tables=[])
+    assert watch.fetch() is None
     assert LettersWatch(flow.pipeline, max_open=0, tables=["a"]).fetch() == {"status": "ok", "open": 0}
     assert LettersWatch(flow.pipeline, max_open=1, tables=["b"]).fetch() == {"status": "ok", "open": 1}
 
     assert redrive.dismiss(flow.pipeline, ["a"]) == redrive.RedriveResult()
     assert redrive.dismiss(flow.pipeline, ["b*"]) == redrive.RedriveResult(dismissed=1)
+    assert watch.fetch() == {"status": "ok", "open": 0}, "it reads on"
     assert _open(status.report(flow.pipeline)) == ({}, 0, 7)
     flow.stream()
     report = status.report(flow.pipeline)

@@ -233,7 +233,7 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The open dead letters that looks find, in turn."""
     found: list[Any] = []
 
-    def report(_: Any) -> Any:
+    def report(*_: Any) -> Any:
         counted = found.pop(0)
         if isinstance(counted, Exception):
             raise counted

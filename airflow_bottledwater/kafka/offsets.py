@@ -15,6 +15,9 @@ from airflow_bottledwater.model.lsn import Position
 
 #: seconds without any answer after which the brokers count as away
 _SILENCE = 30.0
+#: seconds without a record for which a look goes on while the brokers are there: where compaction has removed the
+#: records, the markers of their transactions are left, which can be gigabytes, and a consumer tells nothing of them
+_MARKERS = 900.0
 #: bytes of a look at a few records: a broker sends at least one batch of them, however large
 _LOOK = 1 << 16
 #: records of one call
@@ -102,11 +105,14 @@ class OffsetSearch(_Reader):
         :raises Outage: Kafka does not answer.
         """
         low, high, found = start, end, end
-        # positions of this moment are near the end: look there first, then ever further back, then in the middle
-        back = 1
+        # positions of this moment are near the end: look there first, then ever further back, then in the middle; and
+        # behind a look that finds nothing, at the beginning, since each look into a long stretch of markers reads it
+        # to its end
+        back, empty = 1, False
         while low < high:
-            at = max(low, end - back) if back else (low + high) // 2
+            at = max(low, end - back) if back else low if empty else (low + high) // 2
             change = self._first(topic, partition, at, high)
+            empty = change is None
             if change is not None and change.lsn < lsn:
                 low, back = change.offset + 1, 0
                 continue
@@ -117,13 +123,25 @@ class OffsetSearch(_Reader):
     def _first(self, topic: str, partition: int, at: int, end: int) -> _Found | None:
         """The first change between two offsets."""
         self._consumer.assign([TopicPartition(topic, partition, at)])
+        deadline = time.monotonic() + _MARKERS
         while True:
-            for message in self._next(f"topic {topic!r}"):
+            for message in self._heard(topic, partition, deadline):
                 # the offset of a partition's end also counts what is no record
                 if (message.offset() or 0) >= end or message.error() is not None:
                     return None
                 if (position := position_of(message)) is not None:
                     return _Found(message.offset() or 0, position.lsn)
+
+    def _heard(self, topic: str, partition: int, deadline: float) -> list[Message]:
+        """The next records; none where the broker answers, and has sent nothing but markers for a while."""
+        try:
+            return self._next(f"topic {topic!r}")
+        except Outage:
+            if time.monotonic() > deadline:
+                raise
+            with errors(self._config):
+                self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=15.0)
+            return []
 
 
 class RangeReader(_Reader):

@@ -23,6 +23,10 @@ from airflow_bottledwater.postgres.publication import as_option
 from airflow_bottledwater.postgres.server import OWN_PREFIX
 
 PLUGIN = "pgoutput"
+#: by major version, the first release that restores no snapshot of another slot while it creates one, which could put
+#: the consistent point in the middle of transactions (SnapBuildFindSnapshot in
+#: src/backend/replication/logical/snapbuild.c; https://www.postgresql.org/docs/release/16.4/)
+_NOT_RESTORED = {14: 140013, 15: 150008, 16: 160004}
 
 
 def application(name: str) -> str:
@@ -224,16 +228,18 @@ def create(
     """Create the slot over the replication protocol; returns its consistent point A.
 
     The creation waits for running transactions of the whole cluster; the wait has a limit, and the error names them.
-    EXPORT_SNAPSHOT is used although the snapshot is not needed: PostgreSQL then never restores a snapshot that another
-    slot has serialised, which before the minor releases of August 2024 could put A in the middle of transactions.
 
     :param watcher: an ordinary session, with which to find the transactions that the creation waits for.
     :param timeout: seconds for the creation.
     :param waiting: called with these transactions, as text, about every second.
-    :raises Outage: the creation waited too long for running transactions; nothing is left of it.
+    :raises Outage: the creation waited too long for running transactions, or they have too many subtransactions;
+        nothing is left of it.
     :raises SlotError: the slot exists already, or no slot is free.
     """
-    connection, row = _create(dsn, watcher, name, "LOGICAL", timeout, waiting)
+    # a snapshot is not needed, and could not be exported while a transaction with many subtransactions runs; but where
+    # one is exported, none is restored
+    exports = watcher.info.server_version < _NOT_RESTORED.get(watcher.info.server_version // 10000, 0)
+    connection, row = _create(dsn, watcher, name, "LOGICAL", timeout, waiting, exports=exports)
     connection.close()
     return parse_lsn(row[1])
 
@@ -245,19 +251,24 @@ def _create(
     kind: str,
     timeout: float,
     waiting: Callable[[list[str]], None] | None = None,
+    *,
+    exports: bool = True,
 ) -> tuple[Connection, tuple[str, str, str, str]]:
     """Create a slot; returns the session that has created it, and the server's answer: the slot's name, its consistent
-    point, the name of its exported snapshot, and the plugin."""
+    point, the name of its exported snapshot (None if there is none), and the plugin.
+
+    :param exports: whether a snapshot is exported.
+    """
+    statement = sql.SQL("CREATE_REPLICATION_SLOT {} {} {} {}").format(
+        sql.Identifier(name), sql.SQL(kind), sql.Identifier(PLUGIN),
+        sql.SQL("EXPORT_SNAPSHOT" if exports else "NOEXPORT_SNAPSHOT"),
+    )  # fmt: skip
     connection = connect(dsn, replication=True, application="bottledwater create slot")
     result: list[tuple[str, str, str, str] | psycopg.Error | Outage] = []
 
     def work() -> None:
         try:
-            row = connection.execute(
-                sql.SQL("CREATE_REPLICATION_SLOT {} {} {} EXPORT_SNAPSHOT").format(
-                    sql.Identifier(name), sql.SQL(kind), sql.Identifier(PLUGIN)
-                )
-            ).fetchone()
+            row = connection.execute(statement).fetchone()
             assert row is not None
             result.append((row[0], row[1], row[2], row[3]))
         except (psycopg.Error, Outage) as error:
@@ -281,7 +292,7 @@ def _create(
     connection.close()
     if isinstance(outcome, Outage):
         raise outcome
-    raise _not_created(name, outcome) from outcome
+    raise _not_created(watcher, name, outcome) from outcome
 
 
 class TemporarySlot:
@@ -350,12 +361,22 @@ def _wait_for(
             )
 
 
-def _not_created(name: str, error: psycopg.Error) -> BottledWaterError:
+def _not_created(watcher: Connection, name: str, error: psycopg.Error) -> BottledWaterError:
     if error.sqlstate == "42710":
         return SlotError(f"Slot {name!r} exists already.", "Choose another name, or drop it.")
     if error.sqlstate == "53400":
         return SlotError(
             f"Slot {name!r} cannot be created: all replication slots are in use.", "Raise max_replication_slots."
+        )
+    if error.sqlstate == "40001":  # SnapBuildInitialSnapshot (src/backend/replication/logical/snapbuild.c)
+        return Outage(
+            f"Slot {name!r} cannot be created: its snapshot would have more running transactions, with their "
+            "subtransactions, than PostgreSQL has room for. Running: "
+            + ("; ".join(blockers(watcher)) or "none that this role may see")
+            + ".",
+            "Try again when a transaction with many savepoints, or with many blocks with EXCEPTION in PL/pgSQL, has "
+            "ended: most likely the oldest of these. Or end it (pg_terminate_backend). On PostgreSQL 14.13, 15.8, 16.4 "
+            "and later, only a table that is added while the stream runs needs such a snapshot.",
         )
     return outage(error, f"Creating slot {name!r}")
 

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import parse_lsn
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres import snapshot as pg
+from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.snapshot import OwnSnapshot
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
@@ -264,16 +265,17 @@ HOW = pytest.mark.parametrize("prepared", [False, True], ids=["commit", "commit 
 
 
 @contextmanager
-def slot_in_phases(flow: Flow, ddl: str = "") -> Iterator[list[Any]]:
+def slot_in_phases(flow: Flow, ddl: str = "", make: Callable[[], Any] | None = None) -> Iterator[list[Any]]:
     """Build the slot in three phases; the block runs in the last one, and the slot is consistent after it.
 
     PostgreSQL waits for those who ran at its last record of running transactions only: the block's are newer.
 
     :param ddl: commits while the second phase is waited for.
+    :param make: makes the slot; None for the one of the pipeline.
     """
     made: list[Any] = []
     with ThreadPoolExecutor(1) as pool, Transaction(flow) as first:
-        creating = pool.submit(create, flow.pipeline)
+        creating = pool.submit(make or (lambda: create(flow.pipeline)))
         until(lambda: blocked_by(flow, first.pid), "the creation waits for the first")
         with Transaction(flow) as second:
             if ddl:
@@ -283,6 +285,31 @@ def slot_in_phases(flow: Flow, ddl: str = "") -> Iterator[list[Any]]:
             yield made
             second.end()
         made.append(creating.result(60))
+
+
+@pytest.mark.parametrize("temporary", [False, True])
+def test_only_a_slot_whose_snapshot_is_read_is_not_made_while_a_transaction_has_many_subtransactions(
+    make_flow: MakeFlow, temporary: bool
+) -> None:
+    """An exported snapshot lists those that run, with room for about as many as there may be sessions."""
+    flow = make_flow()
+    fill(flow, "a")
+    blocks = "FOR i IN 11..400 LOOP BEGIN INSERT INTO a VALUES (i); EXCEPTION WHEN others THEN RAISE; END; END LOOP"
+    with ExitStack() as ended, connect(flow.dsn) as watcher:
+
+        def make() -> Any:
+            if temporary:
+                return slot.TemporarySlot(flow.dsn, watcher, timeout=20)
+            return slot.create(flow.dsn, watcher, flow.pipeline.slot, timeout=20)
+
+        if temporary:
+            ended.enter_context(pytest.raises(Outage, match=r"(?s)subtransactions.*Running: .*many savepoints"))
+        with slot_in_phases(flow, make=make) as made:
+            ended.enter_context(Transaction(flow, f"DO $$ BEGIN {blocks}; END $$"))
+            # a commit with a later id makes all of them a part of the snapshot
+            flow.execute("UPDATE a SET n = 0 WHERE id = 1")
+        assert made[0] > 0
+        assert slot.drop(watcher, flow.pipeline.slot)
 
 
 @pytest.mark.some(1)

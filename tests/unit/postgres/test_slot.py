@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from airflow_bottledwater.errors import BottledWaterError, SlotError, SlotInUse
+from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.slot import SlotState, check, publications
 
 GOOD = SlotState("orders", "pgoutput", "logical", "shop", None, 0x100, "reserved", 10, 20, None)
@@ -72,3 +74,20 @@ def test_nobody_is_told_to_drop_what_is_not_his(changes: dict[str, Any]) -> None
 )
 def test_who_streams_says_with_which_publications(command: str, named: set[str]) -> None:
     assert publications(command) == named
+
+
+@pytest.mark.parametrize(
+    ("version", "exports"), [(140012, True), (140013, False), (150007, True), (160004, False), (180000, False)]
+)
+def test_a_snapshot_is_exported_only_where_one_of_another_slot_could_be_restored(
+    monkeypatch: pytest.MonkeyPatch, version: int, exports: bool
+) -> None:
+    asked: list[bool] = []
+
+    def make(*_: Any, exports: bool) -> tuple[Any, tuple[str, str, None, str]]:
+        asked.append(exports)
+        return Mock(), ("orders", "0/100", None, "pgoutput")
+
+    monkeypatch.setattr(slot, "_create", make)
+    assert slot.create("", Mock(**{"info.server_version": version}), "orders", timeout=1) == 0x100
+    assert asked == [exports]

@@ -290,7 +290,7 @@ def begin_task(connection: Connection, table: SourceTable, held: ExportedSnapsho
     The lock comes first: otherwise, a TRUNCATE that waited for the holder could run when the holder ends, and the task
     would read an empty table.
 
-    :param lock_timeout: seconds to wait for the lock, behind sessions that wait for the holder's.
+    :param lock_timeout: seconds to wait for this lock, behind sessions that wait for the holder's.
     :raises Outage: the holder is gone (the snapshot's name is no longer valid), the lock was not granted in time, or
         the table was renamed or rewritten since the plan.
     :raises Refused: the imported snapshot is not B.
@@ -315,6 +315,9 @@ def begin_task(connection: Connection, table: SourceTable, held: ExportedSnapsho
         raise HolderEnded(
             "The session that holds the snapshot has ended.", "Run the snapshot again: finished ranges are kept."
         ) from error
+    # The COPY also locks the indexes, which a REINDEX can keep for hours. Nobody else has to wait longer because this
+    # session waits there: its ACCESS SHARE is in the way of those only who want the whole index for themselves
+    connection.execute("SET LOCAL lock_timeout = 0")
     _check_names(connection, named)
     filenode = connection.execute("SELECT pg_relation_filenode(%s::oid)", (table.oid,)).fetchone()
     # a partitioned table has no file of its own

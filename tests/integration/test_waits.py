@@ -299,6 +299,32 @@ def test_nobody_waits_long_for_a_snapshot_that_waits_for_a_lock(direct: Flow) ->
         assert taking.result(60).rows == 20
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_snapshot_waits_for_a_reindex_and_a_stop_is_answered(
+    direct: Flow, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    """Nobody waits behind a lane that waits for an index."""
+    direct.create()
+    direct.change(lock_queue_limit=1.0)
+    monkeypatch.setattr(lane, "_LATER", 0.0)
+    stopped = threading.Event()
+    with psycopg.connect(direct.dsn) as reindexing, ThreadPoolExecutor(1) as pool:
+        reindexing.execute("REINDEX TABLE a")
+        working = pool.submit(snapshotting, direct, stopped)
+        waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'a_pkey'::regclass"
+        until(lambda: direct.execute(waits) or working.done(), "a lane waits for the index")
+        time.sleep(3)
+        assert not working.done(), working.exception()
+        if stops:
+            stopped.set()
+            with pytest.raises(StopRequested):
+                working.result(30)
+        reindexing.commit()
+        if not stops:
+            working.result(60)
+            assert len(direct.read("a")) == 10
+
+
 def test_a_lane_does_not_wait_for_ever_behind_who_waits_for_the_holder(
     direct: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,14 @@ UNLIMITED = {
     "transaction_timeout": 170000,
 }
 
+#: without wal_sender_timeout, the server keeps a slot for a job whose host has vanished until TCP notices, and the next
+#: job has to wait for it. PostgreSQL's default is taken then: replication.py sends a status every second, also while
+#: Kafka is slow
+_NOTICED = sql.SQL(
+    "pg_catalog.set_config('wal_sender_timeout', "
+    "coalesce(nullif(pg_catalog.current_setting('wal_sender_timeout'), '0'), '60s'), false)"
+)
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 #: seconds for opening a session, for each address of a host
@@ -227,11 +235,12 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
         unlimited = [name for name, since in UNLIMITED.items() if connection.info.server_version >= since]
         settings = [*PINNED.items(), *((name, "0") for name in unlimited)]
         # a single statement: sessions are opened often, and the server may be far away
-        calls = sql.SQL(", ").join(
+        calls: list[sql.Composable] = [
             sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
             for name, value in settings
-        )
-        connection.execute(sql.SQL("SELECT {}").format(calls))
+        ]
+        calls += [_NOTICED] if replication else []
+        connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
     except psycopg.Error as error:
         connection.close()
         raise outage(error, describe(dsn)) from None

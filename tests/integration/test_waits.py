@@ -557,6 +557,15 @@ def test_only_who_has_the_slot_is_terminated(direct: Flow, monkeypatch: pytest.M
         assert stranger.execute("SELECT 1").fetchone() == (1,)
 
 
+@pytest.mark.parametrize(("configured", "used"), [("0", "1min"), ("90s", "90s"), ("20s", "20s")])
+def test_the_server_notices_a_job_that_is_gone_also_where_it_is_told_not_to(
+    direct: Flow, configured: str, used: str
+) -> None:
+    dsn = make_conninfo(direct.dsn, options=f"-c wal_sender_timeout={configured}")
+    with connect(dsn, replication=True) as connection:
+        assert connection.execute("SHOW wal_sender_timeout").fetchone() == (used,)
+
+
 def test_no_time_out_of_a_role_or_a_database_ends_a_session(direct: Flow) -> None:
     known = (
         "SELECT name, setting FROM pg_settings WHERE name LIKE '%timeout' AND context = 'user'"

@@ -40,6 +40,14 @@ def forgets_writers(version: int) -> bool:
     return version < _TOLD.get(version // 10000, 0)
 
 
+def repeats_invalidations(version: int) -> bool:
+    """Whether a server's transactions in progress also tell each other, at each DDL statement that commits, what they
+    have been told of earlier ones. That grows until a walsender fails each time it reads the same WAL ("invalid memory
+    alloc request size"): only the first releases that tell them do so
+    (https://www.postgresql.org/docs/release/17.6/)."""
+    return version in _TOLD.values()
+
+
 def as_option(publications: Sequence[str], connection: Connection) -> str:
     """Publications as pgoutput's option ``publication_names`` has them
     (https://www.postgresql.org/docs/current/protocol-logical-replication.html)."""

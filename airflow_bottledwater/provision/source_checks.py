@@ -197,6 +197,12 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
             "publications has to lock the table first, in the same transaction: LOCK TABLE … IN SHARE ROW EXCLUSIVE "
             "MODE."
         )
+    if publication.repeats_invalidations(found.cluster.version):
+        found.warnings.append(
+            f"PostgreSQL {found.cluster.version // 10000}.{found.cluster.version % 10000} may fail to decode its WAL "
+            "('invalid memory alloc request size') if much DDL commits while transactions run, also of temporary "
+            "tables; then the stream cannot go on. Upgrade to the last minor release before."
+        )
     if _setting(connection, "max_slot_wal_keep_size") == "-1":
         found.warnings.append(
             "max_slot_wal_keep_size is unlimited: while the stream is stopped, its slot keeps WAL without bound and "

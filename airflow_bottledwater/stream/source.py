@@ -111,6 +111,7 @@ class ChangeSource:
         self._assembler.leave_out(state.accepted | state.held)
         self._stream: ReplicationStream | None = None
         self._worked, self._connected = False, math.inf
+        self._version = 0
         self._confirmed = position
         self._last_empty = time.monotonic()
         #: until then, changes wait for others
@@ -251,8 +252,16 @@ class ChangeSource:
         ``skip_position``.
 
         :raises RecordError: nobody has.
+        :raises Refused: it fails outside of any transaction.
         """
         if not self._assembler.unfinished:
+            if publication.repeats_invalidations(self._version):
+                raise Refused(
+                    f"PostgreSQL {self._version // 10000}.{self._version % 10000} fails to decode the WAL of slot "
+                    f"{self._record.name!r}, most likely by an error of this release: {error.what}",
+                    "Upgrade PostgreSQL to its last minor release, and start the stream again. The slot keeps the "
+                    "changes meanwhile.",
+                ) from error
             raise error
         position, message = self._assembler.next_place, self._assembler.next_table
         of = f" of {message.schema}.{message.name}" if message is not None else ""
@@ -311,6 +320,7 @@ class ChangeSource:
         with session(self._pipeline.postgres, "Checking the slot", application="bottledwater slot check") as connection:
             check_primary(connection, self._pipeline.postgres)
             cluster = identify(connection)
+            self._version = cluster.version
             found = slot.state(connection, self._record.name)
             check_slot(found, self._record, cluster, self._assembler.position, end_of_wal(connection))
             if found is not None and found.active_pid is not None:

@@ -12,6 +12,7 @@ from psycopg import sql
 import airflow_bottledwater
 from airflow_bottledwater.errors import Outage, PreflightError
 from airflow_bottledwater.pipeline.debezium import imported
+from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.provision import preflight, source_checks
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
@@ -80,6 +81,14 @@ def test_a_slot_that_is_invalidated_when_it_is_idle_is_a_warning(
     usual = source_checks._setting
     monkeypatch.setattr(source_checks, "_setting", lambda of, name: "720" if "idle" in name else usual(of, name))
     assert "idle_replication_slot_timeout is set" in "\n".join(preflight.run(source.pipeline).warnings)
+
+
+def test_a_release_that_may_fail_to_decode_its_wal_is_a_warning(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "fail to decode" not in "\n".join(preflight.run(source.pipeline).warnings)
+    monkeypatch.setattr(publication, "repeats_invalidations", lambda _: True)
+    assert "may fail to decode its WAL" in "\n".join(preflight.run(source.pipeline).warnings)
 
 
 def test_what_was_found_before_a_server_is_away_is_said_too(source: Source) -> None:

@@ -13,6 +13,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres.connect import MessageTooLarge
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import SLOT, encode
@@ -86,6 +87,18 @@ def test_changes_wait_for_others_for_max_delay_after_the_ones_before(
     if max_delay:
         assert ended[1] >= max_delay
     assert ended[-1] < 1.5 + max(max_delay, 0.3)
+
+
+@pytest.mark.parametrize(("version", "remedy"), [(170005, "last minor release"), (170006, "")])
+def test_a_release_that_cannot_read_its_wal_is_to_be_upgraded(version: int, remedy: str) -> None:
+    """Outside of a transaction, there is no row that could be too large."""
+    record = SlotRecord("s", "7381", 1, "db", 0, 12)
+    pipeline = Settings.of(postgres="dbname=none", format="json")
+    changes = source.ChangeSource(pipeline, PipelineState({SLOT: encode(record)}), Position(1), Backoff(0.3))
+    changes._version = version
+    with pytest.raises(Refused, match="alloc") as refused:
+        changes._behind(MessageTooLarge("Replication: invalid memory alloc request size 1073741824."))
+    assert remedy in refused.value.remedy and ("17.5" in refused.value.what) == bool(remedy)
 
 
 def test_a_column_that_no_look_would_hide_holds_a_table_that_is_set_aside_already() -> None:

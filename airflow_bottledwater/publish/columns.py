@@ -4,7 +4,9 @@ tell.
 A column can be dropped and made again, or change names with another one. PostgreSQL numbers columns in the order in
 which they are made and never uses a number again (``pg_attribute.attnum``), and a dropped column keeps its row there;
 so the columns of a relation version are the first of those rows, in this order, that were not dropped before, without
-those that the options of the table leave out.
+generated columns and those that the options of the table leave out. The row of a column that is dropped, or is no
+longer generated, does not say that it was generated: that is told by the numbers of the columns that were sent when the
+table was recorded.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class _Attribute:
     :param written: the transaction that wrote it last.
     """
 
+    number: int
     name: str
     type: int
     dropped: bool
@@ -77,7 +80,7 @@ def altered(connection: Connection, table: SourceTable, xids: Collection[int], l
         # the oldest and the latest of these transactions: if both mean the same column, so do those between
         first = oldest(xids)
         ends = first, max(xids, key=lambda xid: widen_xid(xid, first))
-        places = [_then(attributes, xid, latest) for xid in ends]
+        places = [_then(attributes, table, xid, latest) for xid in ends]
         for c, (column, at) in enumerate(zip(table.columns, table.places, strict=True)):
             attribute = today.get(column.name)
             if c in found or attribute is None or not since(attribute.written, first, latest):
@@ -110,15 +113,25 @@ def _alterable(kind: ColumnType) -> bool:
     return kind.kind in ("c", "e") or kind.form == "text" or (kind.element is not None and _alterable(kind.element))
 
 
-def _then(attributes: Sequence[_Attribute], xid: int, latest: int) -> list[_Attribute]:
-    """The columns that there were for a transaction, and behind them those that were made since."""
-    return [each for each in attributes if not each.dropped or since(each.written, xid, latest)]
+def _then(attributes: Sequence[_Attribute], table: SourceTable, xid: int, latest: int) -> list[_Attribute]:
+    """The columns that PostgreSQL sent of a relation version for a transaction, and behind them those that were made
+    since."""
+    recorded, names = {number for number, _ in table.sent}, {column.name for column in table.columns}
+    last = max(recorded, default=0)
+
+    def sent(each: _Attribute) -> bool:
+        if not since(each.written, xid, latest):
+            return not each.dropped
+        # one that was there when the table was recorded, and was not sent, was generated
+        return each.number > last or each.number in recorded or each.name in names
+
+    return [each for each in attributes if sent(each)]
 
 
 def _read(connection: Connection, oid: int) -> list[_Attribute]:
     """The rows of pg_attribute in the order of the columns' numbers."""
     rows = connection.execute(
-        "SELECT attname, atttypid, attisdropped, xmin::text::bigint, atttypmod"
+        "SELECT attnum, attname, atttypid, attisdropped, xmin::text::bigint, atttypmod"
         " FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND attgenerated = '' ORDER BY attnum",
         (oid,),
     )

@@ -401,6 +401,7 @@ class Resolver:
             filtered=known.filtered or bool(self._mapping.options(message.schema, message.name).where),
             outbox=known.outbox,
             partition_by=known.partition_by,
+            sent=known.sent,
             catalog_key=catalog_key,
         )
 

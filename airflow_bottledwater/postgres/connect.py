@@ -112,7 +112,7 @@ class Silence:
         try:
             _Session.connect(conninfo.make_conninfo(**{**own, **parse(dsn)})).close()
         except psycopg.OperationalError as error:
-            if "FATAL" not in str(error):
+            if not _ANSWER.search(str(error)):
                 raise Outage(
                     f"{describe(dsn)} has sent nothing for {SILENCE:.0f} s and does not accept a new session.",
                     "Check the server and the network.",
@@ -186,13 +186,17 @@ def _first_result(connection: Connection, send: Callable[[], None]) -> pq.abc.PG
     return results[0]
 
 
-#: FATAL answers to a new connection that are transient; all others are refusals
+#: the severity of a server's answer to a new connection, in the server's language (FATAL, in Russian ВАЖНО): libpq
+#: writes two blanks behind it (pqBuildErrorMessage3 in src/interfaces/libpq/fe-protocol3.c), and its own messages have
+#: none
+_ANSWER = re.compile(r"(^|: )[^\s:]+:  ")
+#: answers to a new connection that are transient; all others are refusals
 _PASSING = re.compile(
     r"starting up|shutting down|recovery mode|not yet accepting|too many (clients|connections)|connection slots"
     r"|terminating connection|max_wal_senders",
     re.IGNORECASE,
 )
-#: FATAL answers that are refusals, in English. A server answers in the language of its lc_messages, and psycopg has no
+#: answers that are refusals, in English. A server answers in the language of its lc_messages, and psycopg has no
 #: SQLSTATE of it
 _REFUSING = re.compile(
     "does not exist|authentication|pg_hba|permitted|permission|superuser|not currently accepting|is required|no "
@@ -283,12 +287,13 @@ def _unconnected(error: psycopg.Error, dsn: str, params: dict[str, Any]) -> Bott
     """Why a session could not be opened."""
     # if there are several addresses, show the answer of one that has a server
     lines = str(error).strip().splitlines() or ["no answer"]
-    message = next((line.removeprefix("- ") for line in lines if "FATAL" in line), lines[0])
-    if not isinstance(error, psycopg.OperationalError) or ("FATAL" not in message and _INVALID.search(message)):
+    message = next((line.removeprefix("- ") for line in lines if _ANSWER.search(line)), lines[0])
+    answered = _ANSWER.search(message) is not None
+    if not isinstance(error, psycopg.OperationalError) or (not answered and _INVALID.search(message)):
         # what is quoted could be a part of a password
         shown = re.sub("'[^']*'|\"[^\"]*\"", "'…'", message)
         return Refused(f"The connection string is not valid: {shown}.")
-    if "FATAL" in message and not _PASSING.search(message) and not _passes(message, dsn, params):
+    if answered and not _PASSING.search(message) and not _passes(message, dsn, params):
         kind = CredentialsRefused if "authentication failed" in message else Refused
         return kind(f"{describe(dsn)} refuses the connection: {message}.", _remedy(message, params.get("user")))
     if "no password supplied" in message:
@@ -296,7 +301,7 @@ def _unconnected(error: psycopg.Error, dsn: str, params: dict[str, Any]) -> Bott
             f"{describe(dsn)} asks for a password, and the connection has none.",
             "Put it into the connection, a password file or PGPASSWORD.",
         )
-    if "FATAL" not in message and _UNTRUSTED.search(message):
+    if not answered and _UNTRUSTED.search(message):
         return CredentialsRefused(
             f"The connection to {describe(dsn)} is not secure: {message}.",
             "Check sslmode, sslrootcert and the host's name.",
@@ -360,8 +365,8 @@ class MessageTooLarge(Refused):
     """PostgreSQL cannot send a row: its message would have more than 1 GB. Who knows the row says which it is."""
 
 
-class ObjectMissing(Refused):
-    """Something does not exist that a statement, or a walsender, needs."""
+class PublicationMissing(Refused):
+    """A publication did not exist when what a walsender reads was committed."""
 
 
 def own(error: psycopg.Error | E, what: str) -> E | BottledWaterError:
@@ -390,9 +395,11 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
             f"{what}: {message} (SQLSTATE {code}): a message of PostgreSQL has at most 1 GB, and that of a row would "
             "have more."
         )
-    if code == "42704":
-        return ObjectMissing(f"{what}: {message} (SQLSTATE {code}).")
-    if "row-level security" in message:
+    # PostgreSQL's functions that raised the error (src/backend/utils/cache/lsyscache.c, src/backend/utils/misc/rls.c):
+    # its messages may be in any language
+    if code == "42704" and error.diag.source_function == "get_publication_oid":
+        return PublicationMissing(f"{what}: {message} (SQLSTATE {code}).")
+    if error.diag.source_function == "check_enable_rls":
         return Refused(
             f"{what}: {message}: a policy would hide rows from this role.",
             "Use a role with BYPASSRLS (ALTER ROLE … BYPASSRLS), or the table's owner without FORCE ROW LEVEL "

@@ -26,7 +26,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import coverage, publication, slot
-from airflow_bottledwater.postgres.connect import MessageTooLarge, ObjectMissing, session
+from airflow_bottledwater.postgres.connect import MessageTooLarge, PublicationMissing, session
 from airflow_bottledwater.postgres.large_rows import SENDABLE, large_rows
 from airflow_bottledwater.postgres.pgoutput import RelationMessage
 from airflow_bottledwater.postgres.replication import ReplicationStream
@@ -86,7 +86,7 @@ class ChangeSource:
         assert record is not None
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
-        self._tables, self._covered = state.tables, state.coverage
+        self._tables = state.tables
         self._via_root = via_root(pipeline, state)
         self._resolver = resolver = Resolver(
             pipeline, self._tables, self._mismatch, later=state.later, via_root=self._via_root
@@ -167,7 +167,7 @@ class ChangeSource:
                 self._disconnect()
                 # what is whole before it comes first; then the server fails again at the same change
                 return self._assembler.flush(empty=False) or self._behind(error)
-            except ObjectMissing as error:
+            except PublicationMissing as error:
                 self._disconnect()
                 if (batch := self._assembler.flush(empty=False) or self._behind_publications(error)) is not None:
                     return batch
@@ -204,12 +204,9 @@ class ChangeSource:
             if block is not None:
                 self._assembler.add(block)
 
-    def _behind_publications(self, error: ObjectMissing) -> Batch | None:
+    def _behind_publications(self, error: PublicationMissing) -> Batch | None:
         """The empty batch behind which there are publications again: PostgreSQL cannot send anything that was committed
-        while there was none, also when it exists again. All tables lack that. None if one does not exist yet.
-
-        :raises ObjectMissing: it is something else that does not exist.
-        """
+        while there was none, also when it exists again. All tables lack that. None if one does not exist yet."""
         names = publication.names(self._pipeline.publication_name)
         try:
             with session(self._pipeline.postgres, "Looking for publications") as connection:
@@ -221,14 +218,6 @@ class ChangeSource:
                 raise
             self._backoff.wait(outage)
             return None
-        before = self._covered.publications if self._covered is not None else {}
-        other = [
-            name
-            for name in names
-            if name in before and before[name].oid != getattr(found.publications.get(name), "oid", 0)
-        ]
-        if not other and "publication" not in error.what:
-            raise error
         if missing := sorted(set(names) - found.publications.keys()):
             remedy = "It is made again."
             if not self._pipeline.create_publication:

@@ -4,6 +4,7 @@ not."""
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -11,6 +12,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.kafka import KafkaBroker
+from airflow_bottledwater.local.postgres import PostgresServer
+from airflow_bottledwater.local.process import plain_environment
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
@@ -56,6 +60,11 @@ def gap(flow: Flow, kind: str) -> list[str]:
             write,
             f"CREATE PUBLICATION {name} FOR TABLE a, b WITH (publish = 'insert, update, delete, truncate')",
         ],
+        "renamed": [
+            f"ALTER PUBLICATION {name} RENAME TO {name}_other",
+            write,
+            f"ALTER PUBLICATION {name}_other RENAME TO {name}",
+        ],
         "operations": [
             f"ALTER PUBLICATION {name} SET (publish = 'insert')",
             write,
@@ -72,7 +81,7 @@ def gap(flow: Flow, kind: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["publication", "operations", "operations and owner"])
+@pytest.mark.parametrize("kind", ["publication", "renamed", "operations", "operations and owner"])
 def test_what_was_not_published_of_all_tables_is_read_at_the_start(make_flow: MakeFlow, kind: str) -> None:
     flow = make_flow()
     flow.create()
@@ -86,6 +95,28 @@ def test_what_was_not_published_of_all_tables_is_read_at_the_start(make_flow: Ma
     if kind == "operations and owner":
         role = f"owner_{flow.pipeline.slot}"
         flow.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP ROLE {role}")
+
+
+def test_a_publication_that_had_another_name_for_a_while_is_known_in_every_language(
+    tmp_path: Path, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not Path("/usr/share/locale/de/LC_MESSAGES/postgres-15.mo").exists():
+        pytest.skip("PostgreSQL 15 of Debian, which has translations, is not installed")
+    monkeypatch.setattr(PostgresServer, "environment", lambda _: plain_environment(LANGUAGE="de"))
+    with PostgresServer(tmp_path, version="15") as server:
+        flow = Flow(server.createdb("d"), kafka, None)
+        flow.execute(
+            "CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a SELECT g, g FROM generate_series(1, 5) g"
+        )
+        flow.create()
+        flow.snapshot()
+        flow.execute(*gap(flow, "renamed"), "DELETE FROM a WHERE id = 1")
+        flow.create()
+        flow.stream()
+        flow.execute("UPDATE a SET n = 0 WHERE id = 2")
+        flow.stream()
+        assert flow.compare("a").equal and not problems(flow)
+    assert "existiert nicht" in caplog.text
 
 
 @pytest.mark.parametrize("which", ["", "_unkeyed"])

@@ -4473,6 +4473,24 @@ MUTANTS = (
         "tests/integration/test_coverage.py::test_what_was_not_published_of_all_tables_is_read_at_the_start[operations]",
     ),
     Mutant(
+        "a publication that was missing is known whatever the server's language",
+        "connect.outage",
+        never("code == '42704' and error.diag.source_function == 'get_publication_oid'"),
+        "tests/integration/test_coverage.py::test_what_was_not_published_of_all_tables_is_read_at_the_start[renamed]",
+    ),
+    Mutant(
+        "a lane waits for an index without a limit",
+        "snapshot.begin_task",
+        drop("connection.execute('SET LOCAL lock_timeout = 0')"),
+        "tests/integration/test_waits.py::test_a_snapshot_waits_for_a_reindex_and_a_stop_is_answered[False]",
+    ),
+    Mutant(
+        "no snapshot is exported for a slot whose snapshot nobody reads",
+        "slot.create",
+        always("watcher.info.server_version < _NOT_RESTORED.get(watcher.info.server_version // 10000, 0)"),
+        "tests/unit/postgres/test_slot.py::test_a_snapshot_is_exported_only_where_one_of_another_slot_could_be_restored",
+    ),
+    Mutant(
         "what was committed without a publication is passed over, and read",
         "ChangeSource._behind_publications",
         swap("self._set_aside(...)", "pass"),

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
+from psycopg import pq
 
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.policy import transient
@@ -36,7 +38,7 @@ def test_the_statements_for_a_role_that_may_not_replicate_quote_its_name(
 _SERVER = """
 import socket, struct, sys
 code, message = sys.argv[1:]
-fields = f"SFATAL\\0VFATAL\\0C{code}\\0M{message}\\0\\0".encode()
+fields = f"SВАЖНО\\0VFATAL\\0C{code}\\0M{message}\\0\\0".encode()
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 while True:
@@ -77,6 +79,24 @@ def test_what_a_server_says_that_has_let_us_in_passes_unless_it_is_known_to_last
     monkeypatch.setattr(connect, "_answered", {(connect.describe(refusing), "y")})
     with pytest.raises(Outage, match="zu viele"):
         connect.connect(refusing)
+
+
+@pytest.mark.parametrize("refusing", [("28000", "роль не существует")], indirect=True)
+def test_an_answer_is_known_in_every_language(refusing: str) -> None:
+    with pytest.raises(Refused, match="роль"):
+        connect.connect(refusing)
+    # a server that answers is there
+    silent = Mock(dsn=refusing)
+    connect.Silence(silent).ask()
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"), [("get_publication_oid", connect.PublicationMissing), ("lookup_ts_config_cache", Refused)]
+)
+def test_a_publication_that_is_missing_is_known_in_every_language(function: str, kind: type[Refused]) -> None:
+    said = {pq.DiagnosticField.SOURCE_FUNCTION: function.encode()}
+    error = psycopg.errors.UndefinedObject("Publikation »p« existiert nicht", info=said)
+    assert type(connect.outage(error, "Replication")) is kind
 
 
 @pytest.mark.parametrize("refusing", [("28P01", 'password authentication failed for user "y"')], indirect=True)

@@ -110,7 +110,7 @@ def test_a_bounded_run_tells_what_has_changed_since_it_began(events: Events, mon
 
 def test_a_databases_name_may_have_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    known = SimpleNamespace(position=SimpleNamespace(lsn=7))
+    known = SimpleNamespace(slot="shop", resume_at=SimpleNamespace(lsn=7))
     monkeypatch.setattr(changes, "read_state", lambda _, topic, **__: read.append(topic) or known)
     assert changes.published(PIPELINE, "1/app/eu/shop") == 7
     assert read == [state_topic_name("app/eu", "shop")]

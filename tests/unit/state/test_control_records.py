@@ -41,7 +41,7 @@ STATUS = {
     "at": 1700000001.25, "heartbeat": 2.0,
 }  # fmt: skip
 REQUEST = {"by": "request", "epoch": 3, "pipeline": "", "retire": True, "interrupted": 0, "at": 1700000002.5}
-OWNER = {"pipeline": "7301/shop/orders", "at": 1700000003.0, "dropped": False}
+OWNER = {"pipeline": "7301/shop/orders", "at": 1700000003.0, "dropped": False, "shared": False}
 
 RECORDS: list[tuple[dict[str, Any], ControlRecord]] = [
     (

@@ -8,10 +8,11 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from airflow_bottledwater.errors import Outage, StateError
 from airflow_bottledwater.kafka.offsets import OffsetSearch
-from airflow_bottledwater.kafka.topics import Topic, Topics
+from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.changes import ChangeRange, TopicRange
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.slot import parts
@@ -33,6 +34,18 @@ _OPEN = 10.0
 _FAR = 1_000_000
 
 
+class FollowedTopic(NamedTuple):
+    """A table's topic.
+
+    :param start: per partition, the offset before which positions are those of an earlier pipeline.
+    """
+
+    name: str
+    id: str
+    partitions: int
+    start: list[int]
+
+
 def topics_of(
     pipeline: Settings,
     name: str,
@@ -41,7 +54,7 @@ def topics_of(
     *,
     searched: bool = False,
     kept: store.Kept | None = None,
-) -> dict[str, Topic]:
+) -> dict[str, FollowedTopic]:
     """The topics of a pipeline's tables that patterns match, by ``schema.table``.
 
     :param name: the pipeline's name.
@@ -67,7 +80,13 @@ def topics_of(
             "positions lie among them",
         )
     described = topics.describe(sorted(set(meant.values())))
-    return {table: described[topic] for table, topic in sorted(meant.items()) if topic in described}
+    found = {
+        topic.name: FollowedTopic(
+            topic.name, topic.id, topic.partitions, state.start(topic.name, topic.id) or [0] * topic.partitions
+        )
+        for topic in described.values()
+    }
+    return {table: found[topic] for table, topic in sorted(meant.items()) if topic in found}
 
 
 def published(pipeline: Settings, name: str, kept: store.Kept | None = None) -> int:
@@ -109,7 +128,7 @@ class ChangeWatch:
         self._min_records, self._max_wait = min_records, max_wait
         self._control = ControlTopic.of(pipeline.kafka)
         self._topics = Topics(pipeline.kafka)
-        self._known: tuple[float, dict[str, Topic]] | None = None
+        self._known: tuple[float, dict[str, FollowedTopic]] | None = None
         self._kept = store.Kept()
         self._since: float | None = None
         self.last = last
@@ -167,7 +186,7 @@ class ChangeWatch:
             self.last, self._since = found, None
         return found
 
-    def _of_tables(self, *, now: bool = False) -> dict[str, Topic]:
+    def _of_tables(self, *, now: bool = False) -> dict[str, FollowedTopic]:
         """The topics by table; ``now``, before positions are searched in them."""
         if self._known is None or now or time.monotonic() - self._known[0] > _TABLES:
             known = topics_of(self._pipeline, self._name, self._tables, self._topics, searched=now, kept=self._kept)
@@ -213,7 +232,7 @@ class ChangeWatch:
             # far enough back: what a status does not say yet was published within the seconds between two of them
             tables = {table: each.begun_at(end - _FAR for end in each.end) for table, each in tables.items()}
         with OffsetSearch(self._pipeline.kafka) as search:
-            found = {table: _end(search, each, lsn) for table, each in tables.items()}
+            found = {table: self._end(search, table, each, lsn) for table, each in tables.items()}
         return ChangeRange(
             self._name,
             waiting.start,
@@ -268,19 +287,19 @@ class ChangeWatch:
         tables = {}
         with OffsetSearch(self._pipeline.kafka) as search:
             for table, whole in self._behind(ends).tables.items():
-                until = _end(search, whole, end)
-                tables[table] = TopicRange(
-                    whole.topic, whole.id, _end(search, dataclasses.replace(whole, end=until), start), until
-                )
+                until = self._end(search, table, whole, end)
+                begins = self._end(search, table, dataclasses.replace(whole, end=until), start)
+                tables[table] = TopicRange(whole.topic, whole.id, begins, until)
         return ChangeRange(self._name, start, end, tables)
 
-
-def _end(search: OffsetSearch, within: TopicRange, lsn: int) -> tuple[int, ...]:
-    """By partition, where the changes below an LSN end."""
-    return tuple(
-        search.find(within.topic, partition, low, high, lsn)
-        for partition, (low, high) in enumerate(zip(within.start, within.end, strict=True))
-    )
+    def _end(self, search: OffsetSearch, table: str, within: TopicRange, lsn: int) -> tuple[int, ...]:
+        """By partition, where the changes below an LSN end. They rise from where the pipeline begins in the topic: what
+        is before may have any positions, and is before all of its changes."""
+        places = zip(within.start, self._of_tables()[table].start, within.end, strict=True)
+        return tuple(
+            search.find(within.topic, partition, max(low, start), high, lsn)
+            for partition, (low, start, high) in enumerate(places)
+        )
 
 
 def present(pipeline: Settings, name: str, last: ChangeRange | None = None) -> ChangeRange:
@@ -291,7 +310,7 @@ def present(pipeline: Settings, name: str, last: ChangeRange | None = None) -> C
 
 
 def between(pipeline: Settings, name: str, tables: Sequence[str], start: int, end: int) -> ChangeRange:
-    """The range of changes between two LSNs that the pipeline has passed. Dead letters that were re-driven have the
+    """The range of changes between two LSNs that the pipeline has passed, since its slot was made. Dead letters that were re-driven have the
     positions of their changes, and lie behind later ones: they are in none of such ranges, or in a later one.
 
     :param name: the pipeline's name.

@@ -133,12 +133,19 @@ class KeySet:
 
 
 def blocks(
-    config: Mapping[str, str], topic: str, ends: Sequence[int], backoff: Backoff, *, size: int = _BLOCK
+    config: Mapping[str, str],
+    topic: str,
+    ends: Sequence[int],
+    backoff: Backoff,
+    *,
+    start: Sequence[int] = (),
+    size: int = _BLOCK,
 ) -> Iterator[RecordBlock]:
     """The committed records of a topic below these offsets. A block is empty while none arrive, so that whoever reads
     can end.
 
     :param ends: per partition, high watermarks.
+    :param start: per partition, the offset to begin at; empty: at the topic's beginning.
     :param backoff: waits where no records come: the brokers are away, or a transaction is open there, which they end in
         time.
     :param size: records of a block at most; many large ones need memory.
@@ -146,10 +153,11 @@ def blocks(
     :raises Refused: they deny the topic.
     """
     warm_up()
-    waited_for = {p for p, end in enumerate(ends) if end}
+    places = {p: start[p] if start else 0 for p, end in enumerate(ends) if end > (start[p] if start else 0)}
+    waited_for = set(places)
     if not waited_for:
         return
-    consumer = _open(config, topic, sorted(waited_for))
+    consumer = _open(config, topic, places)
     queue = rd.queue_get_consumer(consumer)
     addresses, messages = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=rd.MESSAGE)
     limits = np.array(ends, dtype=np.int64)
@@ -191,8 +199,8 @@ def _check(config: Mapping[str, str], found: Rows) -> None:
                 raise KafkaException(error)
 
 
-def _open(config: Mapping[str, str], topic: str, partitions: Sequence[int]) -> int:
-    """An ``rd_kafka_t`` that reads these partitions from their beginnings."""
+def _open(config: Mapping[str, str], topic: str, places: Mapping[int, int]) -> int:
+    """An ``rd_kafka_t`` that reads these partitions, each from an offset on."""
     try:
         consumer = rd.make_consumer(
             {
@@ -214,10 +222,10 @@ def _open(config: Mapping[str, str], topic: str, partitions: Sequence[int]) -> i
         raise unknown_property(str(error)) from None
     # what is not a record comes by the same queue: a login that was refused, for example
     rd.poll_set_consumer(consumer)
-    assigned = rd.topic_partition_list_new(len(partitions))
-    for partition in partitions:
+    assigned = rd.topic_partition_list_new(len(places))
+    for partition, offset in sorted(places.items()):
         rd.topic_partition_list_add(assigned, topic.encode(), partition)
-        rd.topic_partition_list_set_offset(assigned, topic.encode(), partition, rd.BEGINNING)
+        rd.topic_partition_list_set_offset(assigned, topic.encode(), partition, offset or rd.BEGINNING)
     code = rd.assign(consumer, assigned)
     rd.topic_partition_list_destroy(assigned)
     assert code == 0, rd.name(code)

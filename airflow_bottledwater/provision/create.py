@@ -15,6 +15,7 @@ from airflow_bottledwater.backoff import Backoff, stoppable
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Outage, Refused, SlotError, StateError
 from airflow_bottledwater.kafka.clients import GRANT
+from airflow_bottledwater.kafka.producer import Message
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
@@ -25,7 +26,7 @@ from airflow_bottledwater.postgres import catalog, coverage, partitions, publica
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.provision import kafka_checks, preflight
 from airflow_bottledwater.provision.findings import Findings
-from airflow_bottledwater.state import control_topic, options, records, saved, store
+from airflow_bottledwater.state import control_topic, options, records, saved, starts, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import topic_owned
 from airflow_bottledwater.state.identity import own, topic_of, topic_problems
@@ -239,6 +240,7 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
         by_topic, new = TableMapping.of(pipeline).by_topic(added), claim.state.slot is None
         pinned = pin(pipeline, claim.cluster, by_topic, oldest_xid, new=new)
         values: dict[str, records.StateRecord | None] = {records.table_key(p.table.oid): p for p in pinned}
+        values |= _starts(pipeline, claim, pinned)
         values |= {records.stopped_key(t.oid): None for t in added if t.oid in claim.state.stopped}
         if without := [table for table in added if pipeline.skip_snapshot or table.outbox]:
             completed = sorted({*claim.state.completed, *(t.oid for t in without)})
@@ -252,6 +254,29 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
         claim.write({records.SLOT: record, records.COVERAGE: covered, **saved.changed(pipeline, claim.state), **values})
     log.info("Slot %r: consistent point %s.", record.name, format_lsn(record.consistent_point))
     return record
+
+
+def _starts(pipeline: Settings, claim: Claim, pinned: Sequence[PinnedTable]) -> dict[str, records.StateRecord | None]:
+    """Where the pipeline begins in its topics. Consumers are told by an event, unless no snapshot is to publish again
+    what the topics have."""
+    topics, known = Topics(pipeline.kafka), claim.state
+    events, letters = TableMapping.of(pipeline).service_topics
+    of_slot = (events, letters) if known.slot is None else ()
+    found = topics.describe([*(each.topic for each in pinned if not each.table.outbox), *of_slot], confirm=True)
+    if not found:
+        return {}
+    ends = topics.all_ends({name: topic.partitions for name, topic in found.items()})
+    ids = {name: topic.id for name, topic in found.items()}
+    service = {
+        records.start_key(name): records.StartOffsets(ids.pop(name), tuple(ends[name]))
+        for name in of_slot
+        if name in ids
+    }
+    values = starts.new(pipeline, known, ids, ends)
+    event = b"" if pipeline.skip_snapshot else starts.event(claim.cluster.pipeline(pipeline.slot), values)
+    if event and events in topics.describe([events]):
+        claim.publish(records.stream_id(claim.prefix), [Message(events, b"begin", event)])
+    return values | service
 
 
 def _make_slot(

@@ -95,11 +95,13 @@ class LettersTopic:
 
     def read(self, keys: Sequence[bytes]) -> list[StoredDeadLetter]:
         """These dead letters, but for those that are gone meanwhile."""
-        wanted, found = KeySet(keys), dict[bytes, bytes | None]()
+        (start,) = self.start(self._topic) or [0]
+        wanted, found = KeySet(keys), dict[bytes, StoredDeadLetter | None]()
         for block in self.blocks(self._topic):
             for i in block.having(wanted):
-                found[block.key(i)] = block.value(i)
-        return [StoredDeadLetter(key, json.loads(value)) for key in keys if (value := found.get(key)) is not None]
+                key, value, earlier = block.key(i), block.value(i), int(block.messages[i]["offset"]) < start
+                found[key] = None if value is None else StoredDeadLetter(key, json.loads(value), earlier)
+        return [letter for key in keys if (letter := found.get(key)) is not None]
 
     def dismiss(self, tables: Sequence[str]) -> int:
         """Remove those of some tables, some thousand in one transaction; returns how many.
@@ -129,10 +131,17 @@ class LettersTopic:
         known = self._publishing.state.letters
         return {key: replace(known[key], closed=known[key].closed + count) for key, count in counts.items()}
 
-    def blocks(self, topic: str) -> Iterator[RecordBlock]:
-        """The records of a topic, up to its present end."""
+    def start(self, topic: str) -> list[int] | None:
+        """See :meth:`~airflow_bottledwater.state.pipeline_state.PipelineState.start`."""
+        return self._publishing.state.start(topic, self._publishing.described[topic].id)
+
+    def blocks(self, topic: str, start: Sequence[int] = ()) -> Iterator[RecordBlock]:
+        """The records of a topic, up to its present end.
+
+        :param start: per partition, the offset to begin at; empty: at the topic's beginning.
+        """
         size = _LARGE_BLOCK if topic == self._topic else _BLOCK
-        return blocks(self._kafka, topic, self._ends(topic), self._publishing.backoff, size=size)
+        return blocks(self._kafka, topic, self._ends(topic), self._publishing.backoff, start=start, size=size)
 
     def _ends(self, topic: str) -> list[int]:
         return Topics(self._kafka).ends(topic, self._publishing.partitions[topic])

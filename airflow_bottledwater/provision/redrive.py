@@ -4,7 +4,9 @@ their cause was fixed, or dismisses them.
 A dead letter is published only if the source still has the row as the dead letter holds it (or, for a delete, has no
 such row), and no newer record of its key is in the topic: of a later change, or for a row of a snapshot, of a change
 that the snapshot does not show. Otherwise it is dropped: publishing it would overwrite a newer value, or bring a row
-back that was deleted. The topic alone is not enough to decide this, since compaction removes tombstones.
+back that was deleted. The topic alone is not enough to decide this, since compaction removes tombstones. What it has of
+before the slot was made says nothing of it: positions there may be another server's, or of a time that a restore of
+the source took back.
 """
 
 from __future__ import annotations
@@ -175,7 +177,10 @@ class _Letters:
         """Remove those of some tables; an attempt whose outcome is unknown is repeated from what is left."""
         return RedriveResult(dismissed=self._publishing.run(lambda: self._letters.dismiss(tables)))
 
-    def _redrive(self, dead_letters: list[StoredDeadLetter], result: RedriveResult) -> None:
+    def _ready(
+        self, dead_letters: list[StoredDeadLetter], result: RedriveResult
+    ) -> list[tuple[StoredDeadLetter, Records]]:
+        """Those that may be published unless something is newer, with their records."""
         ready: list[tuple[StoredDeadLetter, Records]] = []
         for written in dead_letters:
             try:
@@ -189,21 +194,28 @@ class _Letters:
             if (gap := self._held.get(int(dead_letter.content["oid"]))) is not None:
                 self._fails(dead_letter, f"its table {gap.why}", result)
                 continue
-            if self._replaced(dead_letter):
+            if self._replaced(dead_letter) or self._read_since(dead_letter):
                 self._send(dead_letter, _NOTHING)
                 result.overtaken += 1
+                continue
+            if dead_letter.earlier and not dead_letter.content["again"]["table"].get("outbox"):
+                self._fails(dead_letter, f"it is older than the slot, whose snapshot was skipped. {READ_AGAIN}", result)
                 continue
             try:
                 ready.append((dead_letter, self._encode(dead_letter)))
             except (RecordError, SchemaRefused) as error:
                 self._fails(dead_letter, error, result)
+        return ready
+
+    def _redrive(self, dead_letters: list[StoredDeadLetter], result: RedriveResult) -> None:
+        ready = self._ready(dead_letters, result)
         newest = self._newest(ready)
         current = self._current(ready)
         for dead_letter, records in ready:
             held = current.get(dead_letter.key)
             rows = [i for i in range(len(records)) if not newest.overtake(dead_letter, records, i)]
-            if len(rows) < len(records) and self._pipeline.share_topics and not newest.truncated(dead_letter):
-                why = "the topic, which other pipelines share, has a record of its key whose position may be theirs"
+            if len(rows) < len(records) and newest.in_doubt(dead_letter):
+                why = "what is newer by its position may be another pipeline's, or of before the slot was made"
                 self._fails(dead_letter, f"{why}. {READ_AGAIN}", result)
                 continue
             if rows and held is not None and held.unknown:
@@ -259,8 +271,13 @@ class _Letters:
             return True
         return pinned is None or pinned.topic != version.topic
 
-    def _events(self) -> Iterator[dict[str, Any]]:
-        for block in self._letters.blocks(self._events_topic):
+    def _read_since(self, dead_letter: StoredDeadLetter) -> bool:
+        """Whether it is older than the slot, and the snapshot has read its table since: it has published the row, if it
+        is still there, or has written a dead letter of its own."""
+        return dead_letter.earlier and int(dead_letter.content["oid"]) in self._publishing.state.boundaries
+
+    def _events(self, start: Sequence[int]) -> Iterator[dict[str, Any]]:
+        for block in self._letters.blocks(self._events_topic, start):
             for i in range(len(block)):
                 yield json.loads(block.value(i) or b"{}")
 
@@ -356,17 +373,20 @@ class _Letters:
             wanted[dead_letter.content["topic"]] |= {
                 key for i in range(len(records)) if (key := _key(records, i)) is not None
             }
-        found = _Newest()
+        of_events = self._letters.start(self._events_topic)
+        found = _Newest(unsure_events=of_events is None)
         for topic, keys in wanted.items():
             looked_for = KeySet(keys)
-            for block in self._letters.blocks(topic) if keys else ():
+            if (start := self._letters.start(topic)) is None:
+                found.unsure.add(topic)
+            for block in self._letters.blocks(topic, start or ()) if keys else ():
                 for i in block.having(looked_for):
                     pos = (block.header(i, "pos") or b"").decode()
                     # a snapshot's row may have headers, too: a position of zeros
                     copied = not pos.strip("0/")
                     shown = _shown(block.header(i, "snapshot")) if copied else pos
                     found.add(topic, block.key(i), shown, copied=copied)
-        for event in self._events():
+        for event in self._events(of_events or ()):
             if event.get("event") == "truncate" and of_source(event.get("pipeline", self._name), self._name):
                 for topic in set(event["topics"]) & set(wanted):
                     found.add(topic, None, event["pos"])
@@ -421,10 +441,15 @@ class _Newest:
     :param positions: by topic and key, the highest position of a record, or LSN that a row of a live snapshot shows; by
         topic and None, the position of a TRUNCATE.
     :param copied: by topic and key, whether the last record is a row of a snapshot.
+    :param unsure: the topics that may have records of other sources, or of which it is not known where the pipeline
+        begins in them.
+    :param unsure_events: the same of the topic with the TRUNCATEs.
     """
 
     positions: dict[tuple[str, bytes | None], str] = field(default_factory=dict)
     copied: dict[tuple[str, bytes | None], bool] = field(default_factory=dict)
+    unsure: set[str] = field(default_factory=set)
+    unsure_events: bool = False
 
     def add(self, topic: str, key: bytes | None, position: str, *, copied: bool = False) -> None:
         """Take note of a record, or of a TRUNCATE."""
@@ -439,6 +464,12 @@ class _Newest:
     def truncated(self, dead_letter: StoredDeadLetter) -> bool:
         """Whether a dead letter's table was truncated behind its change, by the dead letter's own source."""
         return dead_letter.overtaken(self.positions.get((dead_letter.content["topic"], None), ""))
+
+    def in_doubt(self, dead_letter: StoredDeadLetter) -> bool:
+        """Whether the positions of what has overtaken a dead letter may say nothing of it."""
+        if self.truncated(dead_letter):
+            return self.unsure_events
+        return dead_letter.content["topic"] in self.unsure
 
     def may_show_more(self, dead_letter: StoredDeadLetter, records: Records, i: int) -> bool:
         """Whether one of a dead letter's records is a row that would follow a row of a snapshot."""

@@ -35,10 +35,12 @@ class StoredDeadLetter:
     """A dead letter as it was written.
 
     :param key: of its record.
+    :param earlier: whether it was written before the pipeline's slot was made, by one of before.
     """
 
     key: bytes
     content: dict[str, Any]
+    earlier: bool = False
 
     @property
     def position(self) -> str:
@@ -106,7 +108,7 @@ class StoredDeadLetter:
             "table": msgspec.to_builtins(whole.without(columns)),
             "message": base64.b64encode(message.without(columns).encode()).decode(),
         }
-        return StoredDeadLetter(self.key, {**self.content, "again": again})
+        return replace(self, content={**self.content, "again": again})
 
     def lacks(self, today: SourceTable | None) -> str:
         """A column of its table that is published today and that it has no value of, or one of another type, as the

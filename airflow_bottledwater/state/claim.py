@@ -306,11 +306,11 @@ class Claim:
                     return before
                 self._backoff.wait(str(error))
 
-    def _make(self, transactional_id: str) -> TransactionalProducer:
+    def _make(self, transactional_id: str, *topics: str) -> TransactionalProducer:
         return TransactionalProducer(
             self.pipeline.kafka,
             transactional_id,
-            [self.topic],
+            topics or [self.topic],
             transaction_timeout=self.pipeline.transaction_timeout,
             waiting=self._backoff.wait,
         )
@@ -392,6 +392,26 @@ class Claim:
                 self.refresh()
         self._backoff.over()
         self.state.apply(values)
+
+    def publish(self, transactional_id: str, messages: Sequence[Message]) -> None:
+        """Publish records under an id that nobody uses, in one transaction; if its outcome is unknown, they come twice.
+
+        :raises TakenOver: another job has claimed the slot.
+        :raises Refused: the broker refuses a record for good.
+        """
+        self.record_ids([transactional_id])
+        producer = self._make(transactional_id, *{message.topic for message in messages})
+        while True:
+            try:
+                producer.open()
+                self.refresh()
+                producer.send(messages)
+                break
+            except NewProducerNeeded as error:
+                self._backoff.wait(error)
+            finally:
+                producer.close()
+        self._backoff.over()
 
     def _send(self, values: Mapping[str, StateRecord | None]) -> None:
         self._producer.send(

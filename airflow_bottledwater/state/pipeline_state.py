@@ -183,6 +183,17 @@ class PipelineState:
         """The topics that had rows of tables, and that no table has any more."""
         return {key.removeprefix(records.FORMER) for key in self.raw if key.startswith(records.FORMER)}
 
+    def start(self, topic: str, topic_id: str) -> list[int] | None:
+        """Per partition, the offset from which on a topic's records are this pipeline's, see
+        :mod:`airflow_bottledwater.state.starts`; None if that is not known.
+
+        :param topic_id: Kafka's id of the topic as it is now.
+        """
+        found = self.get(records.start_key(topic), records.StartOffsets)
+        if found is None:
+            return None
+        return [each if found.topic_id == topic_id else 0 for each in found.offsets]
+
     @property
     def below(self) -> dict[int, AttachedTable]:
         """The tables that were attached below another one of the pipeline, by oid."""

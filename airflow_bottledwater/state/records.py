@@ -4,9 +4,9 @@ Keys: ``claim``, ``ids``, ``intent``, ``settings``, ``slot``, ``coverage``, ``co
 ``table/…``, ``boundary/…``, ``plan/…``, ``progress/…/<range>``, ``sweep/…``, ``partitions/…``; plan and progress of a
 partitioned table by the oids of its leaf partitions; ``below/…`` by the oid of a table whose changes are sent as
 another one's; ``gap/…`` by that of one of which changes were left out; ``stopped/…`` by that of one that is not
-followed any more; ``former/…`` by the name of a topic that no table of the pipeline has any more; ``live/…`` by the id
-of a live snapshot; ``schema/…/<id>`` by a table's oid and the registry's id; and ``letters/…/<writer>`` by a table's
-oid and by what has written dead letters of it.
+followed any more; ``former/…`` by the name of a topic that no table of the pipeline has any more; ``start/…`` by that
+of a topic that it publishes to; ``live/…`` by the id of a live snapshot; ``schema/…/<id>`` by a table's oid and the
+registry's id; and ``letters/…/<writer>`` by a table's oid and by what has written dead letters of it.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ def schema_key(oid: int, number: int) -> str:
 def former_key(topic: str) -> str:
     """The key of a topic that no table of the pipeline has any more."""
     return f"{FORMER}{topic}"
+
+
+def start_key(topic: str) -> str:
+    """The key of where the pipeline begins in a topic."""
+    return f"start/{topic}"
 
 
 def attached_key(oid: int) -> str:
@@ -364,6 +369,18 @@ class Former:
 
 
 @dataclass(frozen=True, slots=True)
+class StartOffsets:
+    """Where a topic ended when the pipeline took it, see :mod:`airflow_bottledwater.state.starts`.
+
+    :param topic_id: Kafka's id of the topic; in one that was made again since, the pipeline begins at its beginning.
+    :param offsets: per partition.
+    """
+
+    topic_id: str
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LiveProgress:
     """How far a live snapshot is published.
 
@@ -413,7 +430,8 @@ class LiveProgress:
 StateRecord = (
     Job | Ids | Intent | SavedSettings | SlotRecord | Coverage | Complete | Reached | PinnedTable | Boundary | Plan
     | Progress | Sweep
-    | Partitions | AttachedTable | Gap | ChangedTypes | LaterSchema | Stopped | Former | LiveProgress | Letters
+    | Partitions | AttachedTable | Gap | ChangedTypes | LaterSchema | Stopped | Former | StartOffsets | LiveProgress
+    | Letters
 )  # fmt: skip
 
 #: the record's class by the first part of its key; the parts after it are the table's oid and, for progress, the
@@ -438,6 +456,7 @@ _KINDS: dict[str, type[StateRecord]] = {
     "stopped": Stopped,
     "schema": LaterSchema,
     "former": Former,
+    "start": StartOffsets,
     "below": AttachedTable,
     "live": LiveProgress,
     LETTERS: Letters,

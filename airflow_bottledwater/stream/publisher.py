@@ -44,6 +44,7 @@ from airflow_bottledwater.publish.rows import RowEncoder
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import Completed
 from airflow_bottledwater.publish.warm import warm_up
+from airflow_bottledwater.state import starts
 from airflow_bottledwater.state.pinned import PinnedTable, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
@@ -171,8 +172,10 @@ class StreamPublisher:
 
         def once() -> None:
             if values := make(self._session.state):
+                event = starts.event(self._session.name, values)
+                told = [single(self._session.events, 0, b"begin", event)] if event else []
                 try:
-                    self._session.transact([], values)
+                    self._session.transact(told, values)
                 except RecordRefused as error:
                     rule_out(self._session, error, (), values)
                     raise

@@ -34,7 +34,7 @@ from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.provision.create import partition_records, pin
-from airflow_bottledwater.state import row_filters
+from airflow_bottledwater.state import row_filters, starts
 from airflow_bottledwater.state.identity import shared, via_root
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -85,7 +85,7 @@ class PreparedSteps:
     """Steps of which only the records are left to be written.
 
     :param pinned: the tables that are recorded anew, by oid.
-    :param partitions: the records of the partitions of these.
+    :param more: the records of the partitions of these, and of where the pipeline begins in their topics.
     :param covered: how the publications cover the tables that are recorded anew.
     :param swept: the oids of the tables whose live snapshots remove what their topics have and they do not.
     :param lsn: the stream has to be here first: everything that was committed before the steps' reasons came up is
@@ -101,7 +101,7 @@ class PreparedSteps:
 
     steps: tuple[Step, ...] = ()
     pinned: dict[int, PinnedTable] = field(default_factory=dict)
-    partitions: dict[str, Partitions] = field(default_factory=dict)
+    more: dict[str, StateRecord | None] = field(default_factory=dict)
     covered: Coverage = field(default_factory=lambda: Coverage({}, {}))
     swept: frozenset[int] = frozenset()
     lsn: int = 0
@@ -238,7 +238,8 @@ def prepare(
     found = list(pinned.values())
     used = Topics(pipeline.kafka).all_ends({each.topic: each.partitions for each in found}) if found else {}
     filled = [topic for topic, ends in used.items() if any(ends)]
-    alone = set(filled) - shared(pipeline, known, filled).keys()
+    theirs = shared(pipeline, known, filled)
+    begun = starts.new(pipeline, known, {each.topic: each.topic_id for each in found if each.topic not in theirs}, used)
     new = [each for oid, each in pinned.items() if not each.table.keyed and oid not in known.tables]
     # its end may be behind markers of transactions only, of a job that died
     unfit |= {each.table.oid: _FILLED for each in new if has_records(pipeline.kafka, each.topic, used[each.topic])}
@@ -249,9 +250,9 @@ def prepare(
     return PreparedSteps(
         left,
         pinned,
-        partition_records(connection, [each.table for each in found]),
+        {**partition_records(connection, [each.table for each in found]), **begun},
         covered,
-        frozenset(oid for oid, each in pinned.items() if each.topic in alone),
+        frozenset(oid for oid, each in pinned.items() if each.topic in set(filled) - theirs.keys()),
         lsn,
         types=seen.types,
         made=seen.made,
@@ -434,7 +435,7 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
             values[former_key(before.topic)] = Former(step.oid, before.table.qualified)
     values = {key: value for key, value in values.items() if value is not None or key in known.raw}
     values |= _found(prepared, known, lives)
-    values |= prepared.partitions
+    values |= prepared.more
     values |= lives.changed
     values[COMPLETE] = replace(complete, tables=tuple(sorted(done)), at=time.time())
     if known.coverage is not None:

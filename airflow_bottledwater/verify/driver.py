@@ -398,7 +398,7 @@ class _VerifyDriver:
             bits = self._search[oid].bits
             view = View(
                 table, topic, ends, moment.held.insert_lsn, moment.last_lsn, moment.first.get(oid, 0),
-                moment.truncated.get(topic, ""), bits,
+                moment.truncated.get(topic, ""), tuple(moment.starts[topic]), bits,
             )  # fmt: skip
             if oid in wanted:
                 view = replace(view, wanted=bitmap(np.array(wanted[oid], dtype=np.int64), bits))

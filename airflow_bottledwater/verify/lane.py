@@ -226,7 +226,7 @@ class _TaskRun:
         found: dict[tuple[int, bytes], FoundRecords] = {}
         for block in self._blocks(view, ends):
             keys, _ = scan.records(block)
-            lsns, ordinals = records.positions(block)
+            lsns, ordinals = places.positions(block)
             deleted, old = places.deleted(block, lsns, ordinals)
             chosen = np.flatnonzero(self._chosen(view, keys)).tolist()
             if not chosen:

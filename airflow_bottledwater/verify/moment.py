@@ -46,6 +46,7 @@ class Moment:
     :param last_lsn: the end of the WAL, read after the ends.
     :param first: by the table's oid, L of its first snapshot, if there was one.
     :param truncated: by topic, the position of the last TRUNCATE that the snapshot shows.
+    :param starts: per topic and partition, the offsets from which on positions are those of this pipeline.
     """
 
     held: ExportedSnapshot
@@ -54,6 +55,7 @@ class Moment:
     last_lsn: int
     first: Mapping[int, int]
     truncated: Mapping[str, str]
+    starts: Mapping[str, Sequence[int]]
 
 
 class Moments:
@@ -102,9 +104,11 @@ class Moments:
             ends = self._admin.all_ends({pinned.topic: pinned.partitions for pinned in self._wanted.values()})
             # after the ends: no record below them has a later position
             last = end_of_wal(self._connection)
-            boundaries = PipelineState(dict(self._state.values)).boundaries
-            first = {oid: boundary.insert_lsn for oid, boundary in boundaries.items()}
-            yield Moment(held, found, ends, last, first, self._truncated(held.insert_lsn)), holder
+            known = PipelineState(dict(self._state.values))
+            first = {oid: boundary.insert_lsn for oid, boundary in known.boundaries.items()}
+            ids = {pinned.topic: pinned.topic_id for pinned in self._wanted.values()}
+            starts = {topic: known.start(topic, ids[topic]) or [0] * len(of) for topic, of in ends.items()}
+            yield Moment(held, found, ends, last, first, self._truncated(held.insert_lsn, known), starts), holder
         finally:
             holder.close()
 
@@ -164,9 +168,9 @@ class Moments:
             "Verify again when it has caught up ('bottledwater status' shows its lag), or raise verify_timeout.",
         )
 
-    def _truncated(self, before: int) -> dict[str, str]:
-        """By topic, the position of the last TRUNCATE before L, from the events topic. Positions of another server,
-        whose pipeline has published to the topics before, say nothing here."""
+    def _truncated(self, before: int, known: PipelineState) -> dict[str, str]:
+        """By topic, the position of the last TRUNCATE before L, from the events topic. Positions of another server, or
+        of before the slot was made, say nothing here."""
         events, _ = TableMapping.of(self._pipeline).service_topics
         described = self._admin.describe([events])
         if events not in described:
@@ -174,7 +178,8 @@ class Moments:
         ends = self._admin.ends(events, described[events].partitions)
         name = identify(self._connection).pipeline(self._pipeline.slot)
         found: dict[str, str] = {}
-        for block in topic_reader.blocks(self._pipeline.kafka, events, ends, Backoff(self._pipeline.outage_timeout)):
+        start, backoff = known.start(events, described[events].id) or (), Backoff(self._pipeline.outage_timeout)
+        for block in topic_reader.blocks(self._pipeline.kafka, events, ends, backoff, start=start):
             check_stopped()
             for i in range(len(block)):
                 event = json.loads(block.value(i) or b"{}")

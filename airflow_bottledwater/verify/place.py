@@ -24,7 +24,7 @@ class RecordOrder:
     def __init__(self, view: View) -> None:
         self._from, self._last = view.insert_lsn, view.last_lsn
         self._truncated = Position.parse(view.truncated) if view.truncated else None
-        self._shown = view.first_lsn
+        self._shown, self._start = view.first_lsn, np.array(view.start, dtype=np.int64)
         #: the partitions that have a record of behind the TRUNCATE
         self._behind = set[int]()
 
@@ -32,6 +32,16 @@ class RecordOrder:
         """Whether the transaction with this final LSN (0: none) committed after the snapshot. Nothing can have a
         position beyond the end of the WAL: such a record is not one of the stream, and counts."""
         return self._from <= lsn <= self._last
+
+    def positions(self, block: RecordBlock) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """See :func:`airflow_bottledwater.verify.records.positions`; records of before the pipeline have none."""
+        lsns, ordinals = records.positions(block)
+        lsns[self._earlier(block)] = ordinals[self._earlier(block)] = 0
+        return lsns, ordinals
+
+    def _earlier(self, block: RecordBlock) -> npt.NDArray[np.bool_]:
+        earlier: npt.NDArray[np.bool_] = block.messages["offset"] < self._start[block.messages["partition"]]
+        return earlier
 
     def deleted(
         self, block: RecordBlock, lsns: npt.NDArray[np.uint64], ordinals: npt.NDArray[np.uint64]
@@ -45,7 +55,7 @@ class RecordOrder:
             return (never := np.zeros(len(block), dtype=np.bool_)), never
         # a TRUNCATE before the LSN that a row shows the table at came before the row was read: the two lock each other
         # out
-        lsns = np.where(lsns == 0, records.shown(block), lsns)
+        lsns = np.where((lsns == 0) & ~self._earlier(block), records.shown(block), lsns)
         before = (lsns < np.uint64(at.lsn)) | ((lsns == np.uint64(at.lsn)) & (ordinals < np.uint64(at.ordinal)))
         placed = lsns != 0
         behind = self._stands_behind(block, ~before & (lsns <= np.uint64(self._last)))
@@ -64,7 +74,7 @@ class RecordOrder:
 
     def kinds(self, block: RecordBlock) -> npt.NDArray[np.int64]:
         """What each record does to its key, for the sums."""
-        lsns, ordinals = records.positions(block)
+        lsns, ordinals = self.positions(block)
         found = np.where(block.messages["payload"] != 0, VALUE, TOMBSTONE).astype(np.int64)
         found[(lsns >= np.uint64(self._from)) & (lsns <= np.uint64(self._last))] = SKIP
         by_position, by_place = self.deleted(block, lsns, ordinals)

@@ -19,6 +19,8 @@ class View:
     :param first_lsn: L of the table's first snapshot, whose rows have no position; 0 if there was none.
     :param truncated: the position of the last TRUNCATE that the snapshot shows, as in the header ``pos``; empty if
         there is none.
+    :param start: per partition, the offset before which records are of an earlier pipeline, so that their positions
+        mean nothing.
     :param bits: keys are divided into so many buckets, as a power of two.
     :param wanted: the buckets whose keys are looked at one by one, as a bitmap; None: all are only summed up.
     """
@@ -30,6 +32,7 @@ class View:
     last_lsn: int
     first_lsn: int
     truncated: str
+    start: tuple[int, ...]
     bits: int
     wanted: bytes | None = None
 

@@ -48,6 +48,7 @@ RECORDS: dict[str, StateRecord] = {
     records.stopped_key(2): records.Stopped(_TABLE),
     records.schema_key(1, 3): records.LaterSchema(_TABLE, 3),
     records.former_key("shop.t"): records.Former(1, "public.t"),
+    records.start_key("shop.t"): records.StartOffsets("id", (7, 2**40)),
     records.attached_key(1): AttachedTable("public.t"),
     records.letters_key(1, records.by_lane(3)): records.Letters("public.t", 7, 2),
     records.live_key("x"): records.LiveProgress((1, 2), upto=7, key=("a",), found=_PARTITIONS, required=True),
@@ -97,3 +98,11 @@ def test_open_dead_letters_are_told_by_the_name_that_their_table_has_now() -> No
         }
     )
     assert known.open_letters == {"public.gone": {"stream": 3}, "public.now": {"snapshot": 2, "stream": 1}}
+
+
+def test_a_pipeline_begins_at_the_beginning_of_a_topic_that_was_made_again() -> None:
+    known = PipelineState({})
+    known.apply({records.start_key("shop.t"): records.StartOffsets("id", (7, 9))})
+    assert known.start("shop.t", "id") == [7, 9]
+    assert known.start("shop.t", "another") == [0, 0]
+    assert known.start("shop.other", "id") is None

@@ -135,9 +135,10 @@ def streaming(connection: Connection, wanted: Iterable[str]) -> list[str]:
     return [name for name, command in rows if not publications(command or "").isdisjoint(wanted)]
 
 
-def check(found: SlotState, database: str) -> None:
+def check(found: SlotState, database: str, *, recorded: bool = False) -> None:
     """Check that the pipeline can use an existing slot.
 
+    :param recorded: whether the pipeline's saved state has a slot of this name.
     :raises SlotError: it has another plugin, is of another database, was invalidated, was not created completely, or
         has two_phase.
     :raises SlotInUse: it is still being created.
@@ -149,9 +150,15 @@ def check(found: SlotState, database: str) -> None:
             "Choose another slot name.",
         )
     if found.database != database:
+        renamed = (
+            "If the databases have exchanged their names (ALTER DATABASE … RENAME), the slot is the pipeline's own, of "
+            f"the database that is {found.database!r} now: drop it there (SELECT pg_drop_replication_slot("
+            f"'{found.name}')), run 'bottledwater drop-slot --when always', and start again with a snapshot. Otherwise "
+            "choose another slot name."
+        )
         raise SlotError(
             f"Slot {found.name!r} belongs to database {found.database!r}, not {database!r}.",
-            "Choose another slot name.",
+            renamed if recorded else "Choose another slot name.",
         )
     reason = (
         "wal_removed" if found.wal_status == "lost" and found.invalidated in ("", "conflicting") else found.invalidated

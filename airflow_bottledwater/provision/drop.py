@@ -155,7 +155,7 @@ def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> st
                 "'bottledwater drop-slot --when always', or with DropReplicationSlotOperator(when='always')."
             )
         if present is not None and (present.plugin != slot.PLUGIN or present.database != cluster.database):
-            slot.check(present, cluster.database)
+            slot.check(present, cluster.database, recorded=known.slot is not None)
         if present is not None and known.slot is None and known.intent is None:
             raise SlotError(
                 f"Slot {pipeline.slot!r} was not created by this pipeline: its saved state does not name it. It was "

@@ -505,7 +505,7 @@ def check_slot(connection: Connection, pipeline: Settings, found: Findings) -> l
             )
         return problems
     try:
-        slot.check(present, found.cluster.database)
+        slot.check(present, found.cluster.database, recorded=record is not None)
     except SlotInUse:
         raise  # waiting helps, so it is not a problem to be reported
     except SlotError as error:

@@ -154,7 +154,8 @@ class _SnapshotDriver:
         assert known.slot is not None, "the claim has seen it"
         check_primary(connection, self._pipeline.postgres)
         found = slot.state(connection, known.slot.name)
-        check_slot(found, known.slot, identify(connection), known.resume_at, end_of_wal(connection))
+        end = end_of_wal(connection)
+        check_slot(found, known.slot, identify(connection), known.resume_at, end, shown=known.shown)
 
     def _once(self, started: float) -> SnapshotResult | None:
         """Read what is left under one snapshot; returns None if it was given up, and something may be left."""

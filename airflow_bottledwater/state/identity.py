@@ -239,27 +239,34 @@ def via_root(pipeline: Settings, known: PipelineState) -> bool:
 
 
 def check_slot(
-    found: slot.SlotState | None, record: SlotRecord, cluster: Cluster, position: Position, end_of_wal: int
+    found: slot.SlotState | None,
+    record: SlotRecord,
+    cluster: Cluster,
+    position: Position,
+    end_of_wal: int,
+    *,
+    shown: int = 0,
 ) -> None:
-    """Check that the slot is the one that the state describes, that it is not ahead of P, and that P is within the
-    server's WAL.
+    """Check that the slot is the one that the state describes, that it is not ahead of P, and that what was published
+    is within the server's WAL.
 
     :param found: the slot as PostgreSQL shows it; None if there is none.
     :param end_of_wal: the server's WAL insert position.
+    :param shown: the highest L of a snapshot of which rows are published.
     :raises SlotError: the slot is gone, invalidated, of another cluster, timeline or database, or was moved forward; or
-        the server was set back to a moment before P.
+        the server was set back to a moment before P, or before a snapshot.
     """
     way_out = "Make a new slot and a snapshot: 'bottledwater drop-slot --when always', then start again."
     check_timeline(record, cluster)
     if found is None:
         raise SlotError(f"Slot {record.name!r} does not exist any more: changes since {position} are lost.", way_out)
-    slot.check(found, record.database)
-    if position.lsn > end_of_wal:
+    slot.check(found, record.database, recorded=True)
+    if (published := max(position.lsn, shown)) > end_of_wal:
         raise SlotError(
-            f"The stream of slot {record.name!r} is at {position}, beyond the end of the server's WAL "
-            f"({format_lsn(end_of_wal)}): the server was set back to an earlier moment (a restored backup or file "
-            "system snapshot), so the topics have changes that it no longer has, and what it commits now would be "
-            "taken for known.",
+            f"What is published from slot {record.name!r} is of {format_lsn(published)}, beyond the end of the "
+            f"server's WAL ({format_lsn(end_of_wal)}): the server was set back to an earlier moment (a restored backup "
+            "or file system snapshot), so the topics have changes that it no longer has, and what it commits now would "
+            "be taken for known.",
             way_out,
         )
     if found.confirmed > position.lsn:

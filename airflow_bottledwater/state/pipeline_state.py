@@ -131,6 +131,14 @@ class PipelineState:
         return self._of_tables("boundary", Boundary)
 
     @property
+    def shown(self) -> int:
+        """The highest L of a snapshot of which something is published, so that the server's WAL was on disk up to
+        there; 0 if there is none."""
+        read = {int(key.split("/")[1]) for key in self.raw if key.startswith("progress/")}
+        of = (boundary for oid, boundary in self.boundaries.items() if not read.isdisjoint(self.parts(oid)))
+        return max((boundary.insert_lsn for boundary in of), default=0)
+
+    @property
     def partitions(self) -> dict[int, dict[int, KnownPartition]]:
         """The partitions that are known, by the oid of the table that is published as one."""
         return {oid: found.known for oid, found in self._of_tables("partitions", records.Partitions).items()}

@@ -86,7 +86,7 @@ class ChangeSource:
         assert record is not None
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
-        self._tables = state.tables
+        self._tables, self._shown = state.tables, state.shown
         self._via_root = via_root(pipeline, state)
         self._resolver = resolver = Resolver(
             pipeline, self._tables, self._mismatch, later=state.later, via_root=self._via_root
@@ -311,7 +311,8 @@ class ChangeSource:
             cluster = identify(connection)
             self._version = cluster.version
             found = slot.state(connection, self._record.name)
-            check_slot(found, self._record, cluster, self._assembler.position, end_of_wal(connection))
+            position, end = self._assembler.position, end_of_wal(connection)
+            check_slot(found, self._record, cluster, position, end, shown=self._shown)
             if found is not None and found.active_pid is not None:
                 raise SlotInUse(f"Slot {found.name!r} is in use by process {found.active_pid}.", "Stop the other job.")
         self._assembler.restart()

@@ -89,7 +89,8 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
             "Run the snapshot (it resumes), then the stream.",
         )
     position = known.resume_at
-    check_slot(slot.state(connection, record.name), record, cluster, position, end_of_wal(connection))
+    found, end = slot.state(connection, record.name), end_of_wal(connection)
+    check_slot(found, record, cluster, position, end, shown=known.shown)
     _check_fingerprint(pipeline, known, cluster)
     if more := coverage.followed(connection, known):
         claimed.write(more)

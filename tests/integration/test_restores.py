@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_bottledwater.errors import SlotError
+from airflow_bottledwater.errors import BottledWaterError, SlotError
 from airflow_bottledwater.jobs.changes import between
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
@@ -174,6 +174,52 @@ def test_a_truncate_of_before_a_new_snapshot_deletes_nothing_of_it(make_flow: Ma
     flow.create()
     flow.snapshot()
     assert copied(flow) == [(3, 3)]
+
+
+def test_a_server_that_was_set_back_behind_a_snapshot_is_refused_before_anything_was_streamed(
+    kafka: KafkaBroker, restored: RestoredServer
+) -> None:
+    flow = Flow(restored.server.createdb("d"), kafka, None)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)")
+    flow.create()
+    restored.back_up()
+    far(flow, 1)
+    flow.execute("INSERT INTO a VALUES (1, 1)")
+    flow.snapshot()
+    restored.restore(recovery=False)
+    for act in (flow.snapshot, flow.stream):
+        with pytest.raises(SlotError, match="beyond the end of the server's WAL"):
+            act()
+    drop(flow.pipeline, when="always")
+    flow.create()
+    flow.snapshot()
+    assert copied(flow) == []
+
+
+def test_a_database_that_was_restored_beside_its_own_and_has_its_name_now_begins_anew(
+    kafka: KafkaBroker, restored: RestoredServer
+) -> None:
+    dsn = restored.server.createdb("d")
+    flow = Flow(dsn, kafka, None)
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1), (2, 2)")
+    flow.create()
+    flow.snapshot()
+    flow.stream()
+    other = Flow(restored.server.createdb("d_new"), kafka, None)
+    other.execute("CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1)")
+    with psycopg.connect(restored.server.dsn(), autocommit=True) as connection:
+        connection.execute("ALTER DATABASE d RENAME TO d_old")
+        connection.execute("ALTER DATABASE d_new RENAME TO d")
+    for act in (flow.create, flow.stream, lambda: drop(flow.pipeline, when="always")):
+        with pytest.raises(BottledWaterError, match=r"belongs to database 'd_old'.* drop it there") as refused:
+            act()
+        assert "drop-slot --when always" in str(refused.value)
+    with psycopg.connect(restored.server.dsn("d_old"), autocommit=True) as connection:
+        connection.execute("SELECT pg_drop_replication_slot(%s)", [flow.pipeline.slot])
+    drop(flow.pipeline, when="always")
+    flow.create()
+    flow.snapshot()
+    assert copied(flow) == [(1, 1)] and flow.compare("a").differences == []
 
 
 def test_of_a_table_that_the_stream_takes_in_it_is_told_where_it_begins(

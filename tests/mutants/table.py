@@ -2517,7 +2517,7 @@ MUTANTS = (
     Mutant(
         "P lies within the server's WAL",
         "identity.check_slot",
-        never("position.lsn > end_of_wal"),
+        never("(published := max(position.lsn, shown)) > end_of_wal"),
         f"{_IDENTITY}::test_a_server_that_was_set_back_behind_the_position_is_refused",
     ),
     Mutant(
@@ -5736,6 +5736,13 @@ MUTANTS = (
         "create._starts",
         drop("claim.publish(...)"),
         _LOST_TIME,
+    ),
+    Mutant(
+        "a snapshot that is published lies within the server's WAL",
+        "identity.check_slot",
+        swap("max(position.lsn, shown)", "position.lsn"),
+        "tests/integration/test_restores.py"
+        "::test_a_server_that_was_set_back_behind_a_snapshot_is_refused_before_anything_was_streamed",
     ),
     Mutant(
         "what a job reports that was replaced tells nothing",

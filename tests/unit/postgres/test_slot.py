@@ -47,6 +47,11 @@ def test_a_slot_that_cannot_be_used_is_refused(
     assert "'orders'" in refused.value.what
 
 
+def test_a_slot_that_is_recorded_may_be_the_one_of_a_database_that_was_renamed() -> None:
+    with pytest.raises(SlotError, match=r"of the database that is 'other' now: drop it there .*Otherwise choose"):
+        check(replace(GOOD, database="other"), "shop", recorded=True)
+
+
 @pytest.mark.parametrize(
     "changes", [{"plugin": "wal2json"}, {"database": "other"}, {"confirmed": 0, "active_pid": 7}], ids=str
 )

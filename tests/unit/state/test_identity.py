@@ -54,6 +54,12 @@ def test_another_slot_or_another_server_is_refused(
         check_slot(found, RECORD, cluster, position, END)
 
 
+def test_a_server_that_was_set_back_before_a_snapshot_is_refused() -> None:
+    check_slot(FOUND, RECORD, CLUSTER, POSITION, END, shown=END)
+    with pytest.raises(SlotError, match="beyond the end of the server's WAL"):
+        check_slot(FOUND, RECORD, CLUSTER, POSITION, END, shown=END + 1)
+
+
 def test_a_copy_of_the_cluster_is_named_before_the_slot_that_it_lacks() -> None:
     """On a copy the advice to drop the slot and begin anew would be wrong."""
     with pytest.raises(SlotError, match="for a copy of it, use another slot name"):

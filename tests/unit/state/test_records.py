@@ -106,3 +106,12 @@ def test_a_pipeline_begins_at_the_beginning_of_a_topic_that_was_made_again() -> 
     assert known.start("shop.t", "id") == [7, 9]
     assert known.start("shop.t", "another") == [0, 0]
     assert known.start("shop.other", "id") is None
+
+
+def test_a_snapshot_shows_how_far_the_server_was_once_a_part_of_it_is_published() -> None:
+    known = PipelineState({})
+    for oid, lsn in (1, 300), (2, 200):
+        known.apply({records.boundary_key(oid): Boundary(Snapshot(9, 9, ()), lsn, 5, True)})
+    assert known.shown == 0
+    known.apply({records.progress_key(2, 0): records.Progress(1, 5, False, 0, 1)})
+    assert known.shown == 200

@@ -198,7 +198,7 @@ def test_changes_of_a_topic_to_which_others_publish_are_not_searched_by_position
     begun = present(flow.pipeline, flow.name)
     flow.execute("INSERT INTO orders VALUES (100, 1)")
     flow.stream()
-    own(flow.pipeline, "1/other/other", [flow.topic("orders")])
+    own(flow.pipeline, "1/other/other", [flow.topic("orders")], shared=True)
     refusal = pytest.raises(Refused, match=r"by position: topic .*orders' is shared with other pipelines")
     with closing(ChangeWatch(flow.pipeline, flow.name, TABLES, last=begun)) as watch, refusal:
         until(watch.fetch, "a range")

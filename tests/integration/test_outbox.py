@@ -286,10 +286,10 @@ def test_a_topic_that_another_pipeline_takes_at_the_same_moment_is_theirs(
     flow.create()
     taken = owner_key(flow.topic("outbox.order"), theirs)
 
-    def late(pipeline: Settings, name: str, topics: Sequence[str]) -> Any:
+    def late(pipeline: Settings, name: str, topics: Sequence[str], **shared: bool) -> Any:
         """Another pipeline records itself after this one has looked."""
         control_topic.write(pipeline.kafka, {taken: encode(OwnerRecord(theirs, 1.0))})
-        return own(pipeline, name, topics)
+        return own(pipeline, name, topics, **shared)
 
     monkeypatch.setattr(create, "own", late)
     flow.transaction(event("order", "1", 1))

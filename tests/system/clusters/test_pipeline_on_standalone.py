@@ -52,7 +52,8 @@ class Job:
         folder.mkdir()
         self.run = folder
         settings = flow.pipeline.write(folder)
-        command = submit.command(kind, settings, master=standalone.url, conf={**CONF, **conf})
+        tasks = 1 if kind == "stream" else flow.pipeline.lanes
+        command = submit.command(kind, settings, master=standalone.url, conf={**CONF, **conf}, tasks=tasks)
         supervise.start(folder, command, submit.environment(master=standalone.url))
 
     @property
@@ -179,6 +180,21 @@ def test_a_stream_goes_on_without_the_executor_that_was_killed(
         job = _goes_on(reader, job, flow, start)
         assert supervise.stop(job.run)
         assert "StaleBatch" not in job.log
+
+
+def test_a_stream_leaves_cores_to_other_jobs(
+    standalone: StandaloneCluster, servers: ReachableServers, start: Start
+) -> None:
+    flow = make_flow(servers, lanes=1)
+    with live(flow) as reader:
+        flow.snapshot()
+        job = start(flow, "stream")
+        until(lambda: len(reader.arrivals) >= 2 * ROWS, "the snapshot is read")
+        _more(reader, job)
+        verification = start(flow, "verify")
+        assert verification.ended() == 0, verification.log
+        _more(reader, job)
+        assert [each["cores"] for each in standalone.state()["activeapps"]] == [1]
 
 
 def test_an_executor_that_was_lost_but_lives_publishes_nothing(

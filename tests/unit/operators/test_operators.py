@@ -572,7 +572,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> S
     monkeypatch.setattr(
         watch, "still_runs", lambda pipeline, known: None if known["id"] in world.living else world.earlier
     )
-    monkeypatch.setattr(watch, "forget", lambda pipeline, identity: world.done.append(f"forget {identity['id']}"))
+    monkeypatch.setattr(
+        watch, "forget", lambda pipeline, identity, asked: world.done.append(f"forget {identity['id']}")
+    )
     monkeypatch.setattr("airflow_bottledwater.jobs.stop.stop", stop)
     return world
 
@@ -795,7 +797,7 @@ def test_the_teardown_stops_what_its_run_has_left(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         stop, "stop", lambda pipeline, identity, **_: not done.append(f"stop {identity['id']} {identity['folder']}")
     )
-    monkeypatch.setattr(watch, "forget", lambda pipeline, identity: done.append(f"forget {identity['id']}"))
+    monkeypatch.setattr(watch, "forget", lambda pipeline, identity, asked: done.append(f"forget {identity['id']}"))
     monkeypatch.setattr("airflow_bottledwater.provision.drop.drop", lambda pipeline, when: done.append("drop"))
     DropReplicationSlotOperator(task_id="t", pipeline=Description(), when=when).execute(CONTEXT)
     # before the slot is dropped or kept

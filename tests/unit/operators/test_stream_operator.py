@@ -118,7 +118,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     monkeypatch.setattr(submitted, "announce", lambda pipeline, job_id, *_: None)
     monkeypatch.setattr(stream_operator, "living", lambda pipeline, name: made.holder)
     monkeypatch.setattr(watch, "still_runs", lambda pipeline, identity: made.how(identity))
-    monkeypatch.setattr(watch, "forget", lambda pipeline, identity: made.done.append(f"forget {identity['id']}"))
+    monkeypatch.setattr(watch, "forget", lambda pipeline, identity, asked: made.done.append(f"forget {identity['id']}"))
     monkeypatch.setattr("airflow_bottledwater.jobs.stop.stop", stop)
     monkeypatch.setattr(restarts, "reached", lambda pipeline: made.reached)
     monkeypatch.setattr(provision_stop, "asked_meanwhile", lambda pipeline, since: made.asked >= since)
@@ -494,6 +494,18 @@ def test_a_standalone_cluster_has_no_python_drivers(world: World, connect: Any) 
     # as it advises
     connect("spark_default", conn_type="spark", host="spark://m", port=7077, extra={"deploy-mode": "client"})
     deferred(lambda: operator().execute(context(Store())))
+
+
+@pytest.mark.parametrize(
+    ("given", "cores"), [({}, "1"), ({"executor_cores": 4}, "4"), ({"total_executor_cores": 3}, "3")]
+)
+def test_a_stream_takes_no_more_cores_of_a_standalone_cluster_than_one_executor_has(
+    world: World, connect: Any, given: dict[str, int], cores: str
+) -> None:
+    connect("spark_default", conn_type="spark", host="spark://m", port=7077, extra={"deploy-mode": "client"})
+    made = operator(**given)
+    deferred(lambda: made.execute(context(Store())))
+    assert made.conf is not None and made.conf["spark.cores.max"] == cores
 
 
 def test_what_the_refusal_of_an_executor_advises_is_not_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

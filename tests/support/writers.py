@@ -452,7 +452,7 @@ def truncations(flow: Flow) -> list[Truncation]:
     return [
         Truncation(name.removeprefix("public."), m.value["pos"], m.value["xid"])
         for m in found
-        for name in m.value["relations"]
+        for name in m.value.get("relations", ())
     ]
 
 

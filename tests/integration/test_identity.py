@@ -586,6 +586,20 @@ def test_a_new_table_does_not_take_the_topic_of_another_program(
     assert flow.compare("payments").equal
 
 
+def test_what_a_dropped_pipeline_has_shared_with_another_program_is_not_swept(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables="payments", share_topics=True)
+    flow.execute("CREATE TABLE payments (id int PRIMARY KEY)", "INSERT INTO payments VALUES (1)")
+    topic = _theirs(flow, "payments")
+    theirs = len(read(flow.kafka, topic))
+    flow.create()
+    flow.snapshot()
+    drop(flow.pipeline, when="always")
+    flow.change(share_topics=False)
+    with pytest.raises(PreflightError, match="has shared it with other programs"):
+        flow.create()
+    assert len(read(flow.kafka, topic)) == theirs + 1
+
+
 def test_who_is_refused_a_topic_is_not_left_as_one_that_publishes_to_it(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,10 +22,12 @@ from airflow_bottledwater.errors import (
 from airflow_bottledwater.jobs import requests, submitted
 from airflow_bottledwater.jobs.reporter import Reporter
 from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
+from airflow_bottledwater.state import letters
 from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.control_records import (
     REQUEST,
@@ -38,6 +40,7 @@ from airflow_bottledwater.state.control_records import (
     request_key,
     status_key,
 )
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.state.store import RawRecords
 
@@ -80,6 +83,11 @@ class Controller(Reporter):
         :param look: tells what it finds to :attr:`problems`, and returns the job's state.
         """
         self._look = look
+
+    def begin_at(self, position: Position, known: PipelineState) -> None:
+        """Report where a stream begins, and what was published before it: also if it ends before it streams."""
+        self.status.position, self.status.counters = str(position), known.counters
+        self.problems.tell("dead letters", letters.problems(known.open_letters))
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -154,9 +162,7 @@ class Controller(Reporter):
     def _hear_before(self, records: RawRecords) -> None:
         """Obey a request that was written before if it still holds, else remove it."""
         found, status = records.get(request_key(self.name)), decode(StatusRecord, records.get(status_key(self.name)))
-        if status is not None:
-            self.status.first = status.first
-        self._count(status)
+        self.follow(status)
         self._see(status, now=False)
         if found is None:
             return
@@ -167,14 +173,17 @@ class Controller(Reporter):
             log.info("A request to stop that was made to an earlier job is removed: %s", found)
             self._topic.write({request_key(self.name): None}, wait=0)
 
-    def _count(self, before: StatusRecord | None) -> None:
-        """Count how often jobs have ended without publishing anything, and note since when there has been something to
-        publish: that is no younger because another job tries it.
+    def follow(self, before: StatusRecord | None) -> None:
+        """Take over from the job before this one when the pipeline began, how often jobs have ended without publishing
+        anything, and since when there has been something to publish: that is no younger because another job tries it.
 
-        :param before: the last status of the job before this one; None if there is none.
+        :param before: the last status of that job; None if there is none.
         """
         self.status.began = self.status.position
-        if before is None or before.job.epoch >= self._job.epoch or SNAPSHOT in (before.job.kind, self._job.kind):
+        if before is None:
+            return
+        self.status.first = before.first
+        if before.job.epoch >= self._job.epoch or SNAPSHOT in (before.job.kind, self._job.kind):
             return
         # one that was killed has written no last status
         if before.position == self.status.began and before.state != "finished":

@@ -134,6 +134,7 @@ class _SnapshotDriver:
     def run(self) -> SnapshotResult:
         started = time.monotonic()
         known = self._claim.state
+        self._tell()  # also if it ends before it reads anything
         self._check_slot(self._connection)
         self._guard.check = self._check_slot
         check_topics(self._pipeline, known)

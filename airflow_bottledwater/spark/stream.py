@@ -175,9 +175,13 @@ def _report_death(pipeline: Settings, start: Start, error: BaseException, stoppe
 
     cause = interruption(stopped) or job.translate(error)
     controller = control.Controller(pipeline, start.cluster, start.job)
+    controller.begin_at(start.position, start.state)
     with contextlib.suppress(BottledWaterError):
         last = read_status(pipeline, controller.name)
-        controller.status = last if last is not None and last.job.id == start.job.id else controller.status
+        if last is not None and last.job.id == start.job.id:
+            controller.status = last
+        else:
+            controller.follow(last)
     if stopped.is_set() and interruption(stopped) is None:
         controller.finish("stopped")
     else:

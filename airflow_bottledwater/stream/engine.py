@@ -70,7 +70,7 @@ def reported(pipeline: Settings, start: Start, stopped: threading.Event | None =
     if stopped is not None:
         controller.stopped = stopped
     controller.status.state = "streaming"
-    controller.status.position = str(start.position)
+    controller.begin_at(start.position, start.state)
     with contextlib.suppress(StopRequested), controller.reporting():
         yield controller
         if controller.stopped.is_set():

@@ -130,11 +130,9 @@ def _report(pipeline: Settings, cluster: Cluster, claimed: Claim, error: Excepti
     """Write the last status of a job that fails before it streams: that of the job before it, which may have been
     stopped on request, says nothing of a pipeline that is meant to run."""
     controller = Controller(pipeline, cluster, claimed.job)
+    controller.begin_at(claimed.state.resume_at, claimed.state)
     with contextlib.suppress(Outage):
-        if (before := read_status(pipeline, controller.name)) is not None:
-            controller.status.first = before.first
-    if (position := claimed.state.position) is not None:
-        controller.status.position = str(position)
+        controller.follow(read_status(pipeline, controller.name))
     controller.finish("failed", error, permanent=not transient(error))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.hooks import health
 from airflow_bottledwater.hooks.health import Health
 from airflow_bottledwater.hooks.holder import living
@@ -22,13 +24,19 @@ from airflow_bottledwater.jobs.pipelines import HealthLimits
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.job import Job, Owner
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.spark import stream
 from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import JobRecord, encode, job_key, stop_key
+from airflow_bottledwater.state.records import BY_STREAM, Letters, letters_key
+from airflow_bottledwater.stream import start
+from airflow_bottledwater.stream.engine import reported
 from airflow_bottledwater.stream.start import begin
 from tests.support.topics import Flow
 from tests.support.waiting import until
@@ -162,6 +170,38 @@ def test_a_stream_that_is_stuck_is_as_late_whichever_job_tries_it(watched: Watch
     on = next_job("0000000000000065/00000000")
     assert on.status.behind_since == 0
     on.finish("finished")
+
+
+def test_what_jobs_have_said_outlasts_starts_that_fail(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = watched.flow
+    with contextlib.closing(Claim(flow.pipeline, watched.cluster, "stream", Backoff(20))) as claim:
+        claim.write({letters_key(1, BY_STREAM): Letters("public.a", 3)})
+        assert claim.state.slot is not None
+        position = str(Position(claim.state.slot.consistent_point))
+    dead = watched.job()
+    dead.status.position, dead.status.delay = position, 5000.0
+    _kill(dead)
+    dead._write(wait=5.0)
+
+    def fails(*_: object) -> None:
+        raise Outage("The registry takes no schemas now.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(start, "_check", fails)
+        for _ in range(3):
+            with pytest.raises(Outage):
+                begin(flow.pipeline)
+    begun = begin(flow.pipeline)
+    # a worker that dies before it has reported anything
+    stream._report_death(flow.pipeline, begun, Outage("Its process died."), threading.Event())
+    wrong = watched.wrong()
+    assert "3 jobs in a row have ended without publishing anything" in wrong
+    assert "3 dead letters are open" in wrong and "public.a" in wrong
+    with reported(flow.pipeline, begin(flow.pipeline)) as job:
+        until(lambda: (s := read_status(flow.pipeline, job.name)) and s.job.id == job.status.job.id, "it reports")
+        last = read_status(flow.pipeline, job.name)
+        assert last is not None and (last.repeats, last.open_dead_letters) == (4, 3)
+        assert last.behind_since == pytest.approx(time.time() - 5000, abs=60)
 
 
 def test_a_stream_that_is_behind_is_red_without_a_connection(watched: Watched) -> None:

@@ -5337,8 +5337,8 @@ MUTANTS = (
     ),
     Mutant(
         "a pipeline begins once, however often its jobs do",
-        "Controller._hear_before",
-        drop("self.status.first = status.first"),
+        "Controller.follow",
+        drop("self.status.first = before.first"),
         "tests/integration/test_health.py::test_that_it_was_never_verified_is_known_however_often_its_jobs_begin",
     ),
     Mutant(

@@ -153,18 +153,23 @@ def want(pipeline: Settings, cluster: Cluster) -> StatusRecord | None:
     return status
 
 
-def not_begun(pipeline: Settings, why: str) -> None:
-    """Record why no job of a pipeline could begin, for whoever looks at the pipeline, until one reports. It does
-    nothing if none has ever reported, or if one runs.
+def not_begun(pipeline: Settings, why: str, *, claim: str = "", retry: bool = False) -> None:
+    """Record why no job of a pipeline could begin, for whoever looks at the pipeline, until one reports: a pipeline that
+    is started is meant to run, although it may have been stopped before. It does nothing if no job has ever reported,
+    or if one runs, or if the job that failed has reported that itself.
 
     :param why: as sentences.
+    :param claim: the id of the claim of the job that failed; empty if it has made none.
+    :param retry: whether a retry failed: a pipeline that was stopped meanwhile stays stopped.
     :raises Outage: PostgreSQL or Kafka does not answer.
     """
     with session(pipeline.postgres, "Identifying the cluster") as connection:
         name = identify(connection).pipeline(pipeline.slot)
     status = read_status(pipeline, name)
-    if status is not None and status.ended:
-        told = replace(status, error=why, at=time.time())
+    if status is None or (status.failed and status.job.id == claim) or (retry and not status.wanted):
+        return
+    if status.ended:
+        told = replace(status, error=why, permanent=True, stopped_by="", retired=False, at=time.time())
         control_topic.write(pipeline.kafka, {status_key(name): encode(told)})
 
 

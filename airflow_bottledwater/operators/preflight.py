@@ -25,7 +25,7 @@ class ReplicationPreflightOperator(BeforeJobsOperator):
         """Run the checks; returns the tables and the warnings."""
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            with self.noting(pipeline):
+            with self.noting(context, pipeline):
                 found = self._check(pipeline)
         for table in found.tables:
             self.log.info(

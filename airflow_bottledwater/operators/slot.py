@@ -42,7 +42,7 @@ class CreateReplicationSlotOperator(BeforeJobsOperator):
         self._stopped = threading.Event()
         with failing():
             pipeline = self.pipeline_hook.pipeline()
-            with self.noting(pipeline):
+            with self.noting(context, pipeline):
                 if problems := self.spark_problems(pipeline):
                     raise PreflightError(problems)
                 try:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_bottledwater.errors import ApplicationEnded, BottledWaterError, Outage, Refused, StopRequested
+from airflow_bottledwater.errors import ApplicationEnded, BottledWaterError, Outage, Refused, StopRequested, TakenOver
 from airflow_bottledwater.jobs import run_directory
 from airflow_bottledwater.jobs.log import formatter, tell_row
 from airflow_bottledwater.jobs.run_directory import Driver, RunRecord, Unreported
@@ -308,10 +308,25 @@ def _run(kind: str, work: Work, file: SettingsFile, job_id: str, bounded: bool) 
     if outcome.ok:
         interruption = stopped.interruption
         outcome = _failed(interruption) if interruption else replace(outcome, stopped=stopped.is_set())
+    elif reporter is not None and not stopped.is_set():
+        _note(kind, pipeline, reporter.last_claim, outcome)
     leave(outcome)
     if reporter is None or not reporter.finish(outcome):
         leave(Unreported())
     return EXIT_OK if outcome.ok else EXIT_TRANSIENT if outcome.transient else EXIT_FAILED
+
+
+def _note(kind: str, pipeline: Settings, claim: str, outcome: Outcome) -> None:
+    """Let the pipeline's status say why this job failed for good, if it has never reported there: but for one that was
+    taken over, since another job works then, and for one that only verifies."""
+    from airflow_bottledwater.jobs import requests
+
+    if outcome.transient or outcome.kind == TakenOver.__name__ or kind == "verify":
+        return
+    try:
+        requests.not_begun(pipeline, outcome.error, claim=claim)
+    except BottledWaterError as unsaid:
+        log.info("Only this log has why the job failed: %s", unsaid)
 
 
 def _asked() -> bool:

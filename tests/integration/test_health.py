@@ -298,5 +298,26 @@ def test_why_no_job_could_begin_is_told_until_one_reports(watched: Watched) -> N
     said = re.search(r"No job could begin (\d+) s ago: The slot is lost\.", watched.wrong())
     # 0, unless the machine was slow
     assert said is not None and int(said[1]) <= round(time.monotonic() - asked)
-    watched.job()
+    job = watched.job()
     assert watched.wrong() == ""
+    job.finish("failed", Outage("Kafka is away."), permanent=False)
+    assert watched.wrong() == ""
+    requests.not_begun(pipeline, "The slot is lost.", claim=job.status.job.id)  # that job has said itself why
+    assert watched.wrong() == ""
+    requests.not_begun(pipeline, "The slot is lost.")
+    assert "The job failed for good" in watched.wrong() and "The slot is lost." in watched.wrong()
+
+
+def test_a_start_says_why_no_job_could_begin_also_after_a_stop_and_a_retry_undoes_none(watched: Watched) -> None:
+    pipeline = watched.flow.pipeline
+    watched.job().finish("stopped")
+    requests.stop_pipeline(pipeline, watched.cluster, retire=True)
+    requests.not_begun(pipeline, "The slot is lost.", retry=True)
+    last = read_status(pipeline, watched.flow.name)
+    assert last is not None and last.retired and not watched.wrong()
+    requests.not_begun(pipeline, "The slot is lost.")
+    last = read_status(pipeline, watched.flow.name)
+    assert last is not None and last.wanted and "No job could begin" in watched.wrong()
+    # a stop is obeyed then, too
+    requests.stop_pipeline(pipeline, watched.cluster)
+    assert not watched.wrong()

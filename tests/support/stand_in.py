@@ -14,6 +14,8 @@ from airflow_bottledwater.spark.job import SettingsFile
 class _Nobody:
     """In place of the reporter, which would need Kafka."""
 
+    last_claim = ""
+
     def __init__(self, *_: Any) -> None:
         pass
 
@@ -27,6 +29,7 @@ class _Nobody:
 def run(work: Any) -> int:
     """Run a job that does this; returns its exit code."""
     submitted.JobReporter = _Nobody  # type: ignore[assignment,misc]
+    job._note = lambda *_: None
     SettingsFile.load = lambda self: None  # type: ignore[assignment,method-assign,return-value]
     return job._run("stream", work, SettingsFile("x"), "id", False)
 

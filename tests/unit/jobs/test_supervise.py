@@ -472,7 +472,7 @@ def test_what_was_stopped_before_it_started_does_not_start(tmp_path: Path) -> No
 
 def _run(folder: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., dict[str, object]]) -> int:
     monkeypatch.setenv(supervise.RUN_DIRECTORY, str(folder))
-    for where, name in ((submitted, "JobReporter"), (job.SettingsFile, "load")):
+    for where, name in ((submitted, "JobReporter"), (job.SettingsFile, "load"), (job, "_note")):
         monkeypatch.setattr(where, name, getattr(where, name))  # to have it back
     kept = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:

@@ -291,7 +291,7 @@ def test_what_is_not_ours_passes() -> None:
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why no job could begin, as it was recorded."""
     found: list[str] = []
-    monkeypatch.setattr(requests, "not_begun", lambda _, why: found.append(why))
+    monkeypatch.setattr(requests, "not_begun", lambda _, why, retry: found.append(f"{why}{' (a retry)' * retry}"))
     return found
 
 
@@ -300,7 +300,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_why_no_job_can_begin_is_recorded_if_a_retry_cannot_help(
     operator: Any, noted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults: list[Exception] = [errors.Outage("away"), *(errors.Refused("The slot is lost."),) * 2]
+    faults: list[Exception] = [errors.Outage("away"), *(errors.Refused("The slot is lost."),) * 3]
 
     def fails(*_: Any, **__: Any) -> None:
         raise faults.pop(0)
@@ -313,8 +313,13 @@ def test_why_no_job_can_begin_is_recorded_if_a_retry_cannot_help(
     with pytest.raises(AirflowFailException):
         operator(task_id="t", pipeline=ON_OTHER).execute(CONTEXT)
     assert noted == ["The slot is lost."]
+    # the pipeline may have been stopped since the first try
+    later = {**CONTEXT, "ti": SimpleNamespace(try_number=2, max_tries=0)}
+    with pytest.raises(AirflowFailException):
+        operator(task_id="t", pipeline=ON_OTHER).execute(later)
+    assert noted[1:] == ["The slot is lost. (a retry)"]
 
-    def away(*_: Any) -> None:
+    def away(*_: Any, **__: Any) -> None:
         raise errors.Outage("Kafka is away.")
 
     # the task says what is wrong, whether or not that can be recorded

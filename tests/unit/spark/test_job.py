@@ -16,8 +16,8 @@ from typing import Any
 import pyspark
 import pytest
 
-from airflow_bottledwater.errors import ApplicationEnded, RecordError, Refused
-from airflow_bottledwater.jobs import submit
+from airflow_bottledwater.errors import ApplicationEnded, Outage, RecordError, Refused, StopRequested, TakenOver
+from airflow_bottledwater.jobs import requests, submit, submitted
 from airflow_bottledwater.jobs.submitted import LogTail
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
@@ -230,3 +230,37 @@ def test_a_context_that_has_ended_does_not_hide_why() -> None:
     )
     with pytest.raises(ApplicationEnded):
         tasks.run_each(ended, PIPELINE, lambda task: task, [1], "lane")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "noted"),
+    [
+        ("stream", Refused("The state is another cluster's."), ["The state is another cluster's."]),
+        ("verify", Refused("The state is another cluster's."), []),
+        ("stream", Outage("Kafka is away."), []),
+        ("stream", TakenOver("Another job has the slot."), []),
+        ("stream", StopRequested("It was asked to stop."), []),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_job_that_fails_for_good_before_it_reports_is_told_with_its_pipeline(
+    kind: str, error: Exception, noted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def note(pipeline: Settings, why: str, *, claim: str) -> None:
+        assert (pipeline, claim) == (PIPELINE, "c")
+        found.append(why)
+        raise Outage("Whether that is written or not, the job has ended.")
+
+    reporter = SimpleNamespace(start=lambda: None, finish=lambda _: True, last_claim="c")
+    monkeypatch.setattr(submitted, "JobReporter", lambda *_: reporter)
+    monkeypatch.setattr(requests, "not_begun", note)
+    monkeypatch.setattr(job.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(logging.root, "handlers", [*logging.root.handlers])
+
+    def work(*_: Any) -> dict[str, Any]:
+        raise error
+
+    job._run(kind, work, job.SettingsFile(str(PIPELINE.write(tmp_path))), "", False)
+    assert found == noted

@@ -67,10 +67,10 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """The event for a status; None if there is nothing to report yet, so that it has to be fetched again.
 
-    A transient failure does not count at once, since the stream operator submits the job again; nor does the end of an
-    earlier job, or of one that was stopped with its task or to be replaced. They count when nothing else was reported
-    for a while. The event for a job that was stopped with its task has this task as ``owner``: as long as that goes
-    on, it is no end.
+    That no job could begin is a failure. A transient failure does not count at once, since the stream operator submits
+    the job again; nor does the end of an earlier job, or of one that was stopped with its task or to be replaced. They
+    count when nothing else was reported for a while. The event for a job that was stopped with its task has this task
+    as ``owner``: as long as that goes on, it is no end.
 
     :param silent: seconds for which the status has not changed, by the reader's own clock; clocks of other hosts are
         not used.
@@ -105,7 +105,7 @@ def evaluate(
         )
     if status.job.id == earlier and not late:
         return None
-    if status.failed:
+    if status.failed or status.not_begun:
         if not status.permanent and not late:
             return None
         return {**_failed(status.error, status.position), "permanent": status.permanent}

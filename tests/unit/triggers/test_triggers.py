@@ -496,6 +496,11 @@ def seen(state: str = "streaming", **changes: Any) -> StatusRecord:
         (seen(state="stopped", stopped_by="replacement"), 600, None, "no other has reported for 600 s"),
         (seen(state="finished"), 0, None, "ok"),
         (seen(state="failed", permanent=True, error="schema refused"), 0, None, "schema refused"),
+        # no job could begin since the last one has ended in order
+        (seen(state="finished", permanent=True, error="slot lost"), 0, None, "slot lost"),
+        (seen(state="stopped", permanent=True, error="slot lost"), 0, None, "slot lost"),
+        (seen(state="finished", permanent=True, error="slot lost", id="j0"), 599, None, None),
+        (seen(state="finished", permanent=True, error="slot lost", id="j0"), 600, None, "slot lost"),
         # it is submitted again
         (seen(state="failed", error="broker away"), 599, None, None),
         # or nobody did

@@ -16,6 +16,7 @@ from airflow_bottledwater.metrics.sample import Distribution, Sample
 from airflow_bottledwater.model.slot import parts
 from airflow_bottledwater.state import problems
 from airflow_bottledwater.state.control_records import (
+    SNAPSHOT,
     SnapshotReport,
     StatusRecord,
     VerifiedRecord,
@@ -83,9 +84,11 @@ def _of_sample(sample: Sample) -> Iterator[Point]:
 
 def _of_records(name: str, status: StatusRecord, records: Mapping[str, Any], now: float) -> Iterator[Point]:
     where = place(name)
+    # where no job can begin, the last one that could says nothing of what is; and a snapshot is no bounded run, after
+    # which nothing has to follow for a while
+    snapshot = status.state == "finished" and status.job.kind == SNAPSHOT
+    present = "failed" if status.not_begun else SNAPSHOT if snapshot else status.state
     for state in STATES:
-        # where no job can begin, the last one that could says nothing of what is
-        present = "failed" if status.not_begun else status.state
         yield Point(registry.STATE, {**where, "state": state}, float(present == state))
     yield Point(registry.WANTED, where, float(status.wanted))
     yield Point(registry.REPORT_AGE, where, max(0.0, now - status.at))

@@ -136,8 +136,11 @@ GUARD_STEPS = _metric(
 )  # fmt: skip
 
 # ---------------------------------------------------------------------- the job
-STATE = _metric("gauge", "state", "1 for the state that the pipeline's job reports; failed also where none can begin.",
-                "state", like="Debezium `Connected`, `debezium_connection_status`")  # fmt: skip
+STATE = _metric(
+    "gauge", "state",
+    "1 for the state that the pipeline's job reports; failed also where none can begin, snapshot until it is followed.",
+    "state", like="Debezium `Connected`, `debezium_connection_status`",
+)  # fmt: skip
 WANTED = _metric("gauge", "wanted", "1 if the pipeline is meant to run: it was neither asked to stop nor retired.")
 REPORT_AGE = _metric("gauge", "last_report_age_seconds", "Seconds since the pipeline's job has reported.")
 PROBLEMS = _metric(

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [*STREAMS, {"series": 'up{job="bottledwater", instance="a"}', "values": "1x60"}],
     ),
     "BottledWaterNobodyStreams": (
-        state("streaming", last_report_age_seconds="0+60x60"),
+        state("snapshot", last_report_age_seconds="0+60x60"),
         # a bounded run each hour, and a pipeline that was stopped
         state("finished", last_report_age_seconds="0+60x60"),
     ),

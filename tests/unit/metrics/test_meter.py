@@ -187,6 +187,9 @@ def test_what_a_bounded_run_has_left_and_that_none_can_begin_is_seen_between_run
     assert ("bottledwater_problems", "kind=set-aside") not in found
     found = read({}, status(state="finished", error="The slot is lost."))
     assert (found["bottledwater_state", "state=failed"], found["bottledwater_state", "state=finished"]) == (1, 0)
+    # a stream has to follow a snapshot, which is no bounded run
+    found = read({}, status(state="finished", job=Job(4, "j", "snapshot", "h", 5, 900.0)))
+    assert (found["bottledwater_state", "state=snapshot"], found["bottledwater_state", "state=finished"]) == (1, 0)
 
 
 def test_what_a_dead_job_measured_does_not_look_like_the_present() -> None:

@@ -41,6 +41,8 @@ _ENDS_WITHIN = 5.0
 _RELEASED, _NEAR = 0.8, 0.5
 #: seconds for which reading rests at least, so that those who waited are through
 _REST = 10.0
+#: seconds without an answer of PostgreSQL after which what it has answered last says nothing any more
+_FORGOTTEN = 60.0
 #: steps that the status keeps
 _STEPS = 20
 
@@ -73,7 +75,7 @@ class SourceGuard:
         self._ended = threading.Event()
         #: which limits reading rests for, and since when
         self._resting: dict[str, float] = {}
-        self._waiting_since = 0.0
+        self._waiting_since, self._answered = 0.0, time.monotonic()
         self._cost: DropCost | None = None
         self._due = ""
         self._told = False
@@ -113,7 +115,10 @@ class SourceGuard:
             try:
                 reading = self._snapshot or bool(self._sessions())
                 if (found := self._source.ask(self._look)) is not None:
+                    self._answered = time.monotonic()
                     self.weigh(*found)
+                elif time.monotonic() - self._answered > _FORGOTTEN:
+                    self._forget()
                 self._told = False
             except Exception as error:
                 # without the thread nothing would spare the source any more, and what rests would rest for ever
@@ -155,6 +160,13 @@ class SourceGuard:
         rests = {each.subject: each.reason for each in problems if each.subject in self._resting}
         self.rest = " ".join(rests.values())
         self._controller.problems.tell(KIND, [replace(each, subject=_SUBJECTS[each.subject]) for each in problems])
+
+    def _forget(self) -> None:
+        """What rests goes on, as if nothing had ever been measured: a session may be lacking for hours, where no
+        connection is free, say."""
+        self._resting.clear()
+        self.rest, self._waiting_since, self._controller.status.pressure = "", 0.0, {}
+        self._controller.problems.tell(KIND, ())
 
     def _measured(self, limit: str, value: float, of: float) -> None:
         status = self._controller.status

@@ -187,7 +187,7 @@ class Sampler:
         now = time.monotonic()
         if look is None:
             if now - self._answered > max(_KEPT, _INTERVALS * self._pipeline.metrics_interval):
-                status.lag = status.delay = None
+                status.lag = status.delay = self._meter.behind = None
             return
         self._meter.ahead, self._answered = look.ahead, now
         yield from look.values

@@ -111,9 +111,10 @@ def test_a_sample_has_what_was_counted_what_the_job_says_and_what_the_source_say
     # a moment without an answer is none
     found.take(None)
     assert STATUS.lag == 50
+    assert meter.behind is not None
     found._answered -= 61
     found.take(None)
-    assert (STATUS.lag, STATUS.delay) == (None, None)
+    assert (STATUS.lag, STATUS.delay, meter.behind) == (None, None, None)
 
 
 def test_what_another_job_has_measured_counts_until_something_is_published(

@@ -44,7 +44,7 @@ def screen(found: Pipelines, slot: str = "") -> RenderableType:
         samples = found.samples(name)
         table.add_row(*_row(name, status, samples, now), style="red" if trouble[name] else "")
     lines = [Text(f"{name}: {line}", style="red") for name, of in trouble.items() for line in of]
-    tables = [_tables(found.samples(name)) for name in shown] if slot else []
+    tables = [_tables(found.samples(name), now) for name in shown] if slot else []
     return Group(table, *lines, *tables)
 
 
@@ -68,9 +68,9 @@ def _row(name: str, status: StatusRecord, samples: Sequence[Sample], now: float)
     ]
 
 
-def _tables(samples: Sequence[Sample]) -> Table:
-    table = Table(*_TABLE_COLUMNS)
-    rows = samples[-1].values.get(registry.ROWS.name, []) if samples else []
+def _tables(samples: Sequence[Sample], now: float) -> Table:
+    table, last = Table(*_TABLE_COLUMNS), newest(samples, now)
+    rows = last.values.get(registry.ROWS.name, []) if last is not None else []
     rates = {
         name: [rate(samples, registry.ROWS, name, operation) for operation in ("insert", "update", "delete")]
         for name in {each.labels[0] for each in rows}

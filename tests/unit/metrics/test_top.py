@@ -87,6 +87,7 @@ def test_what_an_old_sample_says_is_not_shown_as_the_present() -> None:
     found = Told()
     found.add("a", taken(60, 100), taken(50, 300))
     assert not any("1.5 MB" in line for line in shown(found))
+    assert not any("public.orders" in line for line in shown(found, "a"))
 
 
 def test_a_rate_is_of_one_job_only() -> None:

@@ -51,7 +51,7 @@ def _lines(report: PipelineReport, now: float) -> Iterator[tuple[str, str, str]]
     yield "Job", *_job(job, now)
     if job is not None and job.error:
         yield "Last error", job.error, "red"
-    for problem in (each for each in job.problems if each.kind != letters.KIND) if job is not None else ():
+    for problem in (each for each in job.standing if each.kind != letters.KIND) if job is not None else ():
         yield "Problem", f"{problem} (for {duration(now - problem.since)})", "red"
     for step in job.guard[-3:] if job is not None else ():
         yield "Guard", f"{duration(now - step.at)} ago: {step.reason}", "yellow"

@@ -59,9 +59,9 @@ def detail(watch: KafkaWatch, name: str, seen: KafkaLook) -> dict[str, Any]:
         "counters": status.counters,
         "problems": [
             {"kind": p.kind, "subject": p.subject, "reason": p.reason, "remedy": p.remedy, "since": p.since}
-            for p in status.problems
+            for p in status.standing
         ],
-        "pressure": status.pressure,
+        "pressure": {} if status.ended or name in seen.silent else status.pressure,
         "guard": [{"at": g.at, "limit": g.limit, "step": g.step, "reason": g.reason} for g in status.guard],
         "verification": _verification(name, seen),
         "live": _live(name, seen),
@@ -124,7 +124,7 @@ def _tables(known: PipelineState | None, name: str, seen: KafkaLook) -> list[dic
     letters = known.open_letters if known is not None else {}
     for table_name, counts in letters.items():
         found.setdefault(table_name, {})["dead_letters"] = sum(counts.values())
-    for problem in status.problems:
+    for problem in status.standing:
         # one that is not followed has no other line
         if problem.subject in found or problem.kind == NOT_FOLLOWED:
             found.setdefault(problem.subject, {}).setdefault("problems", []).append(

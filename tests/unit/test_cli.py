@@ -29,6 +29,7 @@ from airflow_bottledwater.cli.options import spark_of
 from airflow_bottledwater.errors import BottledWaterError, Refused, SettingError, StateError
 from airflow_bottledwater.jobs.status import PipelineReport, TableReport
 from airflow_bottledwater.jobs.supervise import LOG, LogReader
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.provision import redrive
@@ -424,6 +425,15 @@ def test_the_status_of_a_pipeline_that_has_not_begun_is_shown_too(capsys: pytest
     shown = capsys.readouterr().out
     assert re.search(r"Slot +there is none", shown) and re.search(r"Job +none has ever reported", shown)
     assert (nothing.as_json()["slot"], nothing.as_json()["job"]) == (None, None)
+
+
+def test_the_problems_of_a_job_that_has_ended_are_shown_only_of_a_bounded_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for state, shown in (("streaming", True), ("finished", True), ("stopped", False), ("failed", False)):
+        job = status_of(state, at=time.time(), problems=[Problem("throttled", "public.t", "The broker is slow.")])
+        report.show(replace(REPORT, job=job), Console(width=160))
+        assert ("The broker is slow." in capsys.readouterr().out) == shown, state
 
 
 def test_the_status_shows_a_job_that_has_died(capsys: pytest.CaptureFixture[str]) -> None:

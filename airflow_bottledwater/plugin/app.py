@@ -21,6 +21,11 @@ from airflow_bottledwater.plugin.past import PERIODS, past
 from airflow_bottledwater.plugin.rights import Rights
 from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
 
+#: of a connection that the setting names
+_MISSING = (
+    "This connection, which the setting kafka_conn_ids names, is not found, or is none to a Kafka: the pipelines of "
+    "its Kafka are not shown. Define it, look whether the secrets backend answers, or remove it from the setting."
+)
 #: what was built of ``www/src``
 BUILT = Path(__file__).parent / "www" / "built"
 
@@ -51,6 +56,8 @@ def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
         if seen.away and (shown or allowed.may_read(conn_id)):
             away[conn_id] = seen.away
         found += [each for each in shown if dag_id in ("", _dag_of(each))]
+    missing = kafkas.missing()
+    away |= {conn_id: _MISSING for conn_id in missing if allowed.may_read(conn_id)}
     never = unbegun.found(looks)
     unable = [each for each in never if each["dag_id"] in allowed.readable and dag_id in ("", each["dag_id"])]
     return {
@@ -59,7 +66,7 @@ def pipelines(user: GetUserDep, dag_id: str = "") -> dict[str, Any]:
         "wrong": sum(bool(each["wrong"]) for each in found) + len(unable),
         "away": away,
         # also for whoever may not know which Kafka is away
-        "complete": all(look.read and not look.away for look in looks.values()),
+        "complete": not missing and all(look.read and not look.away for look in looks.values()),
         "kafkas": len(looks),
     }
 

@@ -42,16 +42,27 @@ def listed_as(conn_id: str) -> str:
     return _connections().get(conn_id, (conn_id,))[0]
 
 
+def missing() -> list[str]:
+    """The ids of connections that the setting names, and that were never found, or are none to a Kafka."""
+    known = _connections()
+    return [each for each in _named() if each not in known]
+
+
 def _connections() -> _Known:
     global _found
     with _lock:
-        at, known = _found
-        if time.monotonic() - at < _KEPT and known:
-            return known
+        at, before = _found
+        if time.monotonic() - at < _KEPT and before:
+            return before
         by_brokers: _Known = {}
-        known = {}
+        known: _Known = {}
+        # Airflow does not tell a secrets backend that does not answer from a connection that is not defined
+        backend = bool(conf.get("secrets", "backend", fallback=""))
         for conn_id in _ids():
-            if kafka := _properties(conn_id):
+            kafka = _properties(conn_id)
+            if kafka is None and backend and conn_id in before:
+                kafka = before[conn_id][1]
+            if kafka:
                 known[conn_id] = by_brokers.setdefault(kafka["bootstrap.servers"], (conn_id, kafka))
         _found = time.monotonic(), known
         return known
@@ -62,16 +73,22 @@ def _ids() -> list[str]:
     with create_session() as session:
         stored = list(session.scalars(select(Connection.conn_id).where(Connection.conn_type == _TYPE)))
     defined = [name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)]
-    named = [each.strip() for each in conf.get("bottledwater", "kafka_conn_ids", fallback="").split(",")]
-    return sorted({*stored, *defined, *filter(None, named), _DEFAULT}, key=lambda each: (each != _DEFAULT, each))
+    return sorted({*stored, *defined, *_named(), _DEFAULT}, key=lambda each: (each != _DEFAULT, each))
 
 
-def _properties(conn_id: str) -> dict[str, str]:
-    """The properties of the client; empty if it is no connection to a Kafka."""
+def _named() -> list[str]:
+    """The ids that the setting names."""
+    return [
+        each for part in conf.get("bottledwater", "kafka_conn_ids", fallback="").split(",") if (each := part.strip())
+    ]
+
+
+def _properties(conn_id: str) -> dict[str, str] | None:
+    """The properties of the client; empty if it is no connection to a Kafka, None if it is not found."""
     try:
         found: Any = Connection.get_connection_from_secrets(conn_id)
         return properties(found) if found.conn_type == _TYPE and "bootstrap.servers" in (found.extra or "") else {}
     except Exception as error:
         # not defined; or a secrets backend does not answer, whose errors are of many classes
-        log.debug("The connection %r is left out: %s", conn_id, type(error).__name__)
-        return {}
+        log.debug("The connection %r is not found: %s", conn_id, type(error).__name__)
+        return None

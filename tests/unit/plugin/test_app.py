@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -322,6 +323,18 @@ def test_one_pipeline_has_its_tables_and_no_secrets(client: Client, seen: Callab
     assert "/secret/folder" not in answer.text and "k:9092" not in answer.text
 
 
+def test_what_a_job_found_that_was_stopped_is_not_shown_as_the_present(
+    client: Client, seen: Callable[..., None]
+) -> None:
+    problem = Problem("not-followed", "public.logs", "It has no key.", "Add one.", time.time())
+    for state, shown in (("streaming", 1), ("finished", 1), ("stopped", 0), ("failed", 0)):
+        seen(status(state=state, problems=[problem], pressure={"wal": 0.9}))
+        found = client("VIEWER").get(f"/api/pipelines/kafka_default/{NAME}").json()
+        assert len(found["problems"]) == shown, state
+        assert len([each for each in found["tables"] if "problems" in each]) == shown, state
+        assert found["pressure"] == ({"wal": 0.9} if state == "streaming" else {}), state
+
+
 def test_a_kafka_that_is_away_is_said_and_what_was_known_is_shown(client: Client, seen: Callable[..., None]) -> None:
     seen(status(), away="Kafka has not answered for 9 s.")
     answer = client("VIEWER").get("/api/pipelines").json()
@@ -400,6 +413,30 @@ def test_connections_of_one_kafka_are_one(
         ]  # fmt: skip
     finally:
         kafkas._found = (0.0, {})
+
+
+def test_a_secrets_backend_that_is_away_hides_no_kafka(
+    client: Client, connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow says of its connections that they are not defined."""
+    connect("kafka_default", conn_type="kafka", extra={"bootstrap.servers": "k:1"})
+    connect("hidden", conn_type="kafka", extra={"bootstrap.servers": "k:2"})
+    monkeypatch.setattr(kafkas, "_KEPT", 0.0)
+    monkeypatch.setattr(kafkas, "_found", (0.0, {}))
+    monkeypatch.setattr(KafkaWatch, "of", lambda conn_id, _: Stub(KafkaLook(read=1.0)))
+    set_to = {"kafka_conn_ids": "hidden, mistyped", "backend": "a.Vault"}
+    monkeypatch.setattr(kafkas, "conf", SimpleNamespace(get=lambda _, key, fallback: set_to.get(key, fallback)))
+    answer = client("OP").get("/api/pipelines").json()
+    assert answer["kafkas"] == 2 and list(answer["away"]) == ["mistyped"] and not answer["complete"]
+    answer = client("VIEWER").get("/api/pipelines").json()
+    assert not answer["away"] and not answer["complete"]
+    found = kafkas._properties
+    monkeypatch.setattr(kafkas, "_properties", lambda conn_id: None if conn_id == "hidden" else found(conn_id))
+    assert client("OP").get("/api/pipelines").json()["kafkas"] == 2
+    # without a backend, what is not found was deleted
+    del set_to["backend"]
+    answer = client("OP").get("/api/pipelines").json()
+    assert answer["kafkas"] == 1 and list(answer["away"]) == ["hidden", "mistyped"]
 
 
 def test_the_page_of_a_pipeline_is_found_by_each_connection_to_its_kafka(

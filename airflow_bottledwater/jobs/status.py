@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -13,9 +13,9 @@ from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state import control_topic, letters
 from airflow_bottledwater.state.claim import read_own
-from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
+from airflow_bottledwater.state.control_records import StatusRecord, decode, encode, status_key
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.store import Kept
@@ -24,6 +24,24 @@ from airflow_bottledwater.state.store import Kept
 def read_status(pipeline: Settings, name: str) -> StatusRecord | None:
     """The last status of a pipeline, which is named by :meth:`Cluster.pipeline`; None if there is none."""
     return decode(StatusRecord, control_topic.read(pipeline.kafka).get(status_key(name)))
+
+
+def tell_letters(pipeline: Settings, name: str, known: PipelineState) -> None:
+    """Let the last status of a pipeline whose job has ended say how many dead letters are open now; a job that runs
+    says it itself.
+
+    :param known: the state behind those that were settled.
+    :raises Outage: Kafka does not answer.
+    """
+    status = read_status(pipeline, name)
+    if status is None or not status.ended:
+        return
+    since = {each.subject: each.since for each in status.problems if each.kind == letters.KIND}
+    problems = [each for each in status.problems if each.kind != letters.KIND]
+    for each in letters.problems(known.open_letters):
+        problems.append(replace(each, since=since.get(each.subject, status.at)))
+    told = replace(status, counters={**status.counters, **known.counters}, problems=problems)
+    control_topic.write(pipeline.kafka, {status_key(name): encode(told)})
 
 
 def snapshot_is_complete(pipeline: Settings) -> bool:

@@ -27,7 +27,8 @@ import numpy as np
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import layout, types, wire
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import RecordError, Refused, SchemaRefused, SlotInUse
+from airflow_bottledwater.errors import BottledWaterError, RecordError, Refused, SchemaRefused, SlotInUse
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single, tombstones
 from airflow_bottledwater.kafka.topic_reader import KeySet
@@ -55,6 +56,7 @@ from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.state import options, schemas
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.pinned import pins
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import letters_key, stream_id
 from airflow_bottledwater.state.schemas import register_value
 
@@ -121,6 +123,16 @@ def _settle(pipeline: Settings, how: Callable[[_Letters], RedriveResult]) -> Red
         finally:
             publishing.close()
             completer.close()
+            if publishing.state.slot is not None:  # it was read
+                _tell(pipeline, claim.cluster.pipeline(pipeline.slot), publishing.state)
+
+
+def _tell(pipeline: Settings, name: str, known: PipelineState) -> None:
+    """Let whoever watches the pipeline know what is left, without waiting for the next job."""
+    try:
+        status.tell_letters(pipeline, name, known)
+    except BottledWaterError as error:
+        log.info("The pipeline's status has the open dead letters of before, until its next job begins: %s", error)
 
 
 @contextmanager

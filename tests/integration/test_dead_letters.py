@@ -66,6 +66,9 @@ def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(mak
     done = redrive.redrive(flow.pipeline)
     assert done.published + done.overtaken == 6 and done.failed == 1
     assert _open(status.report(flow.pipeline)) == ({"public.b": {"snapshot": 1}}, 1, 7)
+    # whoever watches the pipeline does not wait for its next job
+    assert flow.job is not None and flow.job.ended and flow.job.open_dead_letters == 1
+    assert [each.subject for each in flow.job.problems if each.kind == letters.KIND] == ["public.b"]
     assert flow.compare("a").differences == []
     assert {each.pos for each in flow.read("a") if each.snapshot} == {""}, "rows of the live snapshot have no position"
     # what a sensor waits for
@@ -78,6 +81,7 @@ def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(mak
     assert redrive.dismiss(flow.pipeline, ["b*"]) == redrive.RedriveResult(dismissed=1)
     assert watch.fetch() == {"status": "ok", "open": 0}, "it reads on"
     assert _open(status.report(flow.pipeline)) == ({}, 0, 7)
+    assert flow.job.open_dead_letters == 0 and not flow.job.problems
     flow.stream()
     report = status.report(flow.pipeline)
     assert report.job is not None and report.job.problems == [] and report.job.open_dead_letters == 0

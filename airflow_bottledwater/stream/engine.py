@@ -276,7 +276,7 @@ class _Follower:
                 open_source(self._pipeline, self._start, publisher.state, self._backoff, publisher.position)
             ) as source,
         ):
-            self._skipped = lambda: source.skipped_by_table
+            self._skipped, source.tell = lambda: source.skipped_by_table, self._problems.tell
             rest = Rest(source.rest)
 
             def told(reached: Position) -> None:

@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -23,6 +23,7 @@ from airflow_bottledwater.errors import (
 )
 from airflow_bottledwater.jobs.log import tell_row
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import coverage, publication, slot
@@ -30,7 +31,7 @@ from airflow_bottledwater.postgres.connect import MessageTooLarge, PublicationMi
 from airflow_bottledwater.postgres.large_rows import SENDABLE, large_rows
 from airflow_bottledwater.postgres.pgoutput import RelationMessage
 from airflow_bottledwater.postgres.replication import ReplicationStream
-from airflow_bottledwater.postgres.server import check_primary, end_of_wal, identify
+from airflow_bottledwater.postgres.server import check_primary, end_of_wal, identify, wait_flushed
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.state import claim, held
 from airflow_bottledwater.state.identity import check_slot, check_source, via_root
@@ -71,6 +72,7 @@ class ChangeSource:
         called when the slot seems unusable, since another job may be the reason.
     :ivar set_aside: the gaps of the tables whose changes are left out since they cannot be published, by oid. Whoever
         publishes a batch records that before.
+    :ivar tell: tells of what is lost and in no table: :meth:`~airflow_bottledwater.state.problems.Problems.tell`.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class ChangeSource:
             pipeline, self._tables, self._mismatch, later=state.later, via_root=self._via_root
         )
         self.set_aside: dict[int, Gap] = {}
+        self.tell: Callable[[str, Iterable[Problem]], None] = lambda *_: None
         self._assembler = TransactionAssembler(
             position,
             state.boundaries,
@@ -213,6 +216,8 @@ class ChangeSource:
                 check_source(connection, self._pipeline.postgres, self._record)
                 found = coverage.read(connection, names, [])
                 lsn = end_of_wal(connection)
+                # a crash could undo what is only in memory, also that the publications exist; P does not go back
+                wait_flushed(connection, self._pipeline.postgres, lsn, timeout=self._pipeline.outage_timeout)
         except BottledWaterError as outage:
             if act(outage) is not ErrorAction.WAIT:
                 raise
@@ -229,6 +234,16 @@ class ChangeSource:
             return None
         for oid in self._tables:
             self._set_aside(oid, Refused(f"Its publication did not exist: {error.what}"))
+        if self._pipeline.sends_messages:
+            lost = Problem(
+                "messages-lost",
+                f"Logical messages between {self.position} and {Position(lsn)}",
+                f"They are lost, DDL statements among them, since PostgreSQL could not send them: {error.what}",
+                "Write those again that are needed. This is told until the stream starts again.",
+            )
+            log.error("%s", lost)
+            # a part of its own: another one that comes later does not replace it
+            self.tell(lost.subject, [lost])
         return self._assembler.pass_over(lsn)
 
     def _mismatch(self, root: int, why: Refused) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from typing import Any
 
@@ -17,11 +18,17 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.model.lsn import Position, parse_lsn
+from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.server import wait_flushed
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.redrive import dismiss, redrive
+from airflow_bottledwater.publish.batch import Batch
+from airflow_bottledwater.stream.assembler import TransactionAssembler
 from tests.support import running
+from tests.support.tables import look_often, problems
 from tests.support.together import put_together
 from tests.support.topics import Flow, MakeFlow, limit_records
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -148,6 +155,41 @@ def test_messages_without_a_topic_are_left_out(make_flow: MakeFlow) -> None:
     assert _contents(flow, "mails") == [2]
     assert [each.pos[16:] for each in flow.read("a")] == ["/00000003", "/00000001"]
     assert [each.end["count"] for each in put_together(flow, ("a", "b"), ("mails",))] == [2, 1]
+
+
+def test_messages_that_were_written_while_a_publication_did_not_exist_are_told(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in no table that could be read again; and a crash of the server does not undo what is passed over."""
+    look_often(monkeypatch)
+    flow = make_flow()
+    if flow.execute("SELECT current_setting('server_version_num')::int >= 180000")[0][0]:
+        return  # it sends them
+    flow.create()
+    pass_over, passed, on_disk = TransactionAssembler.pass_over, list[int](), list[int]()
+
+    def waits(connection: Connection, dsn: str, lsn: int, *, timeout: float) -> None:
+        wait_flushed(connection, dsn, lsn, timeout=timeout)
+        on_disk.append(lsn)
+
+    def passes(assembler: TransactionAssembler, lsn: int) -> Batch:
+        passed.append(lsn)
+        return pass_over(assembler, lsn)
+
+    monkeypatch.setattr("airflow_bottledwater.stream.source.wait_flushed", waits)
+    monkeypatch.setattr(TransactionAssembler, "pass_over", passes)
+    with flow.streaming() as errors:
+        flow.published("INSERT INTO a VALUES (1)", emit("before"))
+        flow.transaction(f"DROP PUBLICATION {flow.pipeline.slot}", "DELETE FROM a", emit("lost"))
+        until(lambda: passed, "it is passed over", failed=errors)
+        flow.execute(emit("behind"))
+        until(lambda: _contents(flow, "mails") == ["before", "behind"], "the stream goes on", failed=errors)
+        told = until(
+            lambda: [each for each in problems(flow) if each.startswith("Logical")], "it is told", failed=errors
+        )
+    assert on_disk[-1] == passed[-1]
+    place = "[0-9A-F]{16}/[0-9A-F]{8}"
+    assert [bool(re.fullmatch(f"Logical messages between {place} and {place}", each)) for each in told] == [True]
 
 
 _MANY = (

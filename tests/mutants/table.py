@@ -4500,6 +4500,12 @@ MUTANTS = (
         "tests/integration/test_coverage.py::test_a_publication_that_is_dropped_while_the_stream_runs_is_made_again",
     ),
     Mutant(
+        "what is passed over without a publication is on disk",
+        "ChangeSource._behind_publications",
+        drop("wait_flushed(...)"),
+        f"{_MESSAGES}::test_messages_that_were_written_while_a_publication_did_not_exist_are_told",
+    ),
+    Mutant(
         "a job that fails before it streams is told",
         "start.begin",
         swap("_report(pipeline, cluster, claimed, error)", "pass"),

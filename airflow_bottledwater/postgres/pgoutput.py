@@ -207,6 +207,15 @@ class RowMessage:
         )
         return replace(self, old=old, new=new)
 
+    def with_old_key(self, key: Collection[int]) -> RowMessage:
+        """The message with no more than the key of the old row, as PostgreSQL sends it unless the replica identity is
+        FULL.
+
+        :param key: the numbers of the key's columns.
+        """
+        old = None if self.old is None else [each if c in key else Field("n") for c, each in enumerate(self.old)]
+        return replace(self, old_tag="K", old=old)
+
     def masked(self, masks: Sequence[Mask]) -> RowMessage:
         """The message with masked values, by the masks of all its columns."""
         old, new = (

@@ -230,8 +230,8 @@ class _Letters:
                 why = "what is newer by its position may be another pipeline's, or of before the slot was made"
                 self._fails(dead_letter, f"{why}. {READ_AGAIN}", result)
                 continue
-            if rows and held is not None and held.unknown:
-                self._fails(dead_letter, held.unknown, result)
+            if rows and held is not None and (doubt := held.doubt(records, rows)):
+                self._fails(dead_letter, doubt, result)
                 continue
             rows = [i for i in rows if held is None or held.allows(records, i)]
             lacks = dead_letter.lacks(self._today.get(int(dead_letter.content["oid"])))

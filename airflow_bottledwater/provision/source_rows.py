@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,10 @@ from airflow_bottledwater.publish.unsent import GONE
 
 _SNAPSHOT = "r"
 #: what can be done if a dead letter has less than is published today
-READ_AGAIN = "Read the row again by a live snapshot, and dismiss the dead letter."
+READ_AGAIN = (
+    "Read the table again by a live snapshot with --sweep, which also removes keys that have no row any more, and "
+    "dismiss the dead letter."
+)
 
 prepare(Version, SourceTable)
 
@@ -96,8 +100,17 @@ class StoredDeadLetter:
         )
         if not columns and whole == written:
             return self
-        _check_masks(table.without(columns), whole.without(columns))
-        message = pgoutput.row(base64.b64decode(again["message"])).masked(
+        message = pgoutput.row(base64.b64decode(again["message"]))
+        if (lost := _other_mask(table.without(columns), whole.without(columns))) and message.new is not None:
+            raise RecordError(
+                f"Column {lost!r} of {whole.qualified} had another mask, or another key of hashes, when the dead "
+                "letter was written, and what is published of it today cannot be made from that.",
+                f"{READ_AGAIN} Or give the column the mask of before.",
+            )
+        if lost:
+            # a deletion needs only the key
+            message = message.with_old_key([c for c, column in enumerate(table.columns) if column.name in table.key])
+        message = message.masked(
             [
                 Mask() if now.mask == before.mask else Mask.of(now)
                 for now, before in zip(whole.columns, table.columns, strict=True)
@@ -130,43 +143,42 @@ class StoredDeadLetter:
         return newest >= str(Position(self.content["again"]["lsn"]))
 
 
-def _check_masks(before: SourceTable, now: SourceTable) -> None:
-    """Check that the values under each mask of today can be made from what a dead letter holds.
-
-    :raises RecordError: they cannot.
-    """
-    for was, column in zip(before.columns, now.columns, strict=True):
-        if not Mask.of(was).gives(Mask.of(column)):
-            raise RecordError(
-                f"Column {column.name!r} of {now.qualified} had another mask, or another key of hashes, when the dead "
-                "letter was written, and what is published of it today cannot be made from that.",
-                f"{READ_AGAIN} Or give the column the mask of before.",
-            )
+def _other_mask(before: SourceTable, now: SourceTable) -> str:
+    """A column whose values under its mask of today cannot be made from what a dead letter holds; empty if there is
+    none."""
+    columns = zip(before.columns, now.columns, strict=True)
+    return next((column.name for was, column in columns if not Mask.of(was).gives(Mask.of(column))), "")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
     """What the source holds today for a dead letter's keys.
 
-    :param gone: whether no row has the key that the change deleted, or changed to another one.
+    :param gone: whether no row has the key that the change deleted, or changed to another one; None if that is not
+        known.
     :param same: whether the row that the change wrote exists unchanged.
-    :param unknown: why this is not known; empty if it is.
+    :param unknown: why one of these is not known; empty if both are.
     """
 
-    gone: bool
+    gone: bool | None
     same: bool
     unknown: str = ""
 
     def allows(self, records: Records, i: int) -> bool:
         """Whether a record of the dead letter may be published."""
-        return self.gone if records.table[i]["event"] == wire.EVENT_DELETE else self.same
+        return bool(self.gone) if records.table[i]["event"] == wire.EVENT_DELETE else self.same
+
+    def doubt(self, records: Records, rows: Sequence[int]) -> str:
+        """Why it is not known whether some records of the dead letter may be published; empty if it is."""
+        deletes = all(records.table[i]["event"] == wire.EVENT_DELETE for i in rows)
+        return "" if deletes and self.gone is not None else self.unknown
 
 
 def compare(table: SourceTable, message: pgoutput.RowMessage, found: FoundRows) -> SourceRow:
     """Compare a dead letter's row with what the source holds today."""
     lost = [reason for c, reason in found.unreadable.items() if table.columns[c].name in table.key]
     if lost:
-        return SourceRow(gone=False, same=False, unknown=lost[0])
+        return SourceRow(gone=None, same=False, unknown=lost[0])
     gone = message.old is None or row_key(table, message.old) not in found.rows
     if message.new is None:
         return SourceRow(gone, same=False)

@@ -977,6 +977,13 @@ MUTANTS = (
         "tests/unit/publish/test_removed.py::test_a_letter_of_a_deletion_needs_that_the_row_is_gone",
     ),
     Mutant(
+        "a deletion's letter is in no doubt because of the new row's columns",
+        "SourceRow.doubt",
+        never("deletes and self.gone is not None"),
+        "tests/unit/publish/test_removed.py::"
+        "test_a_letter_of_a_deletion_does_not_depend_on_what_is_not_known_of_the_new_row",
+    ),
+    Mutant(
         "the verification compares the new row of an envelope",
         "TopicReader.value",
         swap('self._payload(found).get("after")', 'self._payload(found).get("before")'),
@@ -1084,7 +1091,7 @@ MUTANTS = (
     ),
     Mutant(
         "values are not masked twice when a dead letter is published, unless the second mask says less",
-        "source_rows._check_masks",
+        "source_rows._other_mask",
         never("not Mask.of(was).gives(Mask.of(column))"),
         "tests/unit/provision/test_source_rows.py::test_a_letter_that_was_masked_more_is_not_published",
     ),

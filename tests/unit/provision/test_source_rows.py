@@ -158,6 +158,17 @@ def test_a_letter_that_was_masked_more_is_not_published(was: str, now: str) -> N
         _letter(Column("n", w.plain(w.TEXT), mask=was)).as_published(_masking(now))
 
 
+def test_a_letter_of_a_deletion_is_published_whatever_was_masked() -> None:
+    letter = _letter(Column("n", w.plain(w.TEXT), mask="first:3"))
+    again = letter.content["again"]
+    old = RowMessage("D", 1, "O", [Field("b", b"key"), Field("b", b"Ann")], None)
+    again["message"] = base64.b64encode(old.encode()).decode()
+    found = letter.as_published(_masking("last:3")).content["again"]
+    assert pgoutput.row(base64.b64decode(found["message"])) == replace(
+        old, old_tag="K", old=[Field("b", b"key"), Field("n")]
+    )
+
+
 @pytest.mark.parametrize(
     ("was", "now", "value"),
     [

@@ -50,6 +50,17 @@ def test_a_letter_of_a_deletion_needs_that_the_row_is_gone() -> None:
         assert not SourceRow(gone=False, same=True).allows(records, i)
 
 
+def test_a_letter_of_a_deletion_does_not_depend_on_what_is_not_known_of_the_new_row() -> None:
+    records = _deletions(1)
+    records.table["event"][1] = wire.EVENT_UPDATE
+    for found, rows, doubt in (
+        (SourceRow(gone=True, same=False, unknown="altered"), (0,), ""),
+        (SourceRow(gone=True, same=False, unknown="altered"), (0, 1), "altered"),
+        (SourceRow(gone=None, same=False, unknown="hashed"), (0,), "hashed"),
+    ):
+        assert found.doubt(records, rows) == doubt
+
+
 @pytest.mark.parametrize("with_schema", [False, True])
 def test_a_key_is_told_as_it_is_however_many_digits_it_has(with_schema: bool) -> None:
     of = replace(table(("id", plain(1700)), ("at", plain(1184))), key=("id",))

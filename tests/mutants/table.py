@@ -2412,7 +2412,7 @@ MUTANTS = (
     Mutant(
         "keys that an earlier pipeline left are removed for a table that is taken in",
         "writer.prepare",
-        swap("set(filled) - shared(...).keys()", "set()"),
+        swap("set(filled) - theirs.keys()", "set()"),
         f"{_NEW_TABLES}::test_keys_that_an_earlier_pipeline_left_in_its_topic_are_removed",
     ),
     Mutant(

@@ -116,6 +116,23 @@ def test_a_letter_whose_row_is_as_it_was_is_published_with_what_the_server_makes
     assert flow.read("c")[-1].value["words"] == "'old'" and flow.compare("c").equal
 
 
+def test_a_letter_deletes_the_key_of_before_also_when_its_row_was_rewritten_since(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, tables="a")
+    flow.execute("INSERT INTO a VALUES (1, 'x', 1.5)")
+    flow.create()
+    flow.snapshot()
+    flow.execute("UPDATE a SET id = 2, t = repeat('y', 30000)", "ALTER TABLE a ALTER n TYPE numeric(12, 4)")
+    flow.stream()
+    limit_records(flow, "a", 100_000)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=1)
+    # the row is read again, and the letter alone says that its former key was deleted
+    flow.ask("a")
+    flow.stream()
+    assert not flow.compare("a").equal
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=1)
+    assert flow.read("a")[-1].key == {"id": 1} and flow.compare("a").equal
+
+
 def _with_a_letter(make_flow: MakeFlow) -> Flow:
     """A pipeline whose snapshot has a row that is too large, with values that the server makes texts of."""
     flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, tables="c")

@@ -564,7 +564,7 @@ def test_an_open_transaction_of_another_pipeline_does_not_keep_a_slot_from_being
     hanging.init_transactions(10)
     hanging.begin_transaction()
     hanging.produce(store.state_topic_name(known(source).slot.database, other), b"{}", b"letters/1/x")  # type: ignore[union-attr]
-    hanging.flush(10)
+    hanging.flush()
     try:
         began = time.monotonic()
         assert drop(first, when="always").startswith(f"Dropped slot {source.name!r}, publication {source.name!r}")

@@ -223,7 +223,7 @@ class ChangeWatch:
         :param begins: whether to take the place itself, as an empty range.
         :return: None if transactions are open that could hide some of them; it is tried again.
         """
-        self._of_tables(now=True)
+        topics = self._of_tables(now=True)
         if (ends := self._committed_ends()) is None:
             log.info("Changes are told later, since a transaction is open in one of the topics.")
             return None
@@ -232,7 +232,7 @@ class ChangeWatch:
             # far enough back: what a status does not say yet was published within the seconds between two of them
             tables = {table: each.begun_at(end - _FAR for end in each.end) for table, each in tables.items()}
         with OffsetSearch(self._pipeline.kafka) as search:
-            found = {table: self._end(search, table, each, lsn) for table, each in tables.items()}
+            found = {table: self._end(search, topics[table], each, lsn) for table, each in tables.items()}
         return ChangeRange(
             self._name,
             waiting.start,
@@ -281,21 +281,22 @@ class ChangeWatch:
                 f"{format_lsn(end)}.",
                 "Wait until it has (StreamPositionSensor).",
             )
-        self._of_tables(now=True)
+        topics = self._of_tables(now=True)
         if (ends := self._committed_ends()) is None:
             raise Outage("A transaction is open in one of the topics.", "It ends with its producer's time-out.")
         tables = {}
         with OffsetSearch(self._pipeline.kafka) as search:
             for table, whole in self._behind(ends).tables.items():
-                until = self._end(search, table, whole, end)
-                begins = self._end(search, table, dataclasses.replace(whole, end=until), start)
+                until = self._end(search, topics[table], whole, end)
+                begins = self._end(search, topics[table], dataclasses.replace(whole, end=until), start)
                 tables[table] = TopicRange(whole.topic, whole.id, begins, until)
         return ChangeRange(self._name, start, end, tables)
 
-    def _end(self, search: OffsetSearch, table: str, within: TopicRange, lsn: int) -> tuple[int, ...]:
+    @staticmethod
+    def _end(search: OffsetSearch, topic: FollowedTopic, within: TopicRange, lsn: int) -> tuple[int, ...]:
         """By partition, where the changes below an LSN end. They rise from where the pipeline begins in the topic: what
         is before may have any positions, and is before all of its changes."""
-        places = zip(within.start, self._of_tables()[table].start, within.end, strict=True)
+        places = zip(within.start, topic.start, within.end, strict=True)
         return tuple(
             search.find(within.topic, partition, max(low, start), high, lsn)
             for partition, (low, start, high) in enumerate(places)
@@ -310,8 +311,9 @@ def present(pipeline: Settings, name: str, last: ChangeRange | None = None) -> C
 
 
 def between(pipeline: Settings, name: str, tables: Sequence[str], start: int, end: int) -> ChangeRange:
-    """The range of changes between two LSNs that the pipeline has passed, since its slot was made. Dead letters that were re-driven have the
-    positions of their changes, and lie behind later ones: they are in none of such ranges, or in a later one.
+    """The range of changes between two LSNs that the pipeline has passed, since its slot was made. Dead letters that
+    were re-driven have the positions of their changes, and lie behind later ones: they are in none of such ranges, or
+    in a later one.
 
     :param name: the pipeline's name.
     :param tables: ``[schema.]table`` patterns, as in the settings.

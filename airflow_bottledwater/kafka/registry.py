@@ -378,7 +378,8 @@ class Registry:
                 versions[number] = text
         latest = versions[max(versions)] if versions else ""
         for number, text in versions.items():
-            found = [each for each in misread(schema, text) if each not in misread(latest, text)]
+            known = misread(latest, text)
+            found = [each for each in misread(schema, text) if each not in known]
             if found and self._level(subject) != "NONE":
                 raise SchemaRefused(
                     f"The schema of subject {subject!r} is not registered, although the registry at {self.url} would "

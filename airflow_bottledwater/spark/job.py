@@ -308,9 +308,9 @@ def _run(kind: str, work: Work, file: SettingsFile, job_id: str, bounded: bool) 
     if outcome.ok:
         interruption = stopped.interruption
         outcome = _failed(interruption) if interruption else replace(outcome, stopped=stopped.is_set())
-    elif reporter is not None and not stopped.is_set():
-        _note(kind, pipeline, reporter.last_claim, outcome)
     leave(outcome)
+    if reporter is not None and not outcome.ok and not stopped.is_set():
+        _note(kind, pipeline, reporter.last_claim, outcome)
     if reporter is None or not reporter.finish(outcome):
         leave(Unreported())
     return EXIT_OK if outcome.ok else EXIT_TRANSIENT if outcome.transient else EXIT_FAILED

@@ -434,13 +434,17 @@ def own(pipeline: Settings, name: str, topics: Iterable[str], *, shared: bool) -
     :param shared: whether others may write to the topics as well.
     :raises Outage: Kafka does not answer.
     """
-    records, keys = control_topic.read(pipeline.kafka), [owner_key(topic, name) for topic in topics]
-    # written once only: written again, it would have a later offset than a record of a pipeline that came after it
-    missing = [
-        key
-        for key in keys
-        if (found := decode(OwnerRecord, records.get(key))) is None or found.dropped or found.shared != shared
-    ]
+    records = control_topic.read(pipeline.kafka)
+
+    def is_missing(topic: str) -> bool:
+        found = decode(OwnerRecord, records.get(owner_key(topic, name)))
+        if found is None or found.dropped or found.shared == shared:
+            return found is None or found.dropped
+        # written again, it would have a later offset than a record of a pipeline that came after it
+        last = last_owner(records, topic)
+        return last is not None and last.pipeline == name
+
+    missing = [owner_key(topic, name) for topic in topics if is_missing(topic)]
     control_topic.write(pipeline.kafka, dict.fromkeys(missing, encode(OwnerRecord(name, time.time(), shared=shared))))
     return {key: records.get(key) for key in missing}
 

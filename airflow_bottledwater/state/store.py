@@ -222,8 +222,8 @@ class Reader:
                 hour = altering(self._config, self._topic, f"delete.retention.ms={HOUR}")
                 raise Outage(
                     f"{read}: there was no time for more within {timeout:g} s.",
-                    "It is tried again. A topic of an earlier version keeps the end of each transaction for a day; so "
-                    f"that it keeps it for an hour, run: {hour}",
+                    "It is tried again. By itself, Kafka keeps the end of each transaction in a topic for a day; so "
+                    f"that this one keeps it for an hour, run: {hour}",
                 )
         return self.values
 

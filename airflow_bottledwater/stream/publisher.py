@@ -4,6 +4,7 @@ progress."""
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import time
@@ -172,15 +173,18 @@ class StreamPublisher:
 
         def once() -> None:
             if values := make(self._session.state):
-                event = starts.event(self._session.name, values)
-                told = [single(self._session.events, 0, b"begin", event)] if event else []
                 try:
-                    self._session.transact(told, values)
+                    self._session.transact(self._begins(values), values)
                 except RecordRefused as error:
                     rule_out(self._session, error, (), values)
                     raise
 
         self._session.run(once)
+
+    def _begins(self, values: Mapping[str, StateRecord | None]) -> list[Records]:
+        """What tells consumers that the pipeline begins in topics that have records already, if it is about to."""
+        event = starts.event(self._session.name, values)
+        return [single(self._session.events, 0, b"begin", event)] if event else []
 
     def take_in(self, rows: NewRows, make: MakeRecords) -> None:
         """Publish the rows of new tables without a key, what was committed behind them until P, and the records with
@@ -200,7 +204,8 @@ class StreamPublisher:
             values = dict(make(known))
             tables = {oid: pin for oid in rows.blocks if isinstance(pin := values[table_key(oid)], PinnedTable)}
             try:
-                self._session.transact(self._first(rows, tables, encoder, values), values, divisible=False)
+                first = itertools.chain(self._begins(values), self._first(rows, tables, encoder, values))
+                self._session.transact(first, values, divisible=False)
             except (TooSlow, RecordRefused) as error:
                 raise Refused(f"Kafka does not take its rows in one transaction: {error}") from error
 

@@ -70,10 +70,14 @@ def _unfit(problems: Sequence[str]) -> Unfit:
     return Unfit(f"cannot be followed: {what.rstrip('.')}", remedy)
 
 
-def refused(error: BottledWaterError) -> Unfit:
-    """An error as the reason why a table cannot be followed now."""
+def refused(error: BottledWaterError, *, lasts: bool = False) -> Unfit:
+    """An error as the reason why a table cannot be followed now.
+
+    :param lasts: see :class:`~airflow_bottledwater.tables.plan.Unfit`.
+    """
     waits = "has to wait" if transient(error) else "cannot be followed"
-    return Unfit(f"{waits}: {error.what.rstrip('.')}", error.remedy)
+    remedy = f"{error.remedy} It is tried again when the stream starts again.".strip() if lasts else error.remedy
+    return Unfit(f"{waits}: {error.what.rstrip('.')}", remedy, lasts)
 
 
 def _blame(check: Check, by_topic: dict[str, SourceTable]) -> dict[str, list[str]]:

@@ -89,10 +89,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why a table cannot be published or read as it is; ``why`` and ``remedy`` are those of :class:`Step`."""
+    """Why a table cannot be published or read as it is; ``why`` and ``remedy`` are those of :class:`Step`.
+
+    :param lasts: whether it is not tried again before the stream starts again.
+    """
 
     why: str
     remedy: str = ""
+    lasts: bool = False
 
 
 def plan(

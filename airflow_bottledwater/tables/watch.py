@@ -120,7 +120,7 @@ class TableWatch:
         self._succeeded = time.monotonic()
         self._error: Exception | None = None
         self._new: list[str] = []
-        #: new tables whose rows could not be published
+        #: new tables whose rows could not be read or published
         self._refused: dict[int, Unfit] = {}
         self.unfollowed: list[str] = []
         self.unsent: dict[str, dict[str, str]] = {}
@@ -200,9 +200,7 @@ class TableWatch:
         if prepared.rows is not None:
             new = list(prepared.rows.blocks)
             named = [oid for oid in new if prepared.pinned[oid].topic == getattr(error, "topic", "")]
-            why = f"cannot be followed: {error.what.rstrip('.')}"
-            remedy = f"{error.remedy} It is tried again when the stream starts again.".strip()
-            self._refused |= dict.fromkeys(named or new, Unfit(why, remedy))
+            self._refused |= dict.fromkeys(named or new, checks.refused(error, lasts=True))
 
     def carried_out(self, prepared: PreparedSteps, known: PipelineState) -> None:
         """Go on with the state behind what was prepared."""
@@ -345,6 +343,7 @@ class TableWatch:
                 return steps, replace(prepared, lsn=max(lsn, prepared.lsn), retry=retry)
             prepared.close()
             unfit |= prepared.unfit
+            self._refused |= {oid: each for oid, each in prepared.unfit.items() if each.lasts}
 
     def _due(self, steps: Sequence[Step], known: PipelineState, seen: CatalogLook) -> tuple[list[Step], int]:
         """The steps whose reasons have lasted, those of new tables first, which wait for nothing; and where the stream

@@ -347,7 +347,7 @@ def _read(
         # those that wait make room: they are read at the next look
         return None, dict.fromkeys(left, Unfit("has to wait: others are read first"))
     large = new_rows.unread(f"larger than {new_rows.LARGEST >> 20} MiB as PostgreSQL sends it")
-    return None, {left[0]: checks.refused(large)}
+    return None, {left[0]: checks.refused(large, lasts=True)}  # not read again at each look
 
 
 def _as_known(known: PipelineState, table: SourceTable) -> SourceTable:

@@ -83,6 +83,8 @@ def evaluate(
         if not late:
             return None
         last = "No job has ever reported." if status is None else f"The last report is of a {status.job.kind} job."
+        if status is not None and status.not_begun:
+            last += f" No job could begin since: {status.error}"
         return _failed(
             f"No stream has reported for {silent:.0f} s. {last} The log of the stream's task says why it does not "
             "start; check that this task has the same slot and connections."

@@ -211,7 +211,10 @@ class _Letters:
                 result.overtaken += 1
                 continue
             if dead_letter.earlier and not dead_letter.content["again"]["table"].get("outbox"):
-                self._fails(dead_letter, f"it is older than the slot, whose snapshot was skipped. {READ_AGAIN}", result)
+                why = (
+                    "it is older than the slot, whose first snapshot has not read its table, or has not swept its topic"
+                )
+                self._fails(dead_letter, f"{why}. {READ_AGAIN}", result)
                 continue
             try:
                 ready.append((dead_letter, self._encode(dead_letter)))
@@ -284,9 +287,16 @@ class _Letters:
         return pinned is None or pinned.topic != version.topic
 
     def _read_since(self, dead_letter: StoredDeadLetter) -> bool:
-        """Whether it is older than the slot, and the snapshot has read its table since: it has published the row, if it
-        is still there, or has written a dead letter of its own."""
-        return dead_letter.earlier and int(dead_letter.content["oid"]) in self._publishing.state.boundaries
+        """Whether it is older than the slot, and the snapshot has brought its topic to what its table holds since: it
+        has published the row, if it is still there, or has written a dead letter of its own; and the sweep has deleted
+        the keys that have no row. A topic that had records and is not swept (it is shared) may have the key that the
+        change deleted."""
+        state, oid = self._publishing.state, int(dead_letter.content["oid"])
+        boundary = state.boundaries.get(oid)
+        if not dead_letter.earlier or boundary is None:
+            return False
+        # it is filtered if the topic had nothing to be swept
+        return boundary.filtered or state.sweep(oid) is not None
 
     def _events(self, start: Sequence[int]) -> Iterator[dict[str, Any]]:
         for block in self._letters.blocks(self._events_topic, start):

@@ -109,6 +109,30 @@ def test_a_letter_does_not_overwrite_what_a_new_snapshot_has_published_since(mak
     assert flow.read("c")[-1].value["words"] == "'new'" and flow.compare("c").equal
 
 
+@pytest.mark.parametrize(
+    ("shared", "result"),
+    [(False, redrive.RedriveResult(overtaken=1)), (True, redrive.RedriveResult(failed=1))],
+    ids=["swept", "shared"],
+)
+def test_a_letter_of_before_the_slot_is_dropped_only_if_its_topic_was_swept(
+    make_flow: MakeFlow, shared: bool, result: redrive.RedriveResult
+) -> None:
+    flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, tables="a")
+    flow.execute("INSERT INTO a VALUES (1, 'x', 1)")
+    flow.create()
+    flow.snapshot()
+    flow.execute("UPDATE a SET id = 2, t = repeat('y', 30000)")
+    assert flow.stream()["dead_letters"] == 1
+    limit_records(flow, "a", 100_000)
+    drop(flow.pipeline, when="always")
+    flow.change(share_topics=shared)
+    flow.create()
+    flow.snapshot()
+    # in a topic that others write to, the letter alone says that the former key was deleted
+    assert redrive.redrive(flow.pipeline) == result
+    assert flow.compare("a").equal == (not shared)
+
+
 def test_a_letter_whose_row_is_as_it_was_is_published_with_what_the_server_makes_of_it(make_flow: MakeFlow) -> None:
     flow = _with_a_letter(make_flow)
     limit_records(flow, "c", 100_000)

@@ -5733,6 +5733,12 @@ MUTANTS = (
         _LOST_TIME,
     ),
     Mutant(
+        "a dead letter of before the slot is not settled by a snapshot without a sweep",
+        "_Letters._read_since",
+        always("boundary.filtered or state.sweep(oid) is not None"),
+        f"{_LETTERS}::test_a_letter_of_before_the_slot_is_dropped_only_if_its_topic_was_swept",
+    ),
+    Mutant(
         "a TRUNCATE of before the slot has deleted nothing",
         "Moments._truncated",
         swap("known.start(events, described[events].id) or ()", "()"),

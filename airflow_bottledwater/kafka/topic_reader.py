@@ -145,7 +145,7 @@ def blocks(
     can end.
 
     :param ends: per partition, high watermarks.
-    :param start: per partition, the offset to begin at; empty: at the topic's beginning.
+    :param start: per partition, the offset to begin at; those that it does not have are read from their beginning.
     :param backoff: waits where no records come: the brokers are away, or a transaction is open there, which they end in
         time.
     :param size: records of a block at most; many large ones need memory.
@@ -153,7 +153,8 @@ def blocks(
     :raises Refused: they deny the topic.
     """
     warm_up()
-    places = {p: start[p] if start else 0 for p, end in enumerate(ends) if end > (start[p] if start else 0)}
+    begins = dict(enumerate(start))
+    places = {p: begins.get(p, 0) for p, end in enumerate(ends) if end > begins.get(p, 0)}
     waited_for = set(places)
     if not waited_for:
         return

@@ -95,11 +95,12 @@ class LettersTopic:
 
     def read(self, keys: Sequence[bytes]) -> list[StoredDeadLetter]:
         """These dead letters, but for those that are gone meanwhile."""
-        (start,) = self.start(self._topic) or [0]
+        begins = dict(enumerate(self.start(self._topic) or ()))
         wanted, found = KeySet(keys), dict[bytes, StoredDeadLetter | None]()
         for block in self.blocks(self._topic):
             for i in block.having(wanted):
-                key, value, earlier = block.key(i), block.value(i), int(block.messages[i]["offset"]) < start
+                key, value, message = block.key(i), block.value(i), block.messages[i]
+                earlier = int(message["offset"]) < begins.get(int(message["partition"]), 0)
                 found[key] = None if value is None else StoredDeadLetter(key, json.loads(value), earlier)
         return [letter for key in keys if (letter := found.get(key)) is not None]
 
@@ -138,7 +139,7 @@ class LettersTopic:
     def blocks(self, topic: str, start: Sequence[int] = ()) -> Iterator[RecordBlock]:
         """The records of a topic, up to its present end.
 
-        :param start: per partition, the offset to begin at; empty: at the topic's beginning.
+        :param start: see :func:`~airflow_bottledwater.kafka.topic_reader.blocks`.
         """
         size = _LARGE_BLOCK if topic == self._topic else _BLOCK
         return blocks(self._kafka, topic, self._ends(topic), self._publishing.backoff, start=start, size=size)

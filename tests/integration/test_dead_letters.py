@@ -4,7 +4,14 @@ then."""
 from __future__ import annotations
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 
 from airflow_bottledwater.errors import PreflightError
 from airflow_bottledwater.jobs import status
@@ -180,6 +187,22 @@ def test_letters_that_went_with_their_topic_are_no_longer_open(make_flow: MakeFl
     create_topic(flow.pipeline.kafka, topic, partitions=1, replication=1, config={"cleanup.policy": "compact"})
     assert redrive.redrive(flow.pipeline) == redrive.RedriveResult()
     assert _open(status.report(flow.pipeline)) == ({}, 0, 1)
+
+
+def test_service_topics_may_have_more_partitions_than_the_pipeline_makes(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"}, tables="a")
+    letters_topic, events = (
+        f"{flow.pipeline.topic_prefix}._bottledwater_{name}" for name in ("dead_letters", "events")
+    )
+    config = {"cleanup.policy": "compact"}
+    create_topic(flow.pipeline.kafka, letters_topic, partitions=3, replication=1, config=config)
+    flow.create()
+    admin = AdminClient(flow.pipeline.kafka)
+    admin.create_partitions([NewPartitions(events, 2)])[events].result()
+    flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000), 1)")
+    flow.stream()
+    limit_records(flow, "a", 100_000)
+    assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=1)
 
 
 def test_their_topic_keeps_them_whatever_the_retention(make_flow: MakeFlow) -> None:

@@ -77,6 +77,18 @@ def test_only_what_lies_below_the_ends_is_given(kafka: KafkaBroker, topic: str) 
     assert list(blocks(config, topic, [0, 0, 0], Backoff(30))) == []
 
 
+def test_partitions_that_were_added_since_are_read_from_their_beginning(kafka: KafkaBroker, topic: str) -> None:
+    config = {"bootstrap.servers": kafka.bootstrap}
+    ends = Topics(config).ends(topic, 3)
+    whole = {(m.partition(), m.offset()) for m in scan(config, topic, ends)}
+    read = {
+        (int(m["partition"]), int(m["offset"]))
+        for b in blocks(config, topic, ends, Backoff(30), start=[777])
+        for m in b.messages
+    }
+    assert read == {(p, o) for p, o in whole if p or o >= 777}
+
+
 def test_a_reader_may_end_before_the_topic_does(kafka: KafkaBroker, topic: str) -> None:
     config = {"bootstrap.servers": kafka.bootstrap}
     read = blocks(config, topic, Topics(config).ends(topic, 3), Backoff(30))

@@ -27,7 +27,7 @@ import numpy as np
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import layout, types, wire
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import BottledWaterError, RecordError, Refused, SchemaRefused, SlotInUse
+from airflow_bottledwater.errors import BottledWaterError, RecordError, Refused, SchemaRefused, SlotInUse, TakenOver
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Records, single, tombstones
@@ -118,12 +118,16 @@ def _settle(pipeline: Settings, how: Callable[[_Letters], RedriveResult]) -> Red
         publishing = PublishSession(pipeline, claim.job, stream_id(claim.prefix), topics, claim.topic, backoff)
         completer = ToastResolver(pipeline.postgres, backoff.wait, record=claim.state.slot)
         completer.current.partitions = claim.state.partitions
+        tells = True
         try:
             return how(_Letters(pipeline, publishing, completer, claim))
+        except TakenOver:
+            tells = False  # the status is that of the other job from now on
+            raise
         finally:
             publishing.close()
             completer.close()
-            if publishing.state.slot is not None:  # it was read
+            if tells and publishing.state.slot is not None:  # it was read
                 _tell(pipeline, claim.cluster.pipeline(pipeline.slot), publishing.state)
 
 

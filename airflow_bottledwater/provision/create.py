@@ -130,7 +130,7 @@ def assume_complete(pipeline: Settings, position: Position) -> SlotRecord:
                 f"nothing before that again; position {position} is older, and the changes between would be missing.",
                 "Give the position of the last record in the topics, or drop the slot and start with a snapshot.",
             )
-        record = assume(pipeline, connection, findings, present.confirmed, position)
+        record = assume(pipeline, connection, findings, present.confirmed, position, anew=False)
     log.warning(
         "Slot %r continues from the given position %s; whether everything before it was published is not checked.",
         pipeline.slot,
@@ -140,9 +140,13 @@ def assume_complete(pipeline: Settings, position: Position) -> SlotRecord:
 
 
 def assume(
-    pipeline: Settings, connection: Connection, found: Findings, confirmed: int, position: Position
+    pipeline: Settings, connection: Connection, found: Findings, confirmed: int, position: Position, *, anew: bool
 ) -> SlotRecord:
-    """Write the state records of a pipeline whose snapshot is complete, and whose stream is at a position."""
+    """Write the state records of a pipeline whose snapshot is complete, and whose stream is at a position.
+
+    :param anew: whether it begins in its topics now. Otherwise some of their records are its own, and from which on is
+        not known: to begin at their beginning could take what an earlier server has published for newer.
+    """
     cluster, now = found.cluster, time.time()
     with contextlib.closing(Claim(pipeline, cluster, "create", Backoff(pipeline.outage_timeout))) as claim:
         oldest_xid = slot.fresh_xid(connection)
@@ -158,6 +162,7 @@ def assume(
                 records.SAVED_SETTINGS: records.SavedSettings(pipeline.chosen(), TableMapping.of(pipeline).hash_key),
                 records.SLOT: record,
                 **{records.table_key(p.table.oid): p for p in pinned},
+                **(_starts(pipeline, claim, pinned, told=False) if anew else {}),
                 **partition_records(connection, found.tables),
                 records.COMPLETE: records.Complete(tuple(oids), True, now),
                 records.POSITION: records.Reached(position.lsn, position.ordinal, now),
@@ -240,7 +245,7 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
         by_topic, new = TableMapping.of(pipeline).by_topic(added), claim.state.slot is None
         pinned = pin(pipeline, claim.cluster, by_topic, oldest_xid, new=new)
         values: dict[str, records.StateRecord | None] = {records.table_key(p.table.oid): p for p in pinned}
-        values |= _starts(pipeline, claim, pinned)
+        values |= _starts(pipeline, claim, pinned, told=not pipeline.skip_snapshot)
         values |= {records.stopped_key(t.oid): None for t in added if t.oid in claim.state.stopped}
         if without := [table for table in added if pipeline.skip_snapshot or table.outbox]:
             completed = sorted({*claim.state.completed, *(t.oid for t in without)})
@@ -256,9 +261,13 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
     return record
 
 
-def _starts(pipeline: Settings, claim: Claim, pinned: Sequence[PinnedTable]) -> dict[str, records.StateRecord | None]:
-    """Where the pipeline begins in its topics. Consumers are told by an event, unless no snapshot is to publish again
-    what the topics have."""
+def _starts(
+    pipeline: Settings, claim: Claim, pinned: Sequence[PinnedTable], *, told: bool
+) -> dict[str, records.StateRecord | None]:
+    """Where the pipeline begins in its topics.
+
+    :param told: whether consumers are told by an event, since a snapshot is to publish again what the topics have.
+    """
     topics, known = Topics(pipeline.kafka), claim.state
     events, letters = TableMapping.of(pipeline).service_topics
     of_slot = (events, letters) if known.slot is None else ()
@@ -273,7 +282,7 @@ def _starts(pipeline: Settings, claim: Claim, pinned: Sequence[PinnedTable]) -> 
         if name in ids
     }
     values = starts.new(pipeline, known, ids, ends)
-    event = b"" if pipeline.skip_snapshot else starts.event(claim.cluster.pipeline(pipeline.slot), values)
+    event = starts.event(claim.cluster.pipeline(pipeline.slot), values) if told else b""
     if event and events in topics.describe([events]):
         claim.publish(records.stream_id(claim.prefix), [Message(events, b"begin", event)])
     return values | service

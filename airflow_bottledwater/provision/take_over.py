@@ -65,7 +65,8 @@ def take_over(pipeline: Settings) -> SlotRecord:
             )
         _check_publications(connection, pipeline, findings.tables)
         _check_topics(pipeline, findings.tables)
-        record = assume(pipeline, connection, findings, present.confirmed, Position(present.confirmed, 0))
+        position = Position(present.confirmed, 0)
+        record = assume(pipeline, connection, findings, present.confirmed, position, anew=True)
     log.warning(
         "Slot %r is taken over at %s. Whether everything before it is in the topics is not known; what the other "
         "program has published behind it is published again. bottledwater verify says which rows are missing.",

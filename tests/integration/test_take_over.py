@@ -20,9 +20,10 @@ from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.provision.redrive import RedriveResult, redrive
 from airflow_bottledwater.provision.take_over import take_over, unlike
 from airflow_bottledwater.verify import driver
-from tests.support.topics import Flow, MakeFlow, create_topic, read_all
+from tests.support.topics import Flow, MakeFlow, create_topic, limit_records, read_all
 from tests.support.wire import INT4, NUMERIC, TEXT, TIMESTAMP, plain, table
 
 #: what a connector makes, and what is to be made while it runs
@@ -81,6 +82,19 @@ def test_the_first_changes_are_those_behind_the_confirmed_position(make_flow: Ma
     flow.execute("INSERT INTO a VALUES (4, 'x')")
     flow.stream()
     assert [each.key["id"] for each in flow.read("a")] == [2, 1, 3, 4]
+
+
+def test_a_dead_letter_is_overtaken_by_what_the_stream_has_published_since(make_flow: MakeFlow) -> None:
+    flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"})
+    flow.execute(_DEBEZIUM, _SECOND)
+    _slot(flow)
+    _confirm(flow)
+    take_over(flow.pipeline)
+    flow.execute("INSERT INTO a VALUES (1, repeat('x', 30000))", "UPDATE a SET b = 'newer'")
+    assert flow.stream()["dead_letters"] == 1
+    limit_records(flow, "a", 100_000)
+    assert redrive(flow.pipeline) == RedriveResult(overtaken=1)
+    assert [each.value["b"] for each in flow.read("a")] == ["newer"]
 
 
 def test_the_publications_are_not_taken_for_the_pipelines_own(make_flow: MakeFlow) -> None:

@@ -5739,6 +5739,12 @@ MUTANTS = (
         f"{_LETTERS}::test_a_letter_of_before_the_slot_is_dropped_only_if_its_topic_was_swept",
     ),
     Mutant(
+        "a pipeline that takes a slot over begins where its topics end",
+        "create.assume",
+        never("anew"),
+        "tests/integration/test_take_over.py::test_a_dead_letter_is_overtaken_by_what_the_stream_has_published_since",
+    ),
+    Mutant(
         "a TRUNCATE of before the slot has deleted nothing",
         "Moments._truncated",
         swap("known.start(events, described[events].id) or ()", "()"),

@@ -318,7 +318,7 @@ def test_a_snapshot_waits_for_a_reindex_and_a_stop_is_answered(
         if stops:
             stopped.set()
             with pytest.raises(StopRequested):
-                working.result()
+                working.result(60)
         reindexing.commit()
         if not stops:
             working.result(60)

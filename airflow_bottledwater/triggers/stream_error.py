@@ -62,6 +62,17 @@ def ended(status: StatusRecord | None) -> str:
     return status.job.id if status is not None and status.job.kind == "stream" and status.ended else ""
 
 
+def _unreported(status: StatusRecord | None, silent: float) -> str:
+    """That no stream has reported for so many seconds."""
+    last = "No job has ever reported." if status is None else f"The last report is of a {status.job.kind} job."
+    if status is not None and status.not_begun:
+        last += f" No job could begin since: {status.error}"
+    return (
+        f"No stream has reported for {silent:.0f} s. {last} The log of the stream's task says why it does not start; "
+        "check that this task has the same slot and connections."
+    )
+
+
 def evaluate(
     status: StatusRecord | None, *, silent: float, longest: float, earlier: str, max_dead_letters: int | None
 ) -> dict[str, Any] | None:
@@ -80,15 +91,7 @@ def evaluate(
     """
     late = silent >= longest
     if status is None or status.job.kind != "stream":
-        if not late:
-            return None
-        last = "No job has ever reported." if status is None else f"The last report is of a {status.job.kind} job."
-        if status is not None and status.not_begun:
-            last += f" No job could begin since: {status.error}"
-        return _failed(
-            f"No stream has reported for {silent:.0f} s. {last} The log of the stream's task says why it does not "
-            "start; check that this task has the same slot and connections."
-        )
+        return _failed(_unreported(status, silent)) if late else None
     if max_dead_letters is not None and status.open_dead_letters > max_dead_letters:
         why = problems.summary(each for each in status.problems if each.kind == letters.KIND)
         more = f"{letters.are_open(status.open_dead_letters)}, more than {max_dead_letters}."

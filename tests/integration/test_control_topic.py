@@ -159,6 +159,7 @@ def test_what_the_broker_does_not_take_is_an_outage(pipeline: Settings) -> None:
             topic.write({"verified/nothing": {}}, wait=0.3)
 
 
+@pytest.mark.long
 def test_a_topic_that_was_made_again_is_read_and_written(tmp_path: Path) -> None:
     """Behind a restart of its broker, the new topic's leader epoch is lower than the one that clients know."""
     with KafkaBroker(tmp_path) as broker:

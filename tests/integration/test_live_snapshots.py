@@ -440,6 +440,7 @@ def test_a_sweep_ends_beside_changes_that_are_none_of_many_of_its_keys(
     assert len(begun) == len(tables)
 
 
+@pytest.mark.long
 def test_a_wildcard_means_the_tables_that_can_be_read_again(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="items,unkeyed", allow_unkeyed=True)
     flow.execute("CREATE TABLE unkeyed (n int)", "CREATE TABLE other (id int PRIMARY KEY)")

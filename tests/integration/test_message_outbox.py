@@ -127,6 +127,7 @@ def test_a_stream_that_stopped_inside_a_transaction_goes_on(make_flow: MakeFlow)
     assert [each.end["count"] for each in put_together(flow, ("a",), ("outbox.order",))] == [7000, 1]
 
 
+@pytest.mark.long
 def test_a_message_that_is_no_record_is_a_dead_letter_and_can_be_published_later(
     make_flow: MakeFlow, registry: SchemaRegistry
 ) -> None:

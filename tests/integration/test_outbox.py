@@ -201,6 +201,7 @@ def test_an_outbox_that_cannot_be_is_refused_before_anything_is_made(
     assert not [name for name in Topics(flow.pipeline.kafka).names() if name.startswith(flow.pipeline.topic_prefix)]
 
 
+@pytest.mark.long
 def test_a_row_that_cannot_be_a_record_is_a_dead_letter_and_can_be_published_later(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log")
     flow.create()

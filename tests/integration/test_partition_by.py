@@ -146,6 +146,7 @@ def test_an_update_of_the_key_moves_the_row_and_the_tombstone_stays(make_flow: M
     assert (27, True, old) in found  # of the same customer
 
 
+@pytest.mark.long
 def test_a_sweep_removes_a_key_where_it_is_and_the_verification_knows_where_keys_belong(make_flow: MakeFlow) -> None:
     flow = make_flow(tables=("orders",), table_options={"orders": _OPTIONS["orders"]})
     flow.create()

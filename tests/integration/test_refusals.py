@@ -240,6 +240,7 @@ def test_a_commit_of_the_good_part_without_an_answer_is_still_the_record_error(
     assert [m.key for m in flow.read("a")] == [{"id": 1}]
 
 
+@pytest.mark.long
 def test_a_record_that_was_refused_is_the_same_one_when_the_batch_is_completed_anew(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_sweep_and_a_live_snapshot_are_published_in_parts(make_flow: MakeFlow,
     assert flow.compare("a").differences == []
 
 
+@pytest.mark.long
 def test_one_record_has_nearly_all_of_the_time_out_and_beyond_that_it_is_said(
     make_flow: MakeFlow, slow: ProxiedBroker
 ) -> None:

@@ -80,6 +80,7 @@ def verdict(flow: Flow) -> str:
     return verified.verdict
 
 
+@pytest.mark.long
 def test_a_truncate_of_before_its_first_snapshot_has_deleted_nothing(flow: Flow) -> None:
     flow.create()
     flow.snapshot()

@@ -378,12 +378,14 @@ class Registry:
                 versions[number] = text
         latest = versions[max(versions)] if versions else ""
         for number, text in versions.items():
+            if not (found := misread(schema, text)):
+                continue
             known = misread(latest, text)
-            found = [each for each in misread(schema, text) if each not in known]
-            if found and self._level(subject) != "NONE":
+            new = [each for each in found if each not in known]
+            if new and self._level(subject) != "NONE":
                 raise SchemaRefused(
                     f"The schema of subject {subject!r} is not registered, although the registry at {self.url} would "
-                    f"take it: between it and version {number}, readers would read {'; '.join(found)}, without an "
+                    f"take it: between it and version {number}, readers would read {'; '.join(new)}, without an "
                     "error.",
                     "Undo the change; or give the column another name, which makes another field of it. If every "
                     "reader reads each record with the schema that it was written with, set the subject's "

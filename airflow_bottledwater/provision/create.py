@@ -268,24 +268,25 @@ def _starts(
 
     :param told: whether consumers are told by an event, since a snapshot is to publish again what the topics have.
     """
-    topics, known = Topics(pipeline.kafka), claim.state
-    events, letters = TableMapping.of(pipeline).service_topics
-    of_slot = (events, letters) if known.slot is None else ()
-    found = topics.describe([*(each.topic for each in pinned if not each.table.outbox), *of_slot], confirm=True)
-    if not found:
+    known, of_tables = claim.state, [each for each in pinned if not each.table.outbox]
+    first = known.slot is None
+    if not of_tables and not first:
         return {}
-    ends = topics.all_ends({name: topic.partitions for name, topic in found.items()})
-    ids = {name: topic.id for name, topic in found.items()}
-    service = {
-        records.start_key(name): records.StartOffsets(ids.pop(name), tuple(ends[name]))
-        for name in of_slot
-        if name in ids
-    }
-    values = starts.new(pipeline, known, ids, ends)
+    topics = Topics(pipeline.kafka)
+    events, letters = TableMapping.of(pipeline).service_topics
+    service = topics.describe([events, letters], confirm=first)
+    partitions = {each.topic: each.partitions for each in of_tables}
+    ends = topics.all_ends({**partitions, **{name: topic.partitions for name, topic in service.items()}})
+    values = starts.new(pipeline, known, {each.topic: each.topic_id for each in of_tables}, ends)
     event = starts.event(claim.cluster.pipeline(pipeline.slot), values) if told else b""
-    if event and events in topics.describe([events]):
+    if event and events in service:
         claim.publish(records.stream_id(claim.prefix), [Message(events, b"begin", event)])
-    return values | service
+    if first:
+        values |= {
+            records.start_key(name): records.StartOffsets(topic.id, tuple(ends[name]))
+            for name, topic in service.items()
+        }
+    return values
 
 
 def _make_slot(

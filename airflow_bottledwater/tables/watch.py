@@ -298,7 +298,9 @@ class TableWatch:
             self._error = error
             return
         steps, prepared = self._prepare(connection, known, seen)
-        self._tell(known, seen, steps)
+        if generation == self._generation:
+            # what is wrong in a state of before may be mended since: the next look tells
+            self._tell(known, seen, steps)
         self._succeeded = time.monotonic()
         self._problems.tell(_UNCHECKED, [])
         with self._lock:

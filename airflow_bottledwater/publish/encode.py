@@ -177,7 +177,9 @@ def encode_changes(
             )  # fmt: skip
             start += 1
         else:
-            out = np.concatenate([out, np.empty(min(out.size, _room_for(largest)), dtype=np.uint8)])
+            # by a half at least: each time, all of it is copied
+            more = max(out.size // 2, min(out.size, _room_for(largest)))
+            out = np.concatenate([out, np.empty(more, dtype=np.uint8)])
     if programs.choosers is not None:
         made_of = programs.program, programs.choosers, completed.texts
         rows = batch.data, batch.changes, *made_of, scratch, records[:count]

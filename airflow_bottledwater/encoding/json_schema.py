@@ -41,7 +41,7 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
 def _schema(column: ColumnType) -> dict[str, Any]:
     mapping = types.mapping(column)
     if mapping.opcode in (wire.OP_TEXT, wire.OP_JSONB, wire.OP_NUMERIC_TEXT):
-        return _DOCUMENT[column.form] if mapping.argument(column) == 1 else _STRING
+        return _DOCUMENT[column.form] if mapping.argument(column) else _STRING
     inner = [_schema(part.type) for part in mapping.parts if part.type is not None]
     if mapping.opcode == wire.OP_ARRAY:
         found = _nullable(inner[0])

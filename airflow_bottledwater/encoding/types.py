@@ -232,7 +232,9 @@ def mapping(column: ColumnType) -> TypeMapping:
     if column.form == "geojson" and (column.extension, column.label) in EXTENSIONS:
         function = sql.Identifier(column.schema, "st_asgeojson")
         return replace(
-            _STRING, argument=lambda column: 1, convert=lambda value: sql.SQL("{}({})").format(function, value)
+            _STRING,
+            argument=lambda column: wire.GEOJSON,
+            convert=lambda value: sql.SQL("{}({})").format(function, value),
         )
     found = EXTENSIONS.get((column.extension, column.label)) or TABLE.get(column.base_oid, TEXT)
     if chosen := _CHOSEN.get((column.form, found.opcode)):

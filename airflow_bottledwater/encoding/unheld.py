@@ -25,6 +25,7 @@ class Unheld(NamedTuple):
 _NAN = Unheld("NaN and infinity", "numeric = string")
 _BEYOND_DOUBLE = Unheld("numbers too large for a double", "numeric = string", rare=True)
 _TIMESTAMP = Unheld("timestamps beyond the year 294247", "temporal = text", rare=True)
+_GEOJSON = Unheld("curves, and coordinates that are NaN or infinite", "json_geometries = ewkb", rare=True)
 _XID8 = Unheld("numbers from 2^63 on", "format = json (in a pipeline of its own)", rare=True)
 
 
@@ -40,8 +41,12 @@ def _of(column: ColumnType, mapping: types.TypeMapping, json: bool) -> Iterator[
     opcode = mapping.opcode
     if opcode == wire.OP_DOUBLE:
         yield _BEYOND_DOUBLE
+    elif mapping.convert is not None and column.form == "geojson":
+        yield _GEOJSON
     elif opcode == wire.OP_ARRAY:
-        yield Unheld(f"arrays with another number of dimensions than {column.dimensions}", "arrays = text")
+        yield Unheld(
+            f"arrays of another depth than {column.dimensions}, or with a lower bound other than 1", "arrays = text"
+        )
     elif not json and opcode == wire.OP_DECIMAL:
         yield _NAN
     elif not json and opcode in (wire.OP_TIMESTAMP, wire.OP_TIMESTAMPTZ):
@@ -83,6 +88,18 @@ def misread_by_connect(tables: Sequence[SourceTable]) -> list[str]:
         f"NaN and infinity in {_listed(columns)} are texts in JSON, and Kafka Connect's JsonConverter, for which "
         "envelope_schema is, reads these as 0. If they can come, use format = avro (in a pipeline of its own)."
     ]
+
+
+def converted(table: SourceTable) -> str:
+    """What helps if PostgreSQL cannot convert a value while the rows of a table are read; empty if it converts none."""
+    columns = [each for each in table.columns if types.mapping(each.type).convert is not None and not each.mask]
+    if not columns:
+        return ""
+    held = f", or set {_GEOJSON.setting}" if any(each.type.form == "geojson" for each in columns) else ""
+    return (
+        f"PostgreSQL converts the values of {_listed([each.name for each in columns])}. If it cannot convert one of "
+        f"them, mend the value, leave its column out (exclude){held}; and start again."
+    )
 
 
 def notes(tables: Sequence[SourceTable], *, json: bool) -> list[str]:

@@ -10,8 +10,9 @@ OP_INT8 = 4
 OP_FLOAT4 = 5
 OP_FLOAT8 = 6
 # the bytes are the text (text, varchar, bpchar, name, json, enum labels, converted values); argument 1: JSON text,
-# unquoted
+# unquoted; 2 (GEOJSON): the same, as ST_AsGeoJSON makes it
 OP_TEXT = 7
+GEOJSON = 2
 OP_JSONB = 8  # a version byte 1, then text (jsonb_send, src/backend/utils/adt/jsonb.c); argument 1 as above
 OP_BYTEA = 9
 OP_UUID = 10

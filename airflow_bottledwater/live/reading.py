@@ -169,7 +169,7 @@ class LiveReader(threading.Thread):
             return
         except psycopg.Error as error:
             if self._wary or not large_rows.too_large(error):
-                raise
+                raise large_rows.unread(error, "Reading rows", version.table) from error
             self._disconnect()
             self._wary = True
             return

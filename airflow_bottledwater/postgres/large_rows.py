@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from airflow_bottledwater.encoding import hashes
+from airflow_bottledwater.encoding import hashes, unheld
 from airflow_bottledwater.encoding.masks import HASH, Mask
+from airflow_bottledwater.errors import BottledWaterError, Refused
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import row_filter
-from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.connect import Connection, outage
 
 #: bytes above which a row of a COPY is taken for one that cannot be sent; it is also what no record of Kafka can have
 SENDABLE = 1_000_000_000
@@ -52,6 +53,17 @@ def too_large(error: BaseException) -> bool:
     if not isinstance(error, psycopg.Error):
         return False
     return error.sqlstate == "54000" or "invalid memory alloc request size" in str(error)
+
+
+def unread(error: psycopg.Error, what: str, table: SourceTable) -> BottledWaterError:
+    """The error of this package for one of PostgreSQL while it read a table's rows.
+
+    :param what: see :func:`~airflow_bottledwater.postgres.connect.outage`.
+    """
+    found = outage(error, f"{what} of {table.qualified}")
+    if type(found) is not Refused:
+        return found
+    return Refused(found.what, " ".join(filter(None, (unheld.converted(table), found.remedy))))
 
 
 def large_rows(

@@ -139,7 +139,8 @@ class _Lane:
                     table = self._tables[chunk.oid].table
                     check_definitions(self._pipeline, table, range(len(table.columns)))
                 if not large_rows.too_large(error):
-                    raise
+                    what = f"Reading blocks {pending[0][0]} to {pending[0][1]}"
+                    raise large_rows.unread(error, what, self._source(chunk)) from error
                 self._find_large(chunk, *pending[0], error)
             except _Slow:
                 pending[0:1] = self._split(chunk, *pending[0], at_least=2)

@@ -226,6 +226,16 @@ def _numbers(width, b, p, n, out, o, cap):
 
 
 @callee
+def _is_json(b, p, n):
+    """Whether a text of ST_AsGeoJSON is JSON: it writes coordinates that are NaN or infinite as they are
+    (lwprint_double, liblwgeom/lwprint.c of PostGIS)."""
+    for i in range(p + 1, p + n):
+        if b[i] in (78, 110, 73, 105) and b[i - 1] in (writing.OPEN_ARRAY, writing.COMMA, writing.MINUS):  # N, n, I, i
+            return False
+    return n > 0
+
+
+@callee
 def _numeric(op, arg, b, p, n, out, o, cap):
     if is_malformed(b, p, n):
         return np.int64(wire.MALFORMED)
@@ -257,6 +267,8 @@ def _less_common(op, arg, b, p, n, out, o, cap):
             n -= 1
         if arg == 0:
             return json_string(b, p, n, out, o, cap)
+        if arg == wire.GEOJSON and not _is_json(b, p, n):
+            return np.int64(wire.NO_REPRESENTATION)
         if cap - o < n:
             return np.int64(wire.SPACE)
         return np.int64(writing.copy_bytes(b, p, n, out, o))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from airflow_bottledwater.encoding import types, unheld
 from airflow_bottledwater.encoding.program import Target, compile_programs
-from airflow_bottledwater.encoding.wire import MALFORMED, NO_REPRESENTATION
+from airflow_bottledwater.encoding.wire import GEOJSON, MALFORMED, NO_REPRESENTATION, OP_TEXT
 from airflow_bottledwater.model.relation import ColumnType
 from airflow_bottledwater.pipeline.formats import AVRO
 from tests.support import wire as w
+from tests.support.callees import write_value
 
 
 def _type(oid: int, typmod: int = -1, **more: Any) -> ColumnType:
@@ -56,6 +58,24 @@ def test_the_error_names_the_setting() -> None:
     assert "Values without a form" in message
     assert "numeric" not in programs.error(0, MALFORMED, 1)
     assert "held" not in programs.error(0, NO_REPRESENTATION, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        (b'{"type":"Point","coordinates":[1,-2.5e-7]}', True),
+        (b'{"type":"Point","coordinates":[]}', True),
+        (b'{"type":"Point","coordinates":[1,2,NaN]}', False),
+        (b'{"type":"Point","coordinates":[nan,2]}', False),
+        (b'{"type":"Point","coordinates":[1,-Infinity]}', False),
+        (b'{"type":"Point","coordinates":[1,inf]}', False),
+        (b"", False),
+    ],
+)
+def test_what_is_written_as_geojson_is_json(text: bytes, valid: bool) -> None:
+    out, data = np.zeros(200, dtype=np.uint8), np.frombuffer(bytearray(text or b" "), dtype=np.uint8)
+    end = write_value(w.program_of(OP_TEXT, GEOJSON), 0, data, 0, len(text), out, 0)
+    assert bytes(out[:end]) == text if valid else end == NO_REPRESENTATION
 
 
 def test_a_note_says_for_which_columns_it_can_happen() -> None:

@@ -162,7 +162,7 @@ def assume(
                 records.SAVED_SETTINGS: records.SavedSettings(pipeline.chosen(), TableMapping.of(pipeline).hash_key),
                 records.SLOT: record,
                 **{records.table_key(p.table.oid): p for p in pinned},
-                **(_starts(pipeline, claim, pinned, told=False) if anew else {}),
+                **(_starts(pipeline, claim, pinned, snapshot=False) if anew else {}),
                 **partition_records(connection, found.tables),
                 records.COMPLETE: records.Complete(tuple(oids), True, now),
                 records.POSITION: records.Reached(position.lsn, position.ordinal, now),
@@ -245,7 +245,7 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
         by_topic, new = TableMapping.of(pipeline).by_topic(added), claim.state.slot is None
         pinned = pin(pipeline, claim.cluster, by_topic, oldest_xid, new=new)
         values: dict[str, records.StateRecord | None] = {records.table_key(p.table.oid): p for p in pinned}
-        values |= _starts(pipeline, claim, pinned, told=not pipeline.skip_snapshot)
+        values |= _starts(pipeline, claim, pinned, snapshot=not pipeline.skip_snapshot)
         values |= {records.stopped_key(t.oid): None for t in added if t.oid in claim.state.stopped}
         if without := [table for table in added if pipeline.skip_snapshot or table.outbox]:
             completed = sorted({*claim.state.completed, *(t.oid for t in without)})
@@ -262,11 +262,11 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
 
 
 def _starts(
-    pipeline: Settings, claim: Claim, pinned: Sequence[PinnedTable], *, told: bool
+    pipeline: Settings, claim: Claim, pinned: Sequence[PinnedTable], *, snapshot: bool
 ) -> dict[str, records.StateRecord | None]:
-    """Where the pipeline begins in its topics.
+    """Where the pipeline begins in its topics. Consumers are told by an event, unless nothing was ever published.
 
-    :param told: whether consumers are told by an event, since a snapshot is to publish again what the topics have.
+    :param snapshot: whether a snapshot is to publish again what the topics have.
     """
     known, of_tables = claim.state, [each for each in pinned if not each.table.outbox]
     first = known.slot is None
@@ -278,8 +278,8 @@ def _starts(
     partitions = {each.topic: each.partitions for each in of_tables}
     ends = topics.all_ends({**partitions, **{name: topic.partitions for name, topic in service.items()}})
     values = starts.new(pipeline, known, {each.topic: each.topic_id for each in of_tables}, ends)
-    event = starts.event(claim.cluster.pipeline(pipeline.slot), values) if told else b""
-    if event and events in service:
+    event = starts.event(claim.cluster.pipeline(pipeline.slot), values, snapshot=snapshot)
+    if event and events in service and any(any(ends[topic]) for topic in (*partitions, events)):
         claim.publish(records.stream_id(claim.prefix), [Message(events, b"begin", event)])
     if first:
         values |= {

@@ -1,4 +1,4 @@
-"""Where a pipeline begins in topics that have records already: of a pipeline of before, perhaps of another server, or
+"""Where a pipeline begins in its topics, which may have records: of a pipeline of before, perhaps of another server, or
 of a time that a restore of the source took back. Only from there on, positions of the source rise, and say what is
 newer."""
 
@@ -27,15 +27,17 @@ def new(
     return {start_key(name): StartOffsets(ids[name], tuple(ends[name])) for name in wanted}
 
 
-def event(name: str, values: Mapping[str, StateRecord | None]) -> bytes:
-    """The event that tells consumers of such records (docs/message-format.md); empty if none of the topics has records.
+def event(name: str, values: Mapping[str, StateRecord | None], *, snapshot: bool = True) -> bytes:
+    """The event that tells consumers of such records (docs/message-format.md); empty if there are none. It also has the
+    topics without records: one that was deleted and made again may have events of before.
 
     :param name: the pipeline's.
     :param values: records that are about to be written.
+    :param snapshot: whether a snapshot publishes again what the topics have; otherwise that stays valid.
     """
     topics = {
         key.partition("/")[2]: record.offsets
         for key, record in values.items()
-        if isinstance(record, StartOffsets) and any(record.offsets)
+        if isinstance(record, StartOffsets) and (snapshot or not any(record.offsets))
     }
     return json.dumps({"event": "begin", "pipeline": name, "topics": topics}).encode() if topics else b""

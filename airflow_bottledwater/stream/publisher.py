@@ -182,7 +182,7 @@ class StreamPublisher:
         self._session.run(once)
 
     def _begins(self, values: Mapping[str, StateRecord | None]) -> list[Records]:
-        """What tells consumers that the pipeline begins in topics that have records already, if it is about to."""
+        """What tells consumers where the pipeline begins in topics, if it is about to."""
         event = starts.event(self._session.name, values)
         return [single(self._session.events, 0, b"begin", event)] if event else []
 

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from airflow_bottledwater.errors import BottledWaterError, SlotError
+from airflow_bottledwater.jobs import status
 from airflow_bottledwater.jobs.changes import between
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
@@ -21,7 +22,7 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.redrive import RedriveResult, redrive
 from airflow_bottledwater.verify import driver as verification
 from tests.support.tables import look_often
-from tests.support.topics import Flow, MakeFlow, limit_records, read
+from tests.support.topics import Flow, MakeFlow, delete_topic, limit_records, read
 from tests.support.waiting import until
 
 ROWS = [(n, n) for n in range(1, 6)]
@@ -174,6 +175,18 @@ def test_a_truncate_of_before_a_new_snapshot_deletes_nothing_of_it(make_flow: Ma
     flow.create()
     flow.snapshot()
     assert copied(flow) == [(3, 3)]
+    # one that was made again begins before where the one of before has begun
+    drop(flow.pipeline, when="always")
+    delete_topic(flow, flow.topic("a"))
+    flow.change(skip_snapshot=True)
+    flow.create()
+    flow.execute("INSERT INTO a VALUES (4, 4)")
+    flow.stream()
+    assert copied(flow) == [(4, 4)]
+    # without a snapshot, what the topic has stays valid
+    drop(flow.pipeline, when="always")
+    flow.create()
+    assert copied(flow) == [(4, 4)]
 
 
 def test_a_server_that_was_set_back_behind_a_snapshot_is_refused_before_anything_was_streamed(
@@ -239,5 +252,13 @@ def test_of_a_table_that_the_stream_takes_in_it_is_told_where_it_begins(
     with flow.streaming() as errors:
         flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a VALUES (3, 3)")
         until(lambda: copied(flow) == [(3, 3)], "it is taken in", failed=errors)
+        # also if the topic was made again
+        flow.execute("DROP TABLE a")
+        until(lambda: len(status.report(flow.pipeline).tables) == 1, "it is forgotten", failed=errors)
+        delete_topic(flow, flow.topic("a"))
+        flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a VALUES (4, 4)")
+        until(lambda: len(status.report(flow.pipeline).tables) == 2, "it is taken in", failed=errors)
+        until(lambda: copied(flow) == [(4, 4)], "its rows are there", failed=errors)
     events = read(flow.kafka, f"{flow.pipeline.topic_prefix}._bottledwater_events")
-    assert [event.value["event"] for event in events] == ["truncate", "begin"]
+    told = [[name.rpartition(".")[2] for name in event.value["topics"]] for event in events]
+    assert told == [["a"], ["first"], ["a"], ["a"]] and events[-1].value["topics"] == {flow.topic("a"): [0]}

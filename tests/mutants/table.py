@@ -5763,6 +5763,12 @@ MUTANTS = (
         _LOST_TIME,
     ),
     Mutant(
+        "they are told of topics that were made again, too",
+        "starts.event",
+        swap("snapshot or not any(record.offsets)", "any(record.offsets)"),
+        "tests/integration/test_restores.py::test_a_truncate_of_before_a_new_snapshot_deletes_nothing_of_it",
+    ),
+    Mutant(
         "a snapshot that is published lies within the server's WAL",
         "identity.check_slot",
         swap("max(position.lsn, shown)", "position.lsn"),

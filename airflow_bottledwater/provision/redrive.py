@@ -55,6 +55,7 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.state import options, schemas
 from airflow_bottledwater.state.claim import Claim
+from airflow_bottledwater.state.identity import shared
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import letters_key, stream_id
@@ -401,9 +402,11 @@ class _Letters:
             }
         of_events = self._letters.start(self._events_topic)
         found = _Newest(unsure_events=of_events is None)
+        # others may have come since the pipeline has begun in a topic
+        theirs = shared(self._pipeline, self._publishing.state, sorted(wanted))
         for topic, keys in wanted.items():
             looked_for = KeySet(keys)
-            if (start := self._letters.start(topic)) is None:
+            if (start := self._letters.start(topic)) is None or topic in theirs:
                 found.unsure.add(topic)
             for block in self._letters.blocks(topic, start or ()) if keys else ():
                 for i in block.having(looked_for):

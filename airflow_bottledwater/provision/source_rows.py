@@ -28,7 +28,8 @@ _SNAPSHOT = "r"
 #: what can be done if a dead letter has less than is published today
 READ_AGAIN = (
     "Read the table again by a live snapshot with --sweep, which also removes keys that have no row any more, and "
-    "dismiss the dead letter."
+    "dismiss the dead letter. (In a topic that others write to, too, nothing is swept: read it without --sweep, and "
+    "send the tombstone of a deleted key yourself.)"
 )
 
 prepare(Version, SourceTable)

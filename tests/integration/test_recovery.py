@@ -554,21 +554,29 @@ def test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_share
 def test_dead_letters_of_another_pipeline_in_a_shared_topic_are_left_alone(
     make_flow: MakeFlow, kafka: KafkaBroker, postgres: PostgresServer
 ) -> None:
-    shared = {"share_topics": True, "on_error": "log", "skip_snapshot": True}
-    one = make_flow(**shared, topic_config={"max.message.bytes": "20000"})
+    """The first one knows where it begins in the topic, and does not say that it shares it."""
+    large = "repeat('x', 30000)"
+    one = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
     dsn = postgres.createdb(f"other_{uuid.uuid4().hex[:8]}")
-    two = Flow(dsn, kafka, None, tables="a", topic_prefix=one.pipeline.topic_prefix, **shared)
+    two = Flow(
+        dsn, kafka, None, tables="a", topic_prefix=one.pipeline.topic_prefix,
+        share_topics=True, on_error="log", skip_snapshot=True,
+    )  # fmt: skip
     two.execute("CREATE TABLE a (id bigint PRIMARY KEY, t text, n int)")
     try:
-        for flow, number in ((one, 1), (two, 101)):
+        for flow, rows in (
+            (one, f"(1, {large}, 1), (2, {large}, 2)"),
+            (two, f"(101, {large}, 101), (2, '', 102)"),
+        ):
             flow.create()
-            flow.execute(f"INSERT INTO a VALUES ({number}, repeat('x', 30000), {number})")
-            assert flow.stream()["dead_letters"] == 1
-        assert [letter.value["pipeline"] for letter in one.dead_letters()] == [one.name, two.name]
+            flow.execute(f"INSERT INTO a VALUES {rows}")
+            flow.stream()
+        assert [letter.value["pipeline"] for letter in one.dead_letters()] == [one.name, one.name, two.name]
         limit_records(one, "a", 100_000)
-        for flow in (one, two):
-            assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=1)
-        assert _values(one.read("a")) == [(1, 1), (101, 101)]
+        # of key 2, the other one has a higher position, which says nothing
+        for flow, failed in ((one, 1), (two, 0)):
+            assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(published=1, failed=failed)
+        assert _values(one.read("a")) == [(2, 102), (1, 1), (101, 101)]
     finally:
         drop(two.pipeline, when="always")
 

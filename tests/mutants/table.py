@@ -5721,6 +5721,12 @@ MUTANTS = (
         _LOST_TIME,
     ),
     Mutant(
+        "a dead letter is not overtaken by a record of another pipeline",
+        "_Letters._newest",
+        drop("topic in theirs"),
+        f"{_RECOVERY}::test_dead_letters_of_another_pipeline_in_a_shared_topic_are_left_alone",
+    ),
+    Mutant(
         "a dead letter is not overtaken by a TRUNCATE of before the slot",
         "_Letters._newest",
         swap("of_events or ()", "()"),

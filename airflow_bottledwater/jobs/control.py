@@ -185,12 +185,13 @@ class Controller(Reporter):
         self.status.first = before.first
         if before.job.epoch >= self._job.epoch or SNAPSHOT in (before.job.kind, self._job.kind):
             return
+        last = before.reported or before.at
         # one that was killed has written no last status
         if before.position == self.status.began and before.state != "finished":
-            measured = before.at - before.delay if before.delay else 0.0
+            measured = last - before.delay if before.delay else 0.0
             self.status.behind_since = measured or (before.behind_since if before.position == before.began else 0.0)
         died, moved = before.failed or not before.ended, before.position != before.began
-        if died and not moved and before.at - before.job.started < _STABLE:
+        if died and not moved and last - before.job.started < _STABLE:
             self.status.repeats = before.repeats + 1
 
     def _hear_now(self, key: str, value: dict[str, Any] | None) -> None:

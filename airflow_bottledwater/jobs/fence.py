@@ -4,9 +4,7 @@ host."""
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from airflow_bottledwater.backoff import Backoff
@@ -89,7 +87,7 @@ def fence(pipeline: Settings, claim: str, why: Why) -> str:
     status = read_status(pipeline, name)
     changes: dict[str, dict[str, Any] | None] = {}
     if status is not None and not status.ended:
-        last = replace(status, state="stopped", error="", at=time.time())
+        last = status.told(state="stopped", error="")
         last.stopped_by = REQUEST if why == "stop" else TASK
         if why == "replace":
             last.state, last.error = "failed", "The job does not answer; it was fenced, and is going to be replaced."

@@ -147,7 +147,7 @@ def want(pipeline: Settings, cluster: Cluster) -> StatusRecord | None:
     status = read_status(pipeline, name)
     changes: RawRecords = {}
     if status is not None and status.ended and not status.wanted:
-        wanted = replace(status, stopped_by="", retired=False, at=time.time())
+        wanted = status.told(stopped_by="", retired=False)
         changes[status_key(name)] = encode(wanted)
     control_topic.write(pipeline.kafka, {**changes, request_key(name): None})
     return status
@@ -169,7 +169,7 @@ def not_begun(pipeline: Settings, why: str, *, claim: str = "", retry: bool = Fa
     if status is None or (status.failed and status.job.id == claim) or (retry and not status.wanted):
         return
     if status.ended:
-        told = replace(status, error=why, permanent=True, stopped_by="", retired=False, at=time.time())
+        told = status.told(error=why, permanent=True, stopped_by="", retired=False)
         control_topic.write(pipeline.kafka, {status_key(name): encode(told)})
 
 
@@ -191,7 +191,7 @@ def answer(pipeline: Settings, cluster: Cluster, since: float) -> tuple[bool, St
     changes: RawRecords = {}
     if status.ended:
         retired = status.retired or request.retire
-        last = replace(status, state="stopped", error="", retired=retired, stopped_by=REQUEST, at=time.time())
+        last = status.told(state="stopped", error="", retired=retired, stopped_by=REQUEST)
         changes[status_key(name)] = encode(last)
     control_topic.write(pipeline.kafka, {**changes, request_key(name): None})
     return True, status

@@ -9,8 +9,9 @@ there. A field that this version does not know is left out; one that is missing 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar, get_args
 
 import msgspec
@@ -151,6 +152,7 @@ class StatusRecord:
     :param guard: the last steps of the guard, the oldest first.
     :param heartbeat: seconds after which the job writes its status again.
     :param at: seconds since 1970, by the clock of the job's host.
+    :param reported: when the job itself has reported last, if others have told something since; None if not.
     """
 
     state: str
@@ -175,6 +177,12 @@ class StatusRecord:
     guard: list[GuardStep] = field(default_factory=list)
     at: float = 0.0
     heartbeat: float = 2.0
+    reported: float | None = None
+
+    def told(self, **changes: Any) -> StatusRecord:
+        """The status with what others tell now, in place of a job that does not any more. What the job has measured is
+        of when it has reported last."""
+        return replace(self, **changes, at=time.time(), reported=self.reported or self.at)
 
     @property
     def wanted(self) -> bool:

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +32,7 @@ from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.spark import stream
-from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state import control_records, control_topic
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.control_records import JobRecord, encode, job_key, stop_key
 from airflow_bottledwater.state.records import BY_STREAM, Letters, letters_key
@@ -142,7 +143,9 @@ def test_that_it_was_never_verified_is_known_however_often_its_jobs_begin(watche
     assert last is not None and last.failed and last.job.kind == "stream" and last.first == first.first
 
 
-def test_a_stream_that_is_stuck_is_as_late_whichever_job_tries_it(watched: Watched) -> None:
+def test_a_stream_that_is_stuck_is_as_late_whichever_job_tries_it(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead = watched.job()
     dead.status.position, dead.status.delay = "0000000000000064/00000000", 5000.0
     _kill(dead)
@@ -165,7 +168,19 @@ def test_a_stream_that_is_stuck_is_as_late_whichever_job_tries_it(watched: Watch
     short._write(wait=5.0)
     stuck = next_job(dead.status.position)
     assert stuck.status.behind_since == short.status.behind_since
-    stuck.finish("failed")
+    stuck.status.delay = time.time() - begun
+    stuck.finish("failed", permanent=True)
+    # hours later no job can begin, twice
+    with monkeypatch.context() as patched:
+        patched.setattr(control_records, "time", SimpleNamespace(time=lambda: time.time() + 50_000))
+        for _ in range(2):
+            requests.not_begun(watched.flow.pipeline, "The slot is lost.")
+    told = read_status(watched.flow.pipeline, watched.flow.name)
+    assert told is not None and told.at > time.time() + 40_000
+    late = next_job(dead.status.position)
+    assert late.status.behind_since == pytest.approx(begun, abs=5)
+    assert late.status.repeats == stuck.status.repeats + 1 == 2
+    late.finish("failed")
     # what was published is not late
     on = next_job("0000000000000065/00000000")
     assert on.status.behind_since == 0

@@ -3130,6 +3130,12 @@ MUTANTS = (
         "tests/unit/metrics/test_meter.py::test_however_long_nothing_is_published_the_lag_in_seconds_grows",
     ),
     Mutant(
+        "what a job has measured is of its own last report",
+        "Controller.follow",
+        swap("before.reported or before.at", "before.at"),
+        "tests/integration/test_health.py::test_a_stream_that_is_stuck_is_as_late_whichever_job_tries_it",
+    ),
+    Mutant(
         "a lag in seconds outlives the job that has measured it",
         "sampler.Sampler._of_source",
         never("lag and status.behind_since and status.position == status.began"),

@@ -69,7 +69,7 @@ def cli(
         if assume_snapshot_complete != (position is not None):
             raise click.UsageError("--assume-snapshot-complete and --position belong together")
         where = spark_of(values["config"], master, spark_conf)
-        jobs.run(pipeline_of(values), *where, bounded, position, restart)
+        jobs.run(pipeline_of(values), *where, bounded, position, restart, lambda: pipeline_of(values))
 
 
 def _refuse_misplaced(context: click.Context) -> None:

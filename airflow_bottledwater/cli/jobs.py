@@ -4,12 +4,14 @@ snapshot, if needed, and the stream."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +31,15 @@ from airflow_bottledwater.cli.log import console, draws, show_line
 from airflow_bottledwater.cli.restart import keep_running
 from airflow_bottledwater.errors import (
     BottledWaterError,
+    CredentialsRefused,
     Interrupted,
     JobDied,
     JobFailed,
+    Outage,
     Refused,
     SettingError,
     StopRequested,
+    rotated,
 )
 from airflow_bottledwater.jobs.run_directory import RUN_FOLDER
 from airflow_bottledwater.memory import give_back
@@ -54,7 +59,13 @@ _INTERVAL = 0.3
 
 
 def run(
-    pipeline: Settings, master: str, spark_conf: dict[str, str], bounded: bool, position: str | None, restart: bool
+    pipeline: Settings,
+    master: str,
+    spark_conf: dict[str, str],
+    bounded: bool,
+    position: str | None,
+    restart: bool,
+    read: Callable[[], Settings],
 ) -> None:
     """Create what is missing, then run a job until the stream ends or a signal stops it.
 
@@ -63,6 +74,7 @@ def run(
     :param bounded: whether to end once everything is published that was committed when the stream began.
     :param position: the position of the last record in the topics, if the slot's saved state was lost; otherwise None.
     :param restart: whether a job that ends for a transient reason is followed by another one.
+    :param read: reads the pipeline's settings again, for this.
     :raises SettingError: the position is not valid.
     :raises JobFailed: the job failed; the message is the job's own.
     """
@@ -71,12 +83,12 @@ def run(
     if position is not None and not POSITION.fullmatch(position):
         raise SettingError("position", position, "a header pos, such as 00000000016B3748/0000000C")
 
-    work = _JobRuns(pipeline, master, spark_conf, bounded, position, stop_by_signal())
+    work = _JobRuns(pipeline, master, spark_conf, bounded, position, stop_by_signal(), read)
     supervise.sweep(list(_temporary().glob(f"{RUN_FOLDER}*")))
     log.info("Writing messages to Kafka in %s format.", pipeline.record_format.title)
     try:
         if restart:
-            keep_running(work, pipeline, work.stopped)
+            keep_running(work, work.stopped)
         else:
             work.once()
     except BottledWaterError as error:
@@ -93,13 +105,47 @@ def _temporary() -> Path:
     """The folder for temporary files.
 
     :raises Refused: none can be written: no job could ever start.
+    :raises Outage: it is full.
     """
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError as error:
+        # Python tries to write a file, and does not say why that fails
+        place = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+        if os.access(place, os.W_OK):
+            raise Outage(
+                f"There is no room in {place} for the files of a job.", "Make room, or set TMPDIR to another folder."
+            ) from None
         raise Refused(
             f"There is no folder for the files of a job: {error.strerror}.",
             "Set TMPDIR to a folder that this user can write.",
+        ) from None
+
+
+#: how the system says that something cannot be done however often it is tried
+_FOR_GOOD = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR})
+
+
+@contextlib.contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    """Within this block, a job gets its files and processes.
+
+    :param folder: where its files are.
+    :raises Refused: they cannot be made in this folder.
+    :raises Outage: there is no room for them now.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FOR_GOOD:
+            raise Refused(
+                f"The files of the job cannot be made in {folder}: {error.strerror}.",
+                "Let the folder be written, or set TMPDIR to another one.",
+            ) from None
+        raise Outage(
+            f"The job cannot be started, with its files in {folder}: {error.strerror}.",
+            "Make room: on the disk of the folder (TMPDIR names another one), or in the limits of this user's "
+            "processes and files (ulimit; of a unit of systemd: TasksMax; of a container: pids).",
         ) from None
 
 
@@ -108,17 +154,34 @@ def job_folder() -> Iterator[Path]:
     """A folder for the files of one job, which is removed behind the block.
 
     :raises Refused: it cannot be made.
+    :raises Outage: there is no room for it now.
     """
     parent = _temporary()
-    try:
+    with _room(parent):
         created = tempfile.TemporaryDirectory(prefix=RUN_FOLDER, dir=parent)
-    except OSError as error:
-        raise Refused(
-            f"The folder for the files of the job cannot be made in {parent}: {error.strerror}.",
-            "Let it be written, or set TMPDIR to another folder.",
-        ) from None
     with created as folder:
         yield Path(folder)
+
+
+def start(
+    folder: Path, kind: str, pipeline: Settings, master: str, spark_conf: dict[str, str], *, bounded: bool = False
+) -> None:
+    """Start a job. A command that is killed takes it along: nobody would see that it goes on.
+
+    :param folder: for its files.
+    :param kind: pipeline or verify.
+    :param master: Spark's master.
+    :param spark_conf: properties of Spark.
+    :raises Refused: it cannot be started.
+    :raises Outage: there is no room for it now.
+    """
+    from airflow_bottledwater.jobs import submit, supervise
+
+    with _room(folder):
+        command = submit.command(
+            kind, pipeline.write(folder), master=master, conf=spark_conf, tasks=pipeline.lanes, bounded=bounded
+        )
+        supervise.start(folder, command, submit.environment(master=master), ends_with_parent=True)
 
 
 @dataclass(slots=True)
@@ -126,8 +189,9 @@ class _JobRuns:
     """What the command does once, or, if it starts jobs again, several times; for the parameters see :func:`run`.
 
     :param stopped: set when the command is to end.
-    :param published: whether the last job has published rows of a snapshot.
     :param begun: when the command began, in seconds since 1970.
+    :ivar published: whether the last job has published rows of a snapshot.
+    :ivar claim: the id of the last claim of the last job; empty if it has made none.
     """
 
     pipeline: Settings
@@ -136,8 +200,11 @@ class _JobRuns:
     bounded: bool
     position: str | None
     stopped: threading.Event
-    published: bool = False
+    read: Callable[[], Settings]
     begun: float = field(default_factory=time.time)
+    published: bool = field(default=False, init=False)
+    claim: str = field(default="", init=False)
+    _again: bool = field(default=False, init=False)
 
     def once(self) -> None:
         """Make what is missing, and run a job until it ends.
@@ -146,39 +213,57 @@ class _JobRuns:
         :raises JobFailed: it failed.
         :raises StopRequested: the command was asked to end before the job could begin.
         """
-        from airflow_bottledwater.jobs import run_directory, submit, supervise
+        from airflow_bottledwater.jobs import requests, run_directory
 
         self.published = False
-        with job_folder() as folder:
-            settings = self.pipeline.write(folder)
-            submit.refuse_unknown_user()
-            command = submit.command(
-                "pipeline",
-                settings,
-                master=self.master,
-                conf=self.spark_conf,
-                tasks=self.pipeline.lanes,
-                bounded=self.bounded,
-            )
-            # Spark takes several seconds to start, in which everything is made. A command that is killed takes its job
-            # with it: nobody would see that it goes on
-            supervise.start(folder, command, submit.environment(master=self.master), ends_with_parent=True)
-            with ExitStack() as undo:
-                # in order, so that Spark removes its own folders, in which a copy of the settings may be
-                undo.callback(supervise.stop, folder, timeout=10)
-                snapshot = self._prepare()
-                if self.asked():
-                    self.stopped.set()
-                if self.stopped.is_set():
-                    raise StopRequested("The command was asked to end.")
-                undo.pop_all()
-            run_directory.write(folder, run_directory.PreparedPipeline(snapshot))
+        self._renew()
+        with ExitStack() as job:
+            with requests.noting(self.pipeline):
+                folder = job.enter_context(job_folder())
+                self._begin(folder)
             give_back()  # from now on this process only watches
-            log.info("Spark job started%s.", ": snapshot, then stream" if snapshot else "")
             follow(folder, self.stopped)
             progress = run_directory.read(folder, run_directory.ProgressReport)
             self.published = progress is not None and progress.rows_per_second > 0
+            claimed = run_directory.read(folder, run_directory.Claimed)
+            self.claim = claimed.id if claimed is not None else ""
             check_outcome(folder, self.stopped)
+
+    def _renew(self) -> None:
+        """Before a restart, read the settings again: a password in a file may have been changed since.
+
+        :raises TakenOver: another job works on the slot since the last one has ended.
+        """
+        from airflow_bottledwater.jobs import fence
+
+        if self._again:
+            self.pipeline = self.read()
+        if self.claim:
+            fence.refuse_taken_over(self.pipeline, self.claim)
+        self._again = True
+
+    def _begin(self, folder: Path) -> None:
+        """Start a job, make what is missing, and let the job begin.
+
+        :raises StopRequested: the command was asked to end meanwhile.
+        """
+        from airflow_bottledwater.jobs import run_directory, submit, supervise
+
+        submit.refuse_unknown_user()
+        # Spark takes several seconds to start, in which everything is made
+        start(folder, "pipeline", self.pipeline, self.master, self.spark_conf, bounded=self.bounded)
+        with ExitStack() as undo:
+            # in order, so that Spark removes its own folders, in which a copy of the settings may be
+            undo.callback(supervise.stop, folder, timeout=10)
+            snapshot = self._prepare()
+            if self.asked():
+                self.stopped.set()
+            if self.stopped.is_set():
+                raise StopRequested("The command was asked to end.")
+            with _room(folder):
+                run_directory.write(folder, run_directory.PreparedPipeline(snapshot))
+            undo.pop_all()
+        log.info("Spark job started%s.", ": snapshot, then stream" if snapshot else "")
 
     def asked(self) -> bool:
         """Whether the pipeline was asked to stop while no job ran, since the command began."""
@@ -189,9 +274,19 @@ class _JobRuns:
             return fence.asked_meanwhile(self.pipeline, self.begun)
 
     def _prepare(self) -> bool:
-        """Make what is missing; returns whether there is a snapshot to take."""
+        """Make what is missing; returns whether there is a snapshot to take.
+
+        :raises Outage: a server does not answer, or refuses what a job has worked with.
+        """
         from airflow_bottledwater.jobs.status import snapshot_is_complete
 
+        try:
+            self._create()
+        except CredentialsRefused as error:
+            raise rotated(error) if self.claim else error from None
+        return not self.stopped.is_set() and not snapshot_is_complete(self.pipeline)
+
+    def _create(self) -> None:
         if self.position is not None:
             from airflow_bottledwater.provision.create import assume_complete
 
@@ -199,14 +294,9 @@ class _JobRuns:
             # the saved state is there now: a restart goes on from it
             self.position = None
         else:
-            _create(self.pipeline, self.stopped)
-        return not self.stopped.is_set() and not snapshot_is_complete(self.pipeline)
+            from airflow_bottledwater.provision.create import create
 
-
-def _create(pipeline: Settings, stopped: threading.Event) -> None:
-    from airflow_bottledwater.provision.create import create
-
-    create(pipeline, stopped=stopped)
+            create(self.pipeline, stopped=self.stopped)
 
 
 def stop_by_signal() -> threading.Event:

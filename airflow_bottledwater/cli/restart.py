@@ -20,10 +20,14 @@ log = logging.getLogger("bottledwater")
 class Work(Protocol):
     """What is done again.
 
+    :ivar pipeline: the pipeline's settings, as they were read last.
     :ivar published: whether it has published rows of a snapshot, the last time it was done.
+    :ivar claim: the id of the claim of the last job; empty if it has made none.
     """
 
+    pipeline: Settings
     published: bool
+    claim: str
 
     def once(self) -> None:
         """Do it, until it ends or fails."""
@@ -32,7 +36,7 @@ class Work(Protocol):
         """Whether it is not to be done again, since somebody has asked for its end."""
 
 
-def keep_running(work: Work, pipeline: Settings, stopped: threading.Event) -> None:
+def keep_running(work: Work, stopped: threading.Event) -> None:
     """Do the work until it ends without an error; after a transient failure again, with back-off, unless the pipeline
     was asked to stop.
 
@@ -49,10 +53,13 @@ def keep_running(work: Work, pipeline: Settings, stopped: threading.Event) -> No
                 raise
             kind = error.kind if isinstance(error, JobDied) else type(error).__name__
             with stoppable(stopped):
-                position = reached(pipeline)
+                position = reached(work.pipeline)
             last = last.after(kind, reached=position, now=time.time(), published=work.published)
             if last.count > RESTARTS:
+                from airflow_bottledwater.jobs import requests
+
                 log.error("Started again %d times without progress; giving up.", RESTARTS)
+                requests.note(work.pipeline, error, claim=work.claim)
                 raise
             log.warning(
                 "The job died: %s\nIt is started again in %.0f s (%d of %d).", error, last.pause, last.count, RESTARTS

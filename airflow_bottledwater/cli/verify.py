@@ -33,13 +33,12 @@ def run(pipeline: Settings, master: str, spark_conf: dict[str, str], *, as_json:
     :raises JobDied: the job failed for a transient reason.
     :raises JobFailed: the job failed.
     """
-    from airflow_bottledwater.jobs import run_directory, submit, supervise
+    from airflow_bottledwater.jobs import run_directory, supervise
     from airflow_bottledwater.jobs.run_directory import Differences
 
     stopped = jobs.stop_by_signal()
     with jobs.job_folder() as folder:
-        command = submit.command("verify", pipeline.write(folder), master=master, conf=spark_conf, tasks=pipeline.lanes)
-        supervise.start(folder, command, submit.environment(master=master), ends_with_parent=True)
+        jobs.start(folder, "verify", pipeline, master, spark_conf)
         jobs.follow(folder, stopped)
         outcome = supervise.final_outcome(folder)
         if not outcome.ok or outcome.stopped:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.errors import BottledWaterError, Outage, TakenOver
 from airflow_bottledwater.jobs import requests
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
@@ -19,7 +19,15 @@ from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import Claim, read_state
-from airflow_bottledwater.state.control_records import REPLACEMENT, REQUEST, TASK, encode, request_key, status_key
+from airflow_bottledwater.state.control_records import (
+    REPLACEMENT,
+    REPORTED,
+    REQUEST,
+    TASK,
+    encode,
+    request_key,
+    status_key,
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +46,18 @@ def holds(pipeline: Settings, claim: str) -> bool:
     """
     last = _claim(pipeline, _identify(pipeline)) if claim else None
     return last is not None and last.id == claim
+
+
+def refuse_taken_over(pipeline: Settings, claim: str) -> None:
+    """Check that no other job has begun to work on the slot since one has ended.
+
+    :param claim: the id of the claim of the one that has ended.
+    :raises TakenOver: one has.
+    :raises BottledWaterError: a server does not answer.
+    """
+    last = _claim(pipeline, _identify(pipeline))
+    if last is not None and last.id != claim and last.kind in REPORTED:
+        raise TakenOver(f"The slot was taken over by {last}: the job that has ended is not started again.")
 
 
 def fence_and_release(pipeline: Settings, claim: str, why: Why, end: Callable[[], None]) -> None:

@@ -20,16 +20,18 @@ A request to a submitted job, by its id, holds for this job alone, whether it ru
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import BottledWaterError, Outage, StopRequested, TakenOver
 from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.state import control_topic
@@ -48,6 +50,8 @@ from airflow_bottledwater.state.control_records import (
 )
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.store import RawRecords
+
+log = logging.getLogger(__name__)
 
 #: seconds for which an unanswered request to stop also holds for the job that continues the one that it names
 REQUEST_HOLDS = 600.0
@@ -171,6 +175,29 @@ def not_begun(pipeline: Settings, why: str, *, claim: str = "", retry: bool = Fa
     if status.ended:
         told = status.told(error=why, permanent=True, stopped_by="", retired=False)
         control_topic.write(pipeline.kafka, {status_key(name): encode(told)})
+
+
+def note(pipeline: Settings, error: BottledWaterError, *, claim: str = "", retry: bool = False) -> None:
+    """The same with an error, which is told all the same if this cannot be recorded; see :func:`not_begun`."""
+    try:
+        not_begun(pipeline, str(error), claim=claim, retry=retry)
+    except BottledWaterError as unsaid:
+        log.info("Only this log has why no job begins: %s", unsaid)
+
+
+@contextlib.contextmanager
+def noting(pipeline: Settings, *, retry: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Within this block, an error after which a retry cannot help is noted with the pipeline, too: no job begins, and
+    so none could say why. But for one that says who works on the slot instead, or that nobody is to.
+
+    :param retry: see :func:`not_begun`.
+    """
+    try:
+        yield
+    except BottledWaterError as error:
+        if not (transient(error) or isinstance(error, TakenOver | StopRequested)):
+            note(pipeline, error, retry=retry())
+        raise
 
 
 def answer(pipeline: Settings, cluster: Cluster, since: float) -> tuple[bool, StatusRecord | None]:

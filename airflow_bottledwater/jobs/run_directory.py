@@ -54,6 +54,17 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """The last claim of the job on its slot.
+
+    :param id: see :class:`airflow_bottledwater.model.job.Job`.
+    """
+
+    FILE: ClassVar[str] = "claimed.json"
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedPipeline:
     """Slot, topics and schemas are made: a job that was started meanwhile may begin.
 
@@ -125,6 +136,7 @@ RunRecord = (
     | Unreported
     | Supervisor
     | Driver
+    | Claimed
     | PreparedPipeline
     | StopAsked
     | Exit

@@ -8,6 +8,7 @@ gets one.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import os
 import re
@@ -16,10 +17,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from airflow_bottledwater.jobs import run_directory
 from airflow_bottledwater.jobs.log import UNREPORTED
 from airflow_bottledwater.jobs.reporter import Reporter
+from airflow_bottledwater.jobs.run_directory import Claimed
 from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
@@ -116,6 +120,9 @@ class JobReporter(Reporter):
     def claimed(self, job: Job) -> None:
         """Report the job's claim on its slot."""
         self.record.claim = job.id
+        if self.record.folder:
+            with contextlib.suppress(OSError):  # a full disk ends no job
+                run_directory.write(Path(self.record.folder), Claimed(job.id))
         self._write(wait=0)
 
     def may_claim(self, name: str) -> bool:

@@ -356,7 +356,10 @@ def _supervise(folder: Path, command: Sequence[str], ends_with_parent: bool) -> 
 
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, on_term)
-    _introduce(folder, os.getpid())
+    try:
+        _introduce(folder, os.getpid())
+    except OSError as error:  # a full disk, for example: whoever started this has recorded the same
+        _say(f"The supervisor cannot be recorded: {error}")
     asked = orphaned = False
     looked = 0.0
     while child.poll() is None:

@@ -19,6 +19,7 @@ from airflow_bottledwater.pipeline import argument
 from airflow_bottledwater.pipeline.argument import PipelineArgument, as_values
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.section import templated
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class PipelineMixin(ConstantsMixin):
     """
 
     pipeline: dict[str, Any] | str
+    retries: int
     operator_extra_links: Collection[BaseOperatorLink] = links.of_pipeline()
     _hook: PipelineHook | None = None
 
@@ -92,6 +94,17 @@ class PipelineMixin(ConstantsMixin):
                 settings = {**PipelineHook(*connections, settings).saved_settings(), **settings}
             self._hook = PipelineHook(*connections, {**settings, **self.own_settings()})
         return self._hook
+
+    def noting(
+        self, context: Any, pipeline: Settings, *, again: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        """See :func:`airflow_bottledwater.jobs.requests.noting`.
+
+        :param again: whether the task has had a job that is followed by another one.
+        """
+        from airflow_bottledwater.jobs import requests
+
+        return requests.noting(pipeline, retry=lambda: again or not is_first_try(context, self.retries))
 
 
 #: the key in the task's state for the number of tries that its life had when it began something

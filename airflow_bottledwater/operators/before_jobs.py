@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.hooks import spark_target
-from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin, is_first_try
+from airflow_bottledwater.operators.base import PIPELINE_FIELDS, PIPELINE_RENDERERS, PipelineMixin
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.policy import transient
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-log = logging.getLogger(__name__)
 
 
 class BeforeJobsOperator(PipelineMixin, BaseOperator):
@@ -60,19 +51,3 @@ class BeforeJobsOperator(PipelineMixin, BaseOperator):
     def spark_problems(self, pipeline: Settings) -> list[str]:
         """Why snapshot or stream could not run where they are going to."""
         return spark_target.problems(self.described().spark.conn_id, self.jobs(pipeline), self.executor)
-
-    @contextlib.contextmanager
-    def noting(self, context: Context, pipeline: Settings) -> Iterator[None]:
-        """Within this block, an error after which a retry cannot help is noted with the pipeline, too: no job begins,
-        and so none could say why."""
-        from airflow_bottledwater.jobs import requests
-
-        try:
-            yield
-        except BottledWaterError as error:
-            if not transient(error):
-                try:
-                    requests.not_begun(pipeline, str(error), retry=not is_first_try(context, self.retries))
-                except BottledWaterError as unsaid:
-                    log.info("Only this log has why no job begins: %s", unsaid)
-            raise

@@ -48,12 +48,13 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
             if pipeline.skip_snapshot:
                 self.log.info("The snapshot is skipped, as set.")
                 return {"skipped": True}
-            place = self._place()
-            found = self._earlier(context, pipeline)
-            if not isinstance(found, dict):
-                if self._is_complete(pipeline):
-                    return _COMPLETE if found is None else self._finish(found.outcome)
-                found = self._submit(context, pipeline, place)
+            with self.noting(context, pipeline):
+                place = self._place()
+                found = self._earlier(context, pipeline)
+                if not isinstance(found, dict):
+                    if self._is_complete(pipeline):
+                        return _COMPLETE if found is None else self._finish(found.outcome)
+                    found = self._submit(context, pipeline, place)
         return self._follow(context, pipeline, place, found)
 
     def _tell(self, context: Context, pipeline: Settings) -> None:

@@ -108,25 +108,30 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         """Submit the job, or attach to the one of an earlier try; then defer, or stay with it until it ends."""
         with failing():
             self._pipeline = pipeline = self.pipeline_hook.pipeline()
-            self._limits()
-            place = self._place()
-            found = self._earlier(context, pipeline)
+            with self.noting(context, pipeline):
+                found = self._begin(context, pipeline)
             if isinstance(found, Ended):
                 return self._finish(found.outcome)
-            store: Any = context["task_state_store"]
-            if found is None:
-                self._make_way(context, pipeline)
-                store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
-                # what an earlier try has published is told with what this one does
-                if true(self.bounded) and (is_first_try(context, self.retries) or not store.get(_BEGAN)):
-                    store.set(_BEGAN, AssetEvents(context, self.outlets, pipeline).begin(), retention=NEVER_EXPIRE)
-                found = self._submit(context, pipeline, place, bounded=true(self.bounded))
-            self._identity = found
+            self._identity, store = found, context["task_state_store"]
             timeout, _ = self._limits()
             store.set(_DEADLINE, time.time() + timeout if timeout else 0.0, retention=NEVER_EXPIRE)
         if not self.deferrable:
             return self._stay(context, found)
         self._defer_until_end(found, self._left(context))
+
+    def _begin(self, context: Context, pipeline: Settings) -> Identity | Ended:
+        """Submit the job, or find the one of an earlier try, or how it has ended."""
+        self._limits()
+        place = self._place()
+        if (found := self._earlier(context, pipeline)) is not None:
+            return found
+        store: Any = context["task_state_store"]
+        self._make_way(context, pipeline)
+        store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
+        # what an earlier try has published is told with what this one does
+        if true(self.bounded) and (is_first_try(context, self.retries) or not store.get(_BEGAN)):
+            store.set(_BEGAN, AssetEvents(context, self.outlets, pipeline).begin(), retention=NEVER_EXPIRE)
+        return self._submit(context, pipeline, place, bounded=true(self.bounded))
 
     def _make_way(self, context: Context, pipeline: Settings) -> None:
         """See who works on the slot. A job whose task has ended, or is gone, is stopped in order: this one takes its
@@ -309,8 +314,9 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         1970)."""
         try:
             with failing():
-                place = self._place()
-                return self._submit(context, self.pipeline_hook.pipeline(), place, bounded=true(self.bounded))
+                pipeline = self.pipeline_hook.pipeline()
+                with self.noting(context, pipeline, again=True):
+                    return self._submit(context, pipeline, self._place(), bounded=true(self.bounded))
         except BottledWaterError as error:
             self._check_killed()
             outcome = Outcome(ok=False, kind=type(error).__name__, error=str(error), transient=True)

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from airflow_bottledwater.cli import cli, jobs, restart
-from airflow_bottledwater.errors import JobDied, Outage, StateError, TakenOver
+from airflow_bottledwater.errors import JobDied, Outage, PreflightError, StateError, TakenOver
 from airflow_bottledwater.jobs import requests, status
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.jobs.submitted import records
@@ -178,7 +178,7 @@ class _Work(jobs._JobRuns):
     """Fails once, and then would run."""
 
     def __init__(self, flow: Flow, fails: Callable[[], None]) -> None:
-        super().__init__(flow.pipeline, "local", {}, False, None, threading.Event())
+        super().__init__(flow.pipeline, "local", {}, False, None, threading.Event(), lambda: flow.pipeline)
         self.fails, self.done = fails, 0
 
     def once(self) -> None:
@@ -203,7 +203,7 @@ def test_a_stop_in_the_pause_before_a_restart_ends_the_command(
         assert _stop(flow, "--timeout", "2").exit_code == 0
 
     work = _Work(flow, fails)
-    restart.keep_running(work, flow.pipeline, work.stopped)
+    restart.keep_running(work, work.stopped)
     assert work.done == 1
     assert flow.state == "stopped"
     _goes_on(flow)
@@ -215,5 +215,29 @@ def test_a_stop_from_before_the_command_does_not_end_it(flow: Flow) -> None:
     assert _stop(flow, "--timeout", "2").exit_code == 0
     time.sleep(0.1)
     work = _Work(flow, lambda: None)
-    restart.keep_running(work, flow.pipeline, work.stopped)
+    restart.keep_running(work, work.stopped)
     assert work.done == 2
+
+
+def test_who_takes_the_slot_in_the_pause_before_a_restart_keeps_it(flow: Flow) -> None:
+    work = _Work(flow, lambda: None)
+    work.claim = begin(flow.pipeline).job.id
+    work._renew()
+    other = begin(flow.pipeline).job
+    with pytest.raises(TakenOver, match=f"taken over by stream job {other.id[:8]}.*is not started again"):
+        work._renew()
+
+
+def test_a_start_that_is_refused_after_a_stop_says_so_in_the_status(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _runs(flow).finish("stopped")
+    assert _stop(flow).exit_code == 0
+    before = status.read_status(flow.pipeline, flow.name)
+    assert before is not None and not before.wanted
+    flow.execute(f"SELECT pg_drop_replication_slot('{flow.pipeline.slot}')")
+    monkeypatch.setattr(jobs, "start", lambda *_, **__: None)
+    with pytest.raises(PreflightError):
+        jobs._JobRuns(flow.pipeline, "local", {}, False, None, threading.Event(), lambda: flow.pipeline).once()
+    after = status.read_status(flow.pipeline, flow.name)
+    assert after is not None and after.wanted and after.not_begun and flow.pipeline.slot in after.error

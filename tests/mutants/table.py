@@ -2802,8 +2802,26 @@ MUTANTS = (
     Mutant(
         "a pause between two jobs of the command ends with it",
         "jobs.run",
-        swap("keep_running(work, pipeline, work.stopped)", "keep_running(work, pipeline, threading.Event())"),
+        swap("keep_running(work, work.stopped)", "keep_running(work, threading.Event())"),
         f"{_SERVICE}::test_a_signal_ends_a_pause_at_once",
+    ),
+    Mutant(
+        "why no job of the command could begin is told with the pipeline",
+        "requests.noting",
+        drop("note(...)"),
+        f"{_SERVICE}::test_why_no_job_could_begin_is_told_with_the_pipeline",
+    ),
+    Mutant(
+        "a job that finds no room is started later",
+        "jobs._room",
+        always("error.errno in _FOR_GOOD"),
+        f"{_SERVICE}::test_a_job_that_finds_no_room_is_started_later",
+    ),
+    Mutant(
+        "who takes the slot in a pause of the command keeps it",
+        "refuse_taken_over",
+        never("last is not None and last.id != claim and ..."),
+        "tests/integration/test_stop_between_jobs.py::test_who_takes_the_slot_in_the_pause_before_a_restart_keeps_it",
     ),
     Mutant(
         "the command does not start jobs again for ever",

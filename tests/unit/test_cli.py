@@ -593,7 +593,7 @@ def test_a_command_that_ignores_hang_ups_goes_on_ignoring_them(monkeypatch: pyte
         raise SettingError("position", "", "")
 
     monkeypatch.setattr("airflow_bottledwater.jobs.supervise.start", lambda *_, **__: None)
-    monkeypatch.setattr(jobs, "_create", over)
+    monkeypatch.setattr("airflow_bottledwater.provision.create.create", over)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         assert isinstance(_invoke(*REQUIRED)[2], SettingError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,23 @@ from rich.console import Console
 from airflow_bottledwater import cli
 from airflow_bottledwater.cli import jobs, restart
 from airflow_bottledwater.cli import log as own_log
-from airflow_bottledwater.errors import BottledWaterError, JobDied, JobFailed, Outage, Refused
-from airflow_bottledwater.jobs import fence, health
+from airflow_bottledwater.errors import (
+    BottledWaterError,
+    CredentialsRefused,
+    JobDied,
+    JobFailed,
+    Outage,
+    PreflightError,
+    Refused,
+    StopRequested,
+    TakenOver,
+)
+from airflow_bottledwater.jobs import fence, health, requests, run_directory, status, supervise
 from airflow_bottledwater.jobs import restarts as policy
 from airflow_bottledwater.jobs.log import parse
+from airflow_bottledwater.jobs.run_directory import Claimed
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.provision import create as creation
 from tests.support.status import status_of
 from tests.unit.jobs.test_health import SLOT
 
@@ -37,11 +50,14 @@ pytestmark = pytest.mark.slow
 REQUIRED = ["--postgres", "host=db dbname=shop", "-f", "json"]
 _PROGRAM = str(Path(sys.executable).parent / "bottledwater")
 PIPELINE = Settings(postgres="host=db")
+_START = jobs.start
 
 
 # ------------------------------------------------------------------ the loop
 class Work:
     """Fails in the given ways, one after the other, and then ends."""
+
+    pipeline, claim = PIPELINE, "c"
 
     def __init__(self, *failures: BottledWaterError, published: bool = False) -> None:
         self.failures, self.published, self.done = list(failures), published, 0
@@ -72,12 +88,13 @@ class Clock(threading.Event):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(restart, "reached", lambda pipeline: None)
+    monkeypatch.setattr(requests, "not_begun", lambda *_, **__: pytest.fail("It goes on, or the job has said why."))
     return Clock(monkeypatch)
 
 
 def test_what_fails_for_a_transient_reason_is_done_again_after_a_pause(clock: Clock) -> None:
     work = Work(Outage("away"), JobDied("died", kind="Interrupted"), Outage("away"))
-    restart.keep_running(work, PIPELINE, clock)
+    restart.keep_running(work, clock)
     assert work.done == 4
     assert clock.pauses == [2, 4, 8]
 
@@ -86,16 +103,19 @@ def test_what_fails_for_a_transient_reason_is_done_again_after_a_pause(clock: Cl
 def test_what_fails_for_good_is_not_done_again(clock: Clock, error: BottledWaterError) -> None:
     work = Work(Outage("away"), error)
     with pytest.raises(type(error)):
-        restart.keep_running(work, PIPELINE, clock)
+        restart.keep_running(work, clock)
     assert work.done == 2
 
 
-def test_it_is_not_done_again_for_ever(clock: Clock) -> None:
+def test_it_is_not_done_again_for_ever(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(requests, "not_begun", lambda _, why, claim, retry: told.append((why, claim)))
     work = Work(*(Outage("away") for _ in range(100)))
     with pytest.raises(Outage):
-        restart.keep_running(work, PIPELINE, clock)
+        restart.keep_running(work, clock)
     assert work.done == 1 + policy.RESTARTS
     assert clock.pauses == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    assert told == [("away", "c")]
 
 
 def test_a_job_that_took_a_snapshot_for_a_while_counts_as_well(clock: Clock) -> None:
@@ -107,28 +127,112 @@ def test_a_job_that_took_a_snapshot_for_a_while_counts_as_well(clock: Clock) -> 
         begin()
 
     work.once = once  # type: ignore[method-assign]
-    restart.keep_running(work, PIPELINE, clock)
+    restart.keep_running(work, clock)
     assert clock.pauses == [2] * 15
 
 
 def test_what_was_asked_to_stop_in_a_pause_is_not_done_again(clock: Clock) -> None:
     work = Work(*(Outage("away") for _ in range(9)))
     work.asked = lambda: clock.now > 1006  # type: ignore[method-assign]
-    restart.keep_running(work, PIPELINE, clock)
+    restart.keep_running(work, clock)
     assert (work.done, clock.pauses) == (3, [2, 4, 8])
+
+
+def _runs(read: Callable[[], Settings] = lambda: PIPELINE, **more: Any) -> jobs._JobRuns:
+    return jobs._JobRuns(PIPELINE, "local", {}, False, None, threading.Event(), read, **more)
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Settings with which jobs were started that do nothing, and why none could begin."""
+    found: list[Any] = []
+    monkeypatch.setattr(jobs, "start", lambda folder, kind, pipeline, *_, **__: found.append(pipeline))
+    monkeypatch.setattr(jobs, "follow", lambda folder, _: run_directory.write(folder, Claimed("c")))
+    monkeypatch.setattr(jobs, "check_outcome", lambda *_: None)
+    monkeypatch.setattr(fence, "asked_meanwhile", lambda *_: False)
+    monkeypatch.setattr(fence, "refuse_taken_over", lambda *_: None)
+    monkeypatch.setattr(creation, "create", lambda *_, **__: None)
+    monkeypatch.setattr(status, "snapshot_is_complete", lambda _: True)
+    monkeypatch.setattr(requests, "not_begun", lambda _, why, **__: found.append(why))
+    return found
+
+
+def _refuses(error: BottledWaterError) -> Callable[..., None]:
+    def create(*_: Any, **__: Any) -> None:
+        raise error
+
+    return create
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PreflightError(["Table public.a has no key."]), ["Table public.a has no key."]),
+        (CredentialsRefused("The password is refused."), ["The password is refused."]),
+        (Outage("Kafka is away."), []),
+        (TakenOver("Another job works."), []),
+        (StopRequested("Asked to stop."), []),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_why_no_job_could_begin_is_told_with_the_pipeline(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch, error: BottledWaterError, told: list[str]
+) -> None:
+    monkeypatch.setattr(creation, "create", _refuses(error))
+    with pytest.raises(type(error)):
+        _runs().once()
+    assert begun == [PIPELINE, *told]
+
+
+def test_a_restart_has_the_settings_as_they_are_then_and_is_not_ended_by_a_password_that_is_not_there_yet(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = PIPELINE.with_(postgres="host=db password=new")
+    work = _runs(lambda: later)
+    work.once()
+    assert (begun, work.claim) == ([PIPELINE], "c")
+    monkeypatch.setattr(creation, "create", _refuses(CredentialsRefused("The password is refused.")))
+    with pytest.raises(Outage, match="they were changed since"):
+        work.once()
+    monkeypatch.setattr(creation, "create", lambda *_, **__: None)
+    work.once()
+    assert begun == [PIPELINE, later, later]
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [(errno.ENOSPC, Outage), (errno.EAGAIN, Outage), (errno.EMFILE, Outage), (errno.EACCES, Refused)],
+    ids=lambda value: errno.errorcode[value] if isinstance(value, int) else value.__name__,
+)
+@pytest.mark.parametrize("step", ["write", "Popen", "TemporaryDirectory", "Prepared"])
+def test_a_job_that_finds_no_room_is_started_later(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch, step: str, number: int, raised: type[BottledWaterError]
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    if step in ("write", "Popen"):
+        monkeypatch.setattr(jobs, "start", _START)
+    if step != "Prepared":
+        of = {"write": Settings, "Popen": supervise.subprocess, "TemporaryDirectory": jobs.tempfile}[step]
+        monkeypatch.setattr(of, step, fails)
+    else:
+        monkeypatch.setattr(run_directory, "write", fails)
+    with pytest.raises(raised, match=re.escape(os.strerror(number))) as found:
+        _runs().once()
+    assert str(jobs._temporary()) in str(found.value) and "TMPDIR" in str(found.value)
 
 
 def test_only_what_was_asked_since_the_command_began_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence, "asked_meanwhile", lambda pipeline, since: (pipeline, since) == (PIPELINE, 1000.0))
-    work = jobs._JobRuns(PIPELINE, "local", {}, False, None, threading.Event(), begun=1000.0)
-    assert work.asked()
+    assert _runs(begun=1000.0).asked()
 
 
 def test_after_a_stop_it_is_not_done_again(clock: Clock) -> None:
     clock.set()
     work = Work(Outage("away"))
     with pytest.raises(Outage):
-        restart.keep_running(work, PIPELINE, clock)
+        restart.keep_running(work, clock)
     assert (work.done, clock.pauses) == (1, [])
 
 

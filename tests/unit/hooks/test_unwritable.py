@@ -4,6 +4,7 @@ written, or its user has no name."""
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from airflow_bottledwater import cache
 from airflow_bottledwater.cli import jobs
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.spark_target import SparkTarget
 from airflow_bottledwater.pipeline.settings import Settings
@@ -89,13 +90,22 @@ def test_the_command_refuses_a_temporary_folder_that_cannot_be_written(
 
     monkeypatch.setattr(tempfile, "tempdir", closed)
     said = as_user(NOBODY, work)
-    assert f"Refused: The folder for the files of the job cannot be made in {closed}: Permission denied." in said
+    assert f"Refused: The files of the job cannot be made in {closed}: Permission denied." in said
     assert "TMPDIR" in said and said.endswith("transient: False")
     # and where none is found at all
+    monkeypatch.setenv("TMPDIR", closed)
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [closed])
     said = as_user(NOBODY, work)
     assert said.startswith("Refused: There is no folder for the files of a job: No usable temporary directory")
+
+
+def test_a_temporary_folder_that_is_full_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    with pytest.raises(Outage, match=re.escape(f"There is no room in {tmp_path}")), jobs.job_folder():
+        pass
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user that does not exist")

@@ -4,13 +4,17 @@ anew."""
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from airflow_bottledwater.jobs import submitted
+from airflow_bottledwater.jobs import run_directory, submitted
 from airflow_bottledwater.jobs.log import UNREPORTED
+from airflow_bottledwater.jobs.run_directory import Claimed
+from airflow_bottledwater.jobs.supervise import RUN_DIRECTORY
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state.control_records import JobRecord, decode, encode, job_key
@@ -73,6 +77,19 @@ def test_the_log_is_left_out_when_nothing_was_said_for_a_while(
     now[0] += 100
     reporter.finish(Outcome(ok=True))
     assert len(written[-1].log) == 2
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_claim_is_noted_in_the_run_directory_if_there_is_room(
+    written: list[JobRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, room: bool
+) -> None:
+    folder = tmp_path if room else tmp_path / "nowhere"
+    monkeypatch.setenv(RUN_DIRECTORY, str(folder))
+    reporter = submitted.JobReporter(PIPELINE, "id", "stream", submitted.LogTail(), lambda: None)
+    reporter.claimed(Job.next(None, "snapshot"))
+    reporter.claimed(job := Job.next(None, "stream"))
+    assert run_directory.read(folder, Claimed) == (Claimed(job.id) if room else None)
+    assert written[-1].claim == job.id
 
 
 def test_the_end_that_another_process_reports_is_bounded(written: list[JobRecord]) -> None:

@@ -291,7 +291,9 @@ def test_what_is_not_ours_passes() -> None:
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why no job could begin, as it was recorded."""
     found: list[str] = []
-    monkeypatch.setattr(requests, "not_begun", lambda _, why, retry: found.append(f"{why}{' (a retry)' * retry}"))
+    monkeypatch.setattr(
+        requests, "not_begun", lambda _, why, claim, retry: found.append(f"{why}{' (a retry)' * retry}")
+    )
     return found
 
 
@@ -526,13 +528,20 @@ def test_preflight_names_the_problems_of_spark_with_all_others(connect: Any, mon
 
 
 @pytest.mark.usefixtures("connections", "checked")
-def test_a_job_in_pods_needs_a_file_with_the_settings(connect: Any) -> None:
+def test_a_job_in_pods_needs_a_file_with_the_settings(connect: Any, noted: list[str]) -> None:
     connect("spark_other", conn_type="spark", host="k8s://https://k:443")
     for file in ("", "/etc/shop.yaml"):
         spark = Spark("spark_other", deploy_mode="cluster", settings_file=file)
         made = ReplicationPreflightOperator(task_id="t", pipeline=Description("orders", spark=spark), stream={})
         with contextlib.nullcontext() if file else pytest.raises(AirflowFailException, match="settings_file"):
             made.execute(CONTEXT)
+    # a task whose job cannot be submitted says it with the pipeline, too
+    lacking = Description("orders", spark=Spark("spark_other", deploy_mode="cluster"))
+    for operator in (SnapshotToKafkaOperator, StreamToKafkaOperator):
+        noted.clear()
+        with pytest.raises(AirflowFailException, match="settings_file"):
+            operator(task_id="t", pipeline=lacking).execute(CONTEXT)
+        assert len(noted) == 1 and "settings_file" in noted[0]
 
 
 # ------------------------------------------------------------------ the snapshot's job

@@ -130,6 +130,12 @@ class SchemaRefused(Refused):
     error."""
 
 
+class TableRefused(Refused):
+    """The changes of a table cannot be published: its key means something else now, less of it would be hidden, or a
+    type is gone. A stream leaves them out until the table's rows are read again. No other refusal is one of a table: it
+    ends the job, and nothing is left out."""
+
+
 class CredentialsRefused(Refused):
     """A server rejects the password, or one side rejects the other's certificate. A stream that had worked before waits
     for a moment, since a rotated password may reach its file; then the job ends as after an outage."""

@@ -31,7 +31,7 @@ def translate(error: Exception, url: str, subject: str) -> BottledWaterError:
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-    where = f"The schema registry at {url}"
+    where, about = f"The schema registry at {url}", f" (asked about {subject!r})" if subject else ""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return CredentialsRefused(
             f"The certificate of the schema registry at {url} is not accepted: {str(error)[:200]}.",
@@ -56,7 +56,7 @@ def translate(error: Exception, url: str, subject: str) -> BottledWaterError:
         return CredentialsRefused(f"{where} denies access.", "Check user and password.")
     if status == 403:
         return Refused(
-            f"{where} denies access: {text}.",
+            f"{where} denies access{about}: {text}.",
             "Grant the user what docs/operations.md lists, or raise the limit that the registry names.",
         )
     if status == TOO_MANY_REQUESTS:
@@ -66,7 +66,6 @@ def translate(error: Exception, url: str, subject: str) -> BottledWaterError:
         )
     if status >= 500:
         return _away(where, f"{text} (HTTP {status}, code {code})")
-    about = f" about {subject!r}" if subject else ""
     return Refused(
         f"{where} answers{about}: {text} (HTTP {status}, code {code}).",
         "Check its address in the connection (or --schema-registry), with its path, and its settings; no row has a "

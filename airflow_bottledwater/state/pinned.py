@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from airflow_bottledwater.encoding import types
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import TableRefused
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
 
@@ -58,7 +58,7 @@ class PinnedTable:
         :param table: the table as it is now.
         :param complete: whether the first snapshot is complete, so that the stream can read the table again. Before
             that, another key whose columns have the same names and types is left to the stream.
-        :raises Refused: the key has other columns, or other types, or is gone.
+        :raises TableRefused: the key has other columns, or other types, or is gone.
         """
         before = self.table.key
         gone = [name for name in before if name not in {c.name for c in table.columns}]
@@ -86,7 +86,7 @@ class PinnedTable:
                 f"keys while no job runs (bottledwater accept-new-keys --tables {table.qualified}), then start the "
                 "stream again, which reads all rows."
             )
-        raise Refused(
+        raise TableRefused(
             f"The key of {table.qualified} changed {what}: the keys in its topic no longer mean the same.", remedy
         )
 
@@ -104,7 +104,7 @@ class PinnedTable:
         """Check that the settings give the key the form that the keys in its topic have.
 
         :param table: the table as it is now.
-        :raises Refused: they give it another one.
+        :raises TableRefused: they give it another one.
         """
         forms, before = (
             {

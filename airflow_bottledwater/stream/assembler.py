@@ -20,7 +20,7 @@ from airflow_bottledwater.encoding.kernels import sha256
 from airflow_bottledwater.encoding.layout import CHANGE
 from airflow_bottledwater.encoding.masks import HASH, Mask
 from airflow_bottledwater.encoding.wire import EPOCH_MICROS
-from airflow_bottledwater.errors import BottledWaterError, ProtocolError, Refused
+from airflow_bottledwater.errors import BottledWaterError, ProtocolError, Refused, TableRefused
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import SourceTable
@@ -52,7 +52,7 @@ def _foreign(message: pgoutput.RelationMessage) -> BottledWaterError | None:
     return Refused(f"Table {message.schema}.{message.name} is not one of the pipeline's.")
 
 
-def _stop(oid: int, why: Refused) -> None:
+def _stop(oid: int, why: TableRefused) -> None:
     raise why
 
 
@@ -85,7 +85,7 @@ class TransactionAssembler:
         largest_transaction: int,
         again: Callable[[Version], Version] = lambda version: version,
         unknown: Callable[[pgoutput.RelationMessage], BottledWaterError | None] = _foreign,
-        aside: Callable[[int, Refused], None] = _stop,
+        aside: Callable[[int, TableRefused], None] = _stop,
     ) -> None:
         self.position = start
         self._messages_as: Callable[[str], Version | None] | None = None
@@ -101,7 +101,7 @@ class TransactionAssembler:
         self._messages: dict[int, pgoutput.RelationMessage] = {}
         self._current: dict[int, int] = {}
         #: why changes of a table cannot be published that its boundary does not contain
-        self._refused: dict[int, Refused] = {}
+        self._refused: dict[int, TableRefused] = {}
         #: the tables whose changes are left out
         self._left_out = set[int]()
         self._state = np.zeros(1, dtype=STATE)[0]
@@ -343,7 +343,7 @@ class TransactionAssembler:
         try:
             version = self._resolve(message, None if current is None else self._versions[current])
             self._refused.pop(message.oid, None)
-        except Refused as error:
+        except TableRefused as error:
             # the changes that follow may all be left out: those of before a table was taken up again, with an earlier
             # key
             version, self._refused[message.oid] = None, error

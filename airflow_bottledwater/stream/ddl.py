@@ -11,7 +11,7 @@ import msgspec
 
 from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import TableRefused
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres.pgoutput import RelationColumn, RelationMessage
 from airflow_bottledwater.state.pinned import PinnedTable
@@ -91,7 +91,7 @@ class Statements:
         message = RelationMessage(table.oid, table.schema, table.name, table.replica_identity, columns)
         try:
             version = self._resolve(message, current(table.oid))
-        except Refused:
+        except TableRefused:
             return {f"{pinned.topic}-value": None}
         if version is None:
             return {}

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
     BottledWaterError,
-    Refused,
     SchemaRefused,
     SchemasLost,
+    TableRefused,
 )
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model import renames
@@ -53,7 +53,7 @@ class Resolver:
         self,
         pipeline: Settings,
         pinned: dict[int, PinnedTable],
-        mismatch: Callable[[int, Refused], None] = lambda *_: None,
+        mismatch: Callable[[int, TableRefused], None] = lambda *_: None,
         *,
         later: Mapping[int, Mapping[int, SourceTable]] = MappingProxyType({}),
         via_root: bool = False,
@@ -78,7 +78,7 @@ class Resolver:
         changes are sent as the root's.
 
         :param current: the table's version before; None if this is its first message.
-        :raises Refused: the table's key changed, or a column's type does not exist any more.
+        :raises TableRefused: the table's key changed, or a column's type does not exist any more.
         """
         self.unrecorded.discard(message.oid)  # what is refused now may be something else
         pinned = self._pinned.get(message.oid)
@@ -92,7 +92,7 @@ class Resolver:
         that is registered on its word alone would keep those of the table from being registered.
 
         :param current: see :meth:`__call__`.
-        :raises Refused: the table's key is another one.
+        :raises TableRefused: the table's key is another one.
         """
         pinned = self._pinned.get(message.oid)
         if pinned is None:
@@ -151,7 +151,7 @@ class Resolver:
 
         :param first: whether it is the table's first message, so that the options may be others than for the last one.
         :param believed: whether the names are remembered, to be compared with those of the next message.
-        :raises Refused: less of it is hidden.
+        :raises TableRefused: less of it is hidden.
         """
         names = [column.name for column in message.columns]
         altered = bool(before.sent) and names != [name for _, name in before.sent]
@@ -173,11 +173,11 @@ class Resolver:
 
         had = others(before, renames.by_order)
         if exposed := exposed_table(self._mapping, before, message.schema, message.name, names, had):
-            raise Refused(exposed)
+            raise TableRefused(exposed)
         if today is not None and not before.outbox:
             has = others(today, renames.by_later_order)
             if shown := self._mapping.exposed(today, message.schema, message.name, names, has):
-                raise Refused(
+                raise TableRefused(
                     f"{message.schema}.{message.name} was changed when it, or its column {shown[0]!r}, had another "
                     "name than today, of which table_options hide less."
                 )
@@ -187,18 +187,18 @@ class Resolver:
         ):
             if believed:
                 self.unrecorded.add(message.oid)
-            raise Refused(exposed)
+            raise TableRefused(exposed)
         if believed:
             self._last[message.oid] = now
 
     def _left_out(self, message: pgoutput.RelationMessage) -> tuple[int, ...]:
         """The places of the columns that are not published.
 
-        :raises Refused: the options do not allow a column.
+        :raises TableRefused: the options do not allow a column.
         """
         columns = [column.name for column in message.columns]
         if why := unsettled_columns(self._mapping, message.schema, message.name, columns):
-            raise Refused(why)
+            raise TableRefused(why)
         return self._mapping.left_out(message.schema, message.name, columns)
 
     def again(self, version: Version) -> Version:
@@ -221,6 +221,7 @@ class Resolver:
         """The version with its value's schema registered, or with the reason why that is refused: then each of its rows
         is a record error, for which ``on_error`` decides.
 
+        :raises Refused: the registry denies access, which says nothing of a schema.
         :raises SchemasLost: the registry does not have the schemas of before: what it would give now are the ids of
             another one.
         """
@@ -249,7 +250,7 @@ class Resolver:
         if not partitions.agrees(above.identity, root.table.key, message.identity, columns):
             name = f"{message.schema}.{message.name}"
             why = f"Partition {name} had another replica identity than {root.table.qualified} when it was changed."
-            self._mismatch(root.table.oid, Refused(why))
+            self._mismatch(root.table.oid, TableRefused(why))
 
     def unknown(self, message: pgoutput.RelationMessage) -> BottledWaterError | None:
         """The error for a change of a table that is not the pipeline's; None if the table's changes are left out, which
@@ -335,14 +336,14 @@ class Resolver:
     def _described(self, connection: Connection, declared: Declared, known: Column | None, table: str) -> ColumnType:
         """A column's type, as it is today; one that was dropped since, as it was known.
 
-        :raises Refused: it was dropped, and was not known.
+        :raises TableRefused: it was dropped, and was not known.
         """
         try:
             return describe(connection, [declared], forms=self._mapping.forms)[0]
         except LookupError as error:
             if known is not None and (known.type.oid, known.type.typmod) == (declared.oid, declared.typmod):
                 return known.type
-            raise Refused(
+            raise TableRefused(
                 f"A column of {table} has a type that does not exist any more ({error}).",
                 "Its changes cannot be read; drop the slot and start again with a snapshot.",
             ) from None

@@ -20,6 +20,7 @@ from airflow_bottledwater.errors import (
     SlotError,
     SlotInUse,
     StaleBatch,
+    TableRefused,
 )
 from airflow_bottledwater.jobs.log import tell_row
 from airflow_bottledwater.model.lsn import Position
@@ -135,7 +136,7 @@ class ChangeSource:
         """See :attr:`TransactionAssembler.skipped_by_table`."""
         return self._assembler.skipped_by_table
 
-    def _set_aside(self, oid: int, why: Refused) -> None:
+    def _set_aside(self, oid: int, why: TableRefused) -> None:
         # nothing that is recorded would tell a look that the column is to be hidden
         unrecorded = oid in self._resolver.unrecorded
         if oid not in self.set_aside or (unrecorded and not self.set_aside[oid].held):
@@ -233,7 +234,7 @@ class ChangeSource:
             self._backoff.wait(Outage(f"Publication {missing[0]!r} does not exist: {error.what}", remedy))
             return None
         for oid in self._tables:
-            self._set_aside(oid, Refused(f"Its publication did not exist: {error.what}"))
+            self._set_aside(oid, TableRefused(f"Its publication did not exist: {error.what}"))
         if self._pipeline.sends_messages:
             lost = Problem(
                 "messages-lost",
@@ -246,7 +247,7 @@ class ChangeSource:
             self.tell(lost.subject, [lost])
         return self._assembler.pass_over(lsn)
 
-    def _mismatch(self, root: int, why: Refused) -> None:
+    def _mismatch(self, root: int, why: TableRefused) -> None:
         """Leave out the changes of a partitioned table, since those of a partition cannot be read."""
         self._set_aside(root, why)
         self._assembler.leave_out([root])

@@ -16,6 +16,7 @@ import fastavro
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
+from airflow_bottledwater import backoff
 from airflow_bottledwater.errors import Outage, PreflightError, RecordError, Refused
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
@@ -128,6 +129,23 @@ def test_under_exit_it_is_an_outage_that_ends_with_its_time(make_flow: MakeFlow,
     flow.execute("INSERT INTO t VALUES (4, 1, NULL, 'x')")
     flow.stream()
     assert set(records(flow)) == {1, 3, 4}
+
+
+def test_a_registry_that_denies_access_ends_the_stream_and_no_table_is_set_aside(
+    make_flow: MakeFlow, front: RegistryFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "ROTATION", 0.5)
+    flow = followed(make_flow, front)
+    flow.execute("ALTER TABLE t ADD x text", "INSERT INTO t VALUES (3, 1, NULL, 'x')")
+    front.answer = lambda method, path: (403, 40301, "User may not register") if path.endswith("/versions") else None
+    with pytest.raises(Refused, match=r"denies access \(asked about '.*t-value'\): User may not .*Grant the user"):
+        flow.stream()
+    front.answer = lambda method, path: (401, 40101, "Unauthorized")
+    with pytest.raises(Outage, match=r"denies access.*had worked with these credentials"):
+        flow.stream()
+    front.answer = lambda method, path: None
+    flow.stream()
+    assert says(flow, 3, {"x": "x"}) and len(everything(flow)) == 2
 
 
 def test_a_refused_schema_is_asked_for_again_while_the_stream_runs(

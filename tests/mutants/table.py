@@ -3984,8 +3984,16 @@ MUTANTS = (
         "a Relation message that met an outage is resolved when it comes again",
         "TransactionAssembler._take_relation",
         swap(
-            "try:\n    ...\nexcept Refused as error:\n    ...",
-            "self._messages[message.oid] = message\ntry:\n    ...\nexcept Refused as error:\n    ...",
+            "try:\n    ...\nexcept TableRefused as error:\n    ...",
+            "self._messages[message.oid] = message\ntry:\n    ...\nexcept TableRefused as error:\n    ...",
+        ),
+        "tests/unit/stream/test_assembler.py::test_a_relation_message_that_met_an_outage_is_resolved_when_it_comes_again",
+    ),
+    Mutant(
+        "what says nothing of a table sets none aside",
+        "TransactionAssembler._take_relation",
+        swap(
+            "try:\n    ...\nexcept TableRefused as error:\n    ...", "try:\n    ...\nexcept Refused as error:\n    ..."
         ),
         "tests/unit/stream/test_assembler.py::test_a_relation_message_that_met_an_outage_is_resolved_when_it_comes_again",
     ),

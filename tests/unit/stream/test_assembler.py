@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import hashes
 from airflow_bottledwater.encoding.masks import Mask
-from airflow_bottledwater.errors import Outage, ProtocolError, Refused
+from airflow_bottledwater.errors import (
+    BottledWaterError,
+    CredentialsRefused,
+    Outage,
+    ProtocolError,
+    Refused,
+    TableRefused,
+)
 from airflow_bottledwater.model.boundary import Boundary, Snapshot
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import Column
@@ -572,7 +579,7 @@ def test_what_is_whole_before_a_change_that_cannot_be_published_is_published_bef
 ) -> None:
     def refuse(message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
         if message.oid == OIDS[1]:
-            raise Refused("its key changed")
+            raise TableRefused("its key changed")
         return resolver([])(message, current)
 
     assembler = TransactionAssembler(Position(0, 0), {}, refuse, batch_bytes=10**6, largest_transaction=10**6)
@@ -582,7 +589,7 @@ def test_what_is_whole_before_a_change_that_cannot_be_published_is_published_bef
     assembler.add(w.block([*whole, *begun]))
     batch = assembler.cut()
     assert batch is not None and (len(batch), batch.end) == (1, Position(10, 0))
-    with pytest.raises(Refused, match="its key changed"):
+    with pytest.raises(TableRefused, match="its key changed"):
         assembler.cut()
     assert assembler.position == Position(10, 0)
 
@@ -592,7 +599,7 @@ def test_a_table_that_is_set_aside_is_left_out_until_the_stream_begins_anew() ->
 
     def resolve(message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
         if message.oid == OIDS[1] and (why := next(keys)):
-            raise Refused(why)
+            raise TableRefused(why)
         return resolver([])(message, current)
 
     told: list[int] = []
@@ -644,10 +651,13 @@ def test_a_partition_is_known_by_the_message_before_its_own_and_the_change_behin
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["a changed table", "the first message"])
-def test_a_relation_message_that_met_an_outage_is_resolved_when_it_comes_again(first: int) -> None:
+@pytest.mark.parametrize("error", [Outage, CredentialsRefused, Refused])
+def test_a_relation_message_that_met_an_outage_is_resolved_when_it_comes_again(
+    first: int, error: type[BottledWaterError]
+) -> None:
     """The next session sends it again, as it was."""
     calls: list[tuple[int, int]] = []
-    resolved, outages = resolver(calls), [Outage("Too many clients.")]
+    resolved, outages = resolver(calls), [error("It is no table's fault.")]
 
     def resolve(message: pgoutput.RelationMessage, current: Version | None) -> Version:
         if message.columns[1].name == "v1" and outages:
@@ -664,7 +674,7 @@ def test_a_relation_message_that_met_an_outage_is_resolved_when_it_comes_again(f
         assert assembler.cut() is None
         assert assembler.flush(empty=False) is not None
     assembler.add(w.block(transaction(200, 1)))
-    with pytest.raises(Outage):
+    with pytest.raises(error):
         assembler.cut()
     assembler.restart()
     assembler.add(w.block(transaction(200, 1)))

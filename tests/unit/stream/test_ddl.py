@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import CredentialsRefused, TableRefused
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.formats import AVRO, JSON
 from airflow_bottledwater.postgres.pgoutput import RelationMessage
@@ -49,7 +49,7 @@ def _said(statements: Statements, *objects: Any) -> Any:
         (_VERSION, {"p.t-key": 3, "p.t-value": 4}),
         # no schema can be made of it: two columns have one name in Avro
         (replace(_VERSION, value_schema=0, refused="two are one"), {"p.t-key": 3, "p.t-value": None}),
-        (Refused("another key", ""), {"p.t-value": None}),
+        (TableRefused("another key", ""), {"p.t-value": None}),
     ],
 )
 def test_a_statement_tells_the_ids_of_schemas(found: Version | Exception, schemas: dict[str, int | None]) -> None:
@@ -58,6 +58,12 @@ def test_a_statement_tells_the_ids_of_schemas(found: Version | Exception, schema
     assert said["schemas"] == schemas
     assert said["objects"][0] == {"type": "table", "schema": "public", "name": "t"}
     assert [column.name for column in asked[0].columns] == ["id", "a-b"] and len(asked) == 1
+
+
+def test_a_registry_that_rejects_the_password_says_nothing_of_a_schema() -> None:
+    statements, _ = _statements(CredentialsRefused("The schema registry denies access."))
+    with pytest.raises(CredentialsRefused):
+        _said(statements, _OF_TABLE)
 
 
 def test_an_outbox_has_no_schemas_nor_has_a_table_that_is_not_followed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.errors import Outage, Refused, TableRefused
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.model.version import Version
@@ -105,14 +105,14 @@ def test_a_column_that_no_look_would_hide_holds_a_table_that_is_set_aside_alread
     record = SlotRecord("s", "7381", 1, "db", 0, 12)
     pipeline = Settings.of(postgres="dbname=none", format="json")
     changes = source.ChangeSource(pipeline, PipelineState({SLOT: encode(record)}), Position(1), Backoff(0.3))
-    changes._set_aside(7, Refused("Its publication did not exist."))
+    changes._set_aside(7, TableRefused("Its publication did not exist."))
     assert not changes.set_aside[7].held
     changes._resolver.unrecorded.add(7)
-    changes._set_aside(7, Refused("Column 'b' was 'a'."))
+    changes._set_aside(7, TableRefused("Column 'b' was 'a'."))
     found = changes.set_aside[7]
     assert found.held and "was 'a'" in found.why
     # and the first reason counts
-    changes._set_aside(7, Refused("Another one."))
+    changes._set_aside(7, TableRefused("Another one."))
     changes._resolver.unrecorded.clear()
-    changes._set_aside(7, Refused("Its publication did not exist."))
+    changes._set_aside(7, TableRefused("Its publication did not exist."))
     assert changes.set_aside[7] is found

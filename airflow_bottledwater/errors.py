@@ -141,6 +141,13 @@ class CredentialsRefused(Refused):
     for a moment, since a rotated password may reach its file; then the job ends as after an outage."""
 
 
+#: what can be done where only what looks beside a stream is refused
+CHANGED = (
+    "If the credentials were changed, put the new ones into the connection, or the file that it names. The stream "
+    "publishes meanwhile. After ten minutes it ends, and Airflow submits it again with those of its connections."
+)
+
+
 def rotated(error: CredentialsRefused) -> Outage:
     """The error of a job that had worked with credentials which are refused now."""
     return Outage(

@@ -283,11 +283,16 @@ class Registry:
 
     def check_all(self, schemas: Sequence[tuple[str, str]]) -> list[bool | Refused]:
         """Call :meth:`check` for each (subject, schema), several at a time; returns what it returns, or why it is
-        refused, in this order."""
+        refused, in this order.
+
+        :raises CredentialsRefused: the registry rejects the password.
+        """
 
         def answer(subject: str, schema: str) -> bool | Refused:
             try:
                 return self.check(subject, schema)
+            except CredentialsRefused:
+                raise
             except Refused as error:
                 return error
 

@@ -25,7 +25,16 @@ from airflow_bottledwater import backoff
 from airflow_bottledwater.backoff import stoppable, threads
 from airflow_bottledwater.encoding import meaning
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import DOCS, BottledWaterError, Outage, Refused, SchemasLost
+from airflow_bottledwater.errors import (
+    CHANGED,
+    DOCS,
+    BottledWaterError,
+    CredentialsRefused,
+    Outage,
+    Refused,
+    SchemasLost,
+    rotated,
+)
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
@@ -372,6 +381,8 @@ class SchemaWatch:
         self._wanted = self._of(known)
         self._problems, self._interval = problems, _INTERVAL if interval is None else interval
         self._ended, self._found = threading.Event(), list[PinnedSchema]()
+        self._refusals = backoff.Refusals()
+        self._refused: Outage | None = None
         if self._wanted:
             self._registry = _registry(pipeline)
             threading.Thread(target=self._run, name="schema watch", daemon=True).start()
@@ -385,7 +396,10 @@ class SchemaWatch:
 
         :param known: the pipeline's state, with the tables as the stream began.
         :raises SchemasLost: the registry has lost ids: the stream is to begin anew, which settles it.
+        :raises Outage: credentials were refused for ten minutes: a new job gets the new ones.
         """
+        if self._refused is not None:
+            raise self._refused
         if known.later is not self._later:
             self._later, self._wanted = known.later, self._of(known)
         if self._found:
@@ -402,11 +416,15 @@ class SchemaWatch:
                 problems = []
                 try:
                     self._found = self._lost()
+                    self._refusals.over()
                 except BottledWaterError as error:
+                    remedy = error.remedy
+                    if isinstance(error, CredentialsRefused):
+                        remedy = f"{remedy} {CHANGED}"
+                        if self._refusals.last(backoff.BESIDE):
+                            self._refused = rotated(error)
                     what = f"It cannot be asked whether it still has the schemas of the records: {error.what}"
-                    problems = [
-                        Problem("schemas-unchecked", f"schema registry {self._registry.url}", what, error.remedy)
-                    ]
+                    problems = [Problem("schemas-unchecked", f"schema registry {self._registry.url}", what, remedy)]
                 if not self._ended.is_set():
                     self._problems.tell(_PART, problems)
                 self._ended.wait(self._interval)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import BottledWaterError, Refused, SchemaRefused
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Refused, SchemaRefused
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.relation import SourceTable
@@ -74,7 +74,10 @@ def refused(error: BottledWaterError, *, lasts: bool = False) -> Unfit:
     """An error as the reason why a table cannot be followed now.
 
     :param lasts: see :class:`~airflow_bottledwater.tables.plan.Unfit`.
+    :raises CredentialsRefused: the error is that, which is none of a table.
     """
+    if isinstance(error, CredentialsRefused):
+        raise error
     waits = "has to wait" if transient(error) else "cannot be followed"
     remedy = f"{error.remedy} It is tried again when the stream starts again.".strip() if lasts else error.remedy
     return Unfit(f"{waits}: {error.what.rstrip('.')}", remedy, lasts)
@@ -82,11 +85,16 @@ def refused(error: BottledWaterError, *, lasts: bool = False) -> Unfit:
 
 def _blame(check: Check, by_topic: dict[str, SourceTable]) -> dict[str, list[str]]:
     """By topic, the problems that a check has with a table: of all together, and if there are some, of one half after
-    the other."""
+    the other.
+
+    :raises CredentialsRefused: no table is to blame.
+    """
     if not by_topic:
         return {}
     try:
         problems = check(by_topic)
+    except CredentialsRefused:
+        raise
     except Refused as error:
         problems = [str(error)]
     if not problems or len(by_topic) == 1:

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import psycopg
 
-from airflow_bottledwater.errors import BottledWaterError, Refused, SlotError
+from airflow_bottledwater import backoff
+from airflow_bottledwater.errors import CHANGED, BottledWaterError, CredentialsRefused, Refused, SlotError, rotated
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import Cluster
@@ -117,7 +118,7 @@ class TableWatch:
         #: when the last look began, and the tables about which it has found something to be done
         self._looked = (-math.inf, frozenset[int]())
         #: when the last look ended that has succeeded
-        self._succeeded = time.monotonic()
+        self._succeeded, self._refusals = time.monotonic(), backoff.Refusals()
         self._error: Exception | None = None
         self._new: list[str] = []
         #: new tables whose rows could not be read or published
@@ -165,6 +166,7 @@ class TableWatch:
         :param reached: P.
         :raises StateError: changes of all tables may be missing from the stream.
         :raises SlotError: the connection leads to another server than the stream's.
+        :raises Outage: credentials were refused for ten minutes: a new job gets the new ones.
         :raises Refused: there are new tables, and ``new_tables`` is stop; or the settings give a key another form.
         """
         if self._error is not None:
@@ -240,6 +242,8 @@ class TableWatch:
 
         :param opened: whether a session was.
         """
+        if isinstance(error, CredentialsRefused) and self._refusals.last(backoff.BESIDE):
+            self._error = rotated(error)
         ago = time.monotonic() - self._succeeded
         if ago < UNCHECKED or self._ended.is_set():
             return
@@ -249,6 +253,8 @@ class TableWatch:
         if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
             what += f" Each statement of a look may take {STATEMENT:g} s."
             remedy = _TOO_SLOW
+        if isinstance(error, CredentialsRefused):
+            remedy = f"{remedy} {CHANGED}"
         server = describe(self._pipeline.postgres)
         self._problems.tell(_UNCHECKED, [Problem(_UNCHECKED, server, what, remedy, since=time.time() - ago)])
 
@@ -302,6 +308,7 @@ class TableWatch:
             # what is wrong in a state of before may be mended since: the next look tells
             self._tell(known, seen, steps)
         self._succeeded = time.monotonic()
+        self._refusals.over()
         self._problems.tell(_UNCHECKED, [])
         with self._lock:
             if generation == self._generation and not self._ended.is_set():

@@ -4436,6 +4436,18 @@ MUTANTS = (
         "tests/unit/tables/test_checks.py::test_only_what_is_unfit_is_blamed",
     ),
     Mutant(
+        "no table is blamed for a password",
+        "checks.refused",
+        never("isinstance(error, CredentialsRefused)"),
+        "tests/unit/tables/test_checks.py::test_no_table_is_blamed_for_a_password",
+    ),
+    Mutant(
+        "a stream whose watch stays refused ends for a job with new credentials",
+        "TableWatch._failed_to_look",
+        never("isinstance(error, CredentialsRefused) and self._refusals.last(backoff.BESIDE)"),
+        "tests/unit/tables/test_watch.py::test_a_password_that_stays_refused_ends_the_job_for_a_new_one",
+    ),
+    Mutant(
         "a live snapshot that is not read has no pace",
         "Reports.tell",
         always("state == 'reading'"),

@@ -313,6 +313,8 @@ def test_a_mode_or_a_level_that_is_not_told_is_none_that_permits_anything(
 def test_a_password_that_is_refused_is_told_when_the_mode_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CredentialsRefused):
         at("http://sr", Unseen(401, 40101), monkeypatch).restore("t-value", '"int"', 7)
+    with pytest.raises(CredentialsRefused):
+        at("http://sr", Unseen(401, 40101), monkeypatch).check_all([("t-value", '"long"')])
 
 
 class Importing(Contexts):

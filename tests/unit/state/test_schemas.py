@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from airflow_bottledwater import backoff
 from airflow_bottledwater.backoff import stoppable
-from airflow_bottledwater.errors import Outage, SchemasLost, StopRequested
+from airflow_bottledwater.errors import CredentialsRefused, Outage, SchemasLost, StopRequested
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
@@ -18,6 +20,7 @@ from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import table_key
 from airflow_bottledwater.state.schemas import Settled, pinned_schemas, settle
+from tests.support.waiting import until
 
 INT = ColumnType(23, -1, 23, -1, "b", "integer")
 
@@ -119,3 +122,25 @@ def test_a_running_stream_notices_a_registry_that_was_emptied_before_it_has_aske
     with pytest.raises(SchemasLost):
         watch.check(cast("Any", state))
     assert len(asked) < len(known)
+
+
+def test_a_password_of_the_registry_that_stays_refused_ends_the_job_for_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CredentialsRefused("The schema registry denies access.", "Check user and password.")
+
+    pipeline = Settings.of(postgres="host=db", format="avro", registry={"url": "http://registry"})
+    pinned = PinnedTable(SourceTable(1, "public", "t", "d", ("id",), (Column("id", INT),)), "t", "topic-id", 1, 7, 8, 3)
+    state, told = cast("Any", SimpleNamespace(tables={1: pinned}, later={})), list[Any]()
+    monkeypatch.setattr(backoff, "BESIDE", 0.3)
+    monkeypatch.setattr(backoff, "ROTATION", 0.3)
+    monkeypatch.setattr(Registry, "schema", refuse)
+    problems = cast("Any", SimpleNamespace(tell=lambda _, found: told.extend(found)))
+    watch = schemas.SchemaWatch(pipeline, state, problems, interval=0.05)
+    with contextlib.closing(watch):
+        until(lambda: told, "it is told")
+        watch.check(state)
+        assert told[0].remedy.startswith("Check user and password. If the credentials were changed")
+        with pytest.raises(Outage, match="had worked with these credentials"):
+            until(lambda: watch.check(state), "it ends")

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_bottledwater.errors import Refused, SlotError
+from airflow_bottledwater import backoff
+from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused, SlotError
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
@@ -81,6 +82,26 @@ def test_another_server_behind_the_connection_ends_the_stream(
     monkeypatch.setattr(identity, "identify", lambda _: replace(CLUSTER, **other))  # type: ignore[arg-type]
     made._look(None)  # type: ignore[arg-type]
     with pytest.raises(SlotError, match=r"timeline 2|another cluster"):
+        made.due(Position(1))
+
+
+def test_a_password_that_stays_refused_ends_the_job_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a new job gets today's connections. Until then the stream goes on, so that there is time to change them."""
+    now = [0.0]
+    made = watch()
+    monkeypatch.setattr(backoff.time, "monotonic", lambda: now[0])
+    made._succeeded = 0.0
+    for now[0] in (0.0, 100.0, 590.0):
+        made._failed_to_look(
+            CredentialsRefused("PostgreSQL refuses the connection.", "Check user and password."), False
+        )
+        assert made.due(Position(1)) is None
+    (problem,) = made._problems.all()
+    assert problem.kind == "tables-unchecked"
+    assert problem.remedy.startswith("Check user and password. If the credentials were changed")
+    now[0] = 610.0
+    made._failed_to_look(CredentialsRefused("PostgreSQL refuses the connection."), False)
+    with pytest.raises(Outage, match="had worked with these credentials"):
         made.due(Position(1))
 
 

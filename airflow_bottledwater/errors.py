@@ -144,7 +144,8 @@ class CredentialsRefused(Refused):
 #: what can be done where only what looks beside a stream is refused
 CHANGED = (
     "If the credentials were changed, put the new ones into the connection, or the file that it names. The stream "
-    "publishes meanwhile. After ten minutes it ends, and Airflow submits it again with those of its connections."
+    "publishes meanwhile. After ten minutes it ends, and is started again with those that are there then (by "
+    "Airflow, or by the command with --restart)."
 )
 
 

@@ -108,7 +108,7 @@ class ChangeWatch:
     """Watches a pipeline through Kafka for changes of some tables; it has to be closed.
 
     :param name: the pipeline's name.
-    :param tables: ``[schema.]table`` patterns, as in the settings.
+    :param tables: ``[schema.]table`` patterns, as in the settings; None for all, also if there are none.
     :param min_records: how many records have to be published until they are told.
     :param max_wait: seconds after which fewer are told, too; None: never.
     :param last: the last range that was told; None to begin with what is published from now on.
@@ -118,13 +118,13 @@ class ChangeWatch:
         self,
         pipeline: Settings,
         name: str,
-        tables: Sequence[str],
+        tables: Sequence[str] | None,
         *,
         min_records: int = 1,
         max_wait: float | None = None,
         last: ChangeRange | None = None,
     ) -> None:
-        self._pipeline, self._name, self._tables = pipeline, name, tuple(tables)
+        self._pipeline, self._name, self._tables = pipeline, name, tables
         self._min_records, self._max_wait = min_records, max_wait
         self._control = ControlTopic.of(pipeline.kafka)
         self._topics = Topics(pipeline.kafka)
@@ -189,8 +189,9 @@ class ChangeWatch:
     def _of_tables(self, *, now: bool = False) -> dict[str, FollowedTopic]:
         """The topics by table; ``now``, before positions are searched in them."""
         if self._known is None or now or time.monotonic() - self._known[0] > _TABLES:
-            known = topics_of(self._pipeline, self._name, self._tables, self._topics, searched=now, kept=self._kept)
-            if not known:
+            patterns = ["*.*"] if self._tables is None else self._tables
+            known = topics_of(self._pipeline, self._name, patterns, self._topics, searched=now, kept=self._kept)
+            if not known and self._tables is not None:
                 raise StateError(
                     f"The pipeline {self._name!r} has no table that matches {', '.join(self._tables)}.",
                     "See which tables it has with 'bottledwater status'; a schema other than public has to be named.",
@@ -306,7 +307,7 @@ class ChangeWatch:
 def present(pipeline: Settings, name: str, last: ChangeRange | None = None) -> ChangeRange:
     """Everything that the pipeline has published, in all of its tables, since an earlier range; without one, an empty
     range that ends here. See :meth:`ChangeWatch.present`."""
-    with contextlib.closing(ChangeWatch(pipeline, name, ["*.*"], last=last)) as watch:
+    with contextlib.closing(ChangeWatch(pipeline, name, None, last=last)) as watch:
         return watch.present()
 
 

@@ -7,17 +7,17 @@ patterns. So an operator's outlet is an alias, by the pipeline's name, to which 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from airflow.sdk import Asset, AssetAlias
 
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.rules import listed
@@ -26,6 +26,10 @@ from airflow_bottledwater.pipeline.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_Found = TypeVar("_Found")
+
+#: seconds for which an outage is waited out, and between two attempts
+_PATIENCE, _PAUSE = 60.0, 2.0
 #: the alias of pipelines whose name is a template, as in the ready DAGs
 _ANY = "bottledwater"
 
@@ -79,7 +83,8 @@ def topic_uri(pipeline: Settings, topic: str) -> str:
 
 
 class AssetEvents:
-    """Tells Airflow what a task has published.
+    """Tells Airflow what a task has published. A task must not succeed without its events, since no later one tells
+    them: so each of these methods raises what keeps it from knowing them.
 
     :param outlets: the task's, of which one is the pipeline's alias.
     """
@@ -100,67 +105,83 @@ class AssetEvents:
         self._events[self._alias].add(Asset(uri), extra={"topic": topic, **extra})
 
     def snapshot(self) -> dict[str, int]:
-        """The rows of the pipeline's snapshot, by table. Returns how many each topic has got."""
+        """The rows of the pipeline's snapshot, by table. Returns how many each topic has got.
+
+        :raises Outage: Kafka does not answer.
+        """
         from airflow_bottledwater.jobs import status
 
-        with _harmless():
-            # the topics that rows of an outbox choose are not known, only what chooses them
-            tables = [each for each in status.tables(status.known(self._pipeline)) if "{" not in each.topic]
-            for table in tables:
-                self.tell(table.topic, table=table.table, by="snapshot", rows=table.rows, to=table.insert_lsn)
-            return {table.topic: table.rows for table in tables}
-        return {}
+        known = _known(lambda: status.known(self._pipeline))
+        # the topics that rows of an outbox choose are not known, only what chooses them
+        tables = [each for each in status.tables(known) if "{" not in each.topic]
+        for table in tables:
+            self.tell(table.topic, table=table.table, by="snapshot", rows=table.rows, to=table.insert_lsn)
+        return {table.topic: table.rows for table in tables}
 
     def begin(self) -> dict[str, Any]:
-        """Where the pipeline is, as JSON values for the task's state; nothing if that is not known."""
-        from airflow_bottledwater.jobs import changes
-        from airflow_bottledwater.provision import live
+        """Where the pipeline is, as JSON values for the task's state.
 
-        if self._events is not None:
-            with _harmless():
-                return changes.present(self._pipeline, live.name_of(self._pipeline)).as_event()
-        return {}
+        :raises StateError: there is no such pipeline.
+        :raises Outage: the source or Kafka does not answer, or a transaction stays open.
+        """
+        if self._events is None:
+            return {}
+        return _known(lambda: self._since(None)).as_event()
 
     def stream(self, begun: Mapping[str, Any] | None) -> None:
         """The changes of a bounded run, by table.
 
         :param begun: where it has begun, as :meth:`begin` gives it.
+        :raises StateError: there is no such pipeline any more.
+        :raises Outage: the source or Kafka does not answer, or a transaction stays open.
         """
+        if self._events is None or not begun:
+            return
+        found = _known(lambda: self._since(ChangeRange.of_event(begun)))
+        for table, each in found.tables.items():
+            if each.records:
+                payload = dataclasses.replace(found, tables={table: each}).as_event()
+                self.tell(each.topic, table=table, by="stream", rows=each.records, payload=payload)
+
+    def _since(self, begun: ChangeRange | None) -> ChangeRange:
         from airflow_bottledwater.jobs import changes
         from airflow_bottledwater.provision import live
 
-        if self._events is None or not begun:
-            return
-        with _harmless():
-            name = live.name_of(self._pipeline)
-            found = changes.present(self._pipeline, name, ChangeRange.of_event(begun))
-            for table, each in found.tables.items():
-                if each.records:
-                    payload = dataclasses.replace(found, tables={table: each}).as_event()
-                    self.tell(each.topic, table=table, by="stream", rows=each.records, payload=payload)
+        return changes.present(self._pipeline, live.name_of(self._pipeline), begun)
 
     def backfill(self, report: Mapping[str, Any]) -> None:
         """The rows of a live snapshot.
 
         :param report: the task's result.
+        :raises Outage: the source or Kafka does not answer.
         """
         from airflow_bottledwater.jobs import changes
         from airflow_bottledwater.kafka.topics import Topics
         from airflow_bottledwater.provision import live
 
+        def topics() -> Mapping[str, changes.FollowedTopic]:
+            name, described = live.name_of(self._pipeline), Topics(self._pipeline.kafka)
+            return changes.topics_of(self._pipeline, name, report["tables"], described)
+
         if self._events is None:
             return
-        with _harmless():
-            name, topics = live.name_of(self._pipeline), Topics(self._pipeline.kafka)
-            for table, topic in changes.topics_of(self._pipeline, name, report["tables"], topics).items():
-                counts = {"rows": report["rows"], "tables": report["tables"], "to": report["boundary"]}
-                self.tell(topic.name, table=table, by="backfill", **counts)
+        for table, topic in _known(topics).items():
+            counts = {"rows": report["rows"], "tables": report["tables"], "to": report["boundary"]}
+            self.tell(topic.name, table=table, by="backfill", **counts)
 
 
-@contextlib.contextmanager
-def _harmless() -> Iterator[None]:
-    """Within this block, an error is logged: what is published is published, whether or not it is told."""
-    try:
-        yield
-    except BottledWaterError as error:
-        log.warning("The assets of the topics get no event: %s", error)
+def _known(ask: Callable[[], _Found]) -> _Found:
+    """What a server says. An outage is waited out for a minute, since the task may have no retry."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return ask()
+        except Outage as error:
+            if time.monotonic() >= until:
+                raise Outage(
+                    f"The assets of the topics cannot be told what this task publishes: {error}",
+                    "What is published stays. A retry tells all of it; if there is none, clear the task when the "
+                    "outage is over.",
+                ) from None
+            log.warning("The assets of the topics are told in a moment: %s", error)
+            time.sleep(_PAUSE)

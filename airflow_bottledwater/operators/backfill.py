@@ -240,6 +240,9 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
     def _conclude(self, context: Context, pipeline: Settings, report: dict[str, Any]) -> dict[str, Any]:
         from airflow_bottledwater.jobs import snapshots
 
+        if report["state"] == "finished":
+            # before its report is removed, so that a retry still finds what is to be told
+            AssetEvents(context, self.outlets, pipeline).backfill(report)
         store: Any = context["task_state_store"]
         if (asked := store.get(_ASKED)) is not None:
             snapshots.forget(pipeline, asked["name"], asked["request_id"])
@@ -271,7 +274,6 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
             )
         if found["dead_letters"]:
             self.log.warning("%s rows could not be published, and are dead letters.", f"{found['dead_letters']:,}")
-        AssetEvents(context, self.outlets, pipeline).backfill(found)
         self.keep_lineage()
         return found
 

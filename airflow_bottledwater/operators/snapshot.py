@@ -50,9 +50,12 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
                 return {"skipped": True}
             with self.noting(context, pipeline):
                 place = self._place()
+                told = self._told(context)
                 found = self._earlier(context, pipeline)
                 if not isinstance(found, dict):
                     if self._is_complete(pipeline):
+                        if found is None and told is False:
+                            self._tell(context, pipeline)  # the task was cleared before it could
                         return _COMPLETE if found is None else self._finish(found.outcome)
                     found = self._submit(context, pipeline, place)
         return self._follow(context, pipeline, place, found)

@@ -229,6 +229,14 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         assert self._identity is not None
         self._identity = {**self._identity, "application": application}
 
+    @staticmethod
+    def _told(context: Context) -> bool | None:
+        """Whether Airflow was told all that the last job of this task has published, in this life of the task or in one
+        before; None if no job is known that could have published something."""
+        store: Any = context["task_state_store"]
+        known: Any = store.get(JOB)
+        return None if known is None else _ENDED in known
+
     def _earlier(self, context: Context, pipeline: Settings) -> Identity | Ended | None:
         """The job of an earlier try: to attach to, or how it has finished. If the task was cleared since, that
         job is stopped instead; if it has failed or fallen silent, it is replaced: then the result is None."""

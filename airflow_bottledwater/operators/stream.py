@@ -18,7 +18,7 @@ from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.assets import AssetEvents
-from airflow_bottledwater.operators.base import failing, is_first_try, known_event, number, true
+from airflow_bottledwater.operators.base import failing, known_event, number, true
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.triggers.job import PauseTrigger
@@ -38,7 +38,7 @@ _BEGAN = "bottledwater_began"
 
 class StreamToKafkaOperator(BottledWaterSparkOperator):
     """Publish every committed change, in order, exactly once; deferred while the stream runs. At the end of a bounded
-    run, the assets of the topics that its tries have changed get events.
+    run, the assets of the topics that its tries have changed get events; it does not succeed without them.
 
     The job goes on whether or not Airflow is up: a retry or a restarted triggerer attaches to it. The job is stopped
     when the task is marked or cleared, by its timeout and by the teardown; the slot is kept.
@@ -122,14 +122,14 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def _begin(self, context: Context, pipeline: Settings) -> Identity | Ended:
         """Submit the job, or find the one of an earlier try, or how it has ended."""
         self._limits()
-        place = self._place()
+        place, told = self._place(), self._told(context)
         if (found := self._earlier(context, pipeline)) is not None:
             return found
         store: Any = context["task_state_store"]
         self._make_way(context, pipeline)
         store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
-        # what an earlier try has published is told with what this one does
-        if true(self.bounded) and (is_first_try(context, self.retries) or not store.get(_BEGAN)):
+        # what earlier tries have published, also before the task was cleared, is told with what this one does
+        if true(self.bounded) and (told or not store.get(_BEGAN)):
             store.set(_BEGAN, AssetEvents(context, self.outlets, pipeline).begin(), retention=NEVER_EXPIRE)
         return self._submit(context, pipeline, place, bounded=true(self.bounded))
 

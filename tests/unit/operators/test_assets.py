@@ -12,6 +12,7 @@ from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.jobs import changes, status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.changes import ChangeRange, TopicRange
+from airflow_bottledwater.operators import assets
 from airflow_bottledwater.operators.assets import AssetEvents, alias_of, inlets_of, topic_uri
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
 from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
@@ -99,10 +100,10 @@ def test_a_bounded_run_tells_what_has_changed_since_it_began(events: Events, mon
         {"public.a": TopicRange("a", "i", (3,), (7,)), "public.b": TopicRange("b", "j", (2,), (2,))},
     )
     given: list[Any] = []
-    monkeypatch.setattr(changes, "present", lambda *of: given.append(of[2:]) or (found if of[2:] else began))
+    monkeypatch.setattr(changes, "present", lambda *of: given.append(of[2]) or (found if of[2] else began))
     kept = asset_events(events).begin()
     asset_events(events).stream(kept)
-    assert given == [(), (began,)]
+    assert given == [None, began]
     ((uri, extra),) = events.told
     assert uri.endswith("/a") and extra.pop("payload")["to"] == "0/9"
     assert extra == {"topic": "a", "table": "public.a", "by": "stream", "rows": 4}
@@ -131,19 +132,41 @@ def test_a_backfill_tells_the_topics_of_its_tables(events: Events, monkeypatch: 
     }
 
 
-def test_what_cannot_be_told_fails_no_task(
-    events: Events, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def away(*_: Any) -> Any:
-        raise Outage("Kafka does not answer.")
+@pytest.mark.parametrize("lasts", [False, True])
+def test_no_task_succeeds_without_its_events(events: Events, monkeypatch: pytest.MonkeyPatch, lasts: bool) -> None:
+    """An outage is waited out for a moment; if it lasts, a retry has to tell what no later run would."""
+    answers: dict[str, Any] = {}
+    begun = ChangeRange("1/d/shop", 5, 5)
 
-    monkeypatch.setattr(changes, "present", away)
-    monkeypatch.setattr(status, "known", away)
-    assert asset_events(events).begin() == {}
-    assert asset_events(events).snapshot() == {}
-    asset_events(events).stream(ChangeRange("1/d/shop").as_event())
-    assert not events.told and "get no event: Kafka does not answer" in caplog.text
-    # a bounded run of which it is not known where it began
-    asset_events(events).stream({})
-    # outside of Airflow there is nobody to tell
-    assert AssetEvents({}, [], PIPELINE).begin() == {}
+    def answer(name: str, found: Any) -> Any:
+        def ask(*_: Any) -> Any:
+            if lasts or not answers.setdefault(name, []):
+                answers.setdefault(name, []).append("away")
+                raise Outage("Kafka does not answer.")
+            return found
+
+        return ask
+
+    monkeypatch.setattr(assets, "_PATIENCE", 0.05 if lasts else 60.0)
+    monkeypatch.setattr(assets, "_PAUSE", 0.0)
+    monkeypatch.setattr(Topics, "__init__", lambda *_: None)
+    monkeypatch.setattr(changes, "present", answer("present", begun))
+    monkeypatch.setattr(changes, "topics_of", answer("topics", {}))
+    monkeypatch.setattr(status, "known", answer("known", "state"))
+    monkeypatch.setattr(status, "tables", lambda _: [])
+    asked, report = asset_events(events), {"tables": ["public.a"], "rows": 3, "boundary": "0/7"}
+    for tell in (asked.begin, lambda: asked.stream(begun.as_event()), asked.snapshot, lambda: asked.backfill(report)):
+        answers.clear()
+        if lasts:
+            with pytest.raises(Outage, match=r"cannot be told .* Kafka does not answer\..* A retry tells all of it"):
+                tell()
+        else:
+            tell()
+        assert answers
+
+
+def test_outside_of_airflow_there_is_nobody_to_tell() -> None:
+    nobody = AssetEvents({}, [], PIPELINE)
+    assert nobody.begin() == {}
+    nobody.stream(ChangeRange("1/d/shop").as_event())
+    nobody.backfill({})

@@ -15,6 +15,7 @@ from airflow_bottledwater.dag import Pipeline
 from airflow_bottledwater.errors import Outage, SettingError
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.jobs import snapshots
+from airflow_bottledwater.operators.assets import AssetEvents
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import live
@@ -87,6 +88,20 @@ def test_a_live_snapshot_that_did_not_finish_fails_the_task_without_a_retry(
 ) -> None:
     with pytest.raises(AirflowFailException, match=match):
         conclude(**report)
+
+
+def test_what_could_not_be_told_to_the_assets_is_left_for_a_retry(
+    monkeypatch: pytest.MonkeyPatch, forgotten: list[tuple[str, str]]
+) -> None:
+    def away(self: AssetEvents, report: Any) -> None:
+        raise Outage("away")
+
+    with monkeypatch.context() as patch, pytest.raises(Outage, match="away"):
+        patch.setattr(AssetEvents, "backfill", away)
+        conclude()
+    assert not forgotten
+    conclude()
+    assert forgotten
 
 
 # ---------------------------------------------------------------------- asking

@@ -590,6 +590,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> S
         watch, "forget", lambda pipeline, identity, asked: world.done.append(f"forget {identity['id']}")
     )
     monkeypatch.setattr("airflow_bottledwater.jobs.stop.stop", stop)
+    monkeypatch.setattr(AssetEvents, "snapshot", lambda self: {})
     return world
 
 
@@ -623,6 +624,17 @@ def test_a_retry_of_the_snapshot_tells_what_a_job_that_has_ended_well_has_publis
     jobs.complete, jobs.earlier = True, jobs.end
     assert snapshot_of(OLD)[0] == {"rows": 7}
     assert jobs.done == ["tell", "forget old"]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_cleared_snapshot_that_is_complete_tells_what_was_not_told(
+    jobs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    monkeypatch.setattr(AssetEvents, "snapshot", lambda self: jobs.done.append("tell") or {"a": 7})
+    jobs.complete = True
+    known = {**OLD, "ended": jobs.end.as_event()} if told else OLD
+    assert snapshot_of(known, try_number=5, max_tries=5, retries=1)[0] == {"complete": True}
+    assert jobs.done == ([] if told else ["stop old", "forget old", "tell"])
 
 
 def test_a_snapshot_that_is_complete_starts_no_job(jobs: SimpleNamespace) -> None:

@@ -256,26 +256,57 @@ def test_what_a_bounded_run_has_changed_is_told_before_its_job_is_forgotten(
 
 
 @pytest.mark.parametrize(
-    ("try_number", "began", "is_now"),
+    ("try_number", "told", "began", "is_now"),
     [
         # what the first try has published is told with what this one does
-        (2, "0/1", "0/1"),
-        # which could not be said then
-        (2, {}, "0/9"),
-        (2, None, "0/9"),
-        # as if it had never run
-        (3, "0/1", "0/9"),
+        (2, False, "0/1", "0/1"),
+        (2, False, None, "0/9"),
+        # also if the task was cleared before it could be told
+        (3, False, "0/1", "0/1"),
+        (3, True, "0/1", "0/9"),
     ],
 )
-def test_a_bounded_run_that_succeeds_on_a_retry_tells_what_all_tries_have_published(
-    world: World, monkeypatch: pytest.MonkeyPatch, try_number: int, began: Any, is_now: Any
+def test_a_bounded_run_that_succeeds_in_the_end_tells_what_all_tries_have_published(
+    world: World, monkeypatch: pytest.MonkeyPatch, try_number: int, told: bool, began: Any, is_now: Any
 ) -> None:
     monkeypatch.setattr(AssetEvents, "begin", lambda _: "0/9")
-    world.ends["old"] = Ended(Outcome(ok=True, stopped=True), asked=True)
-    store = Store(bottledwater_job=OLD, **({} if began is None else {"bottledwater_began": began}))
+    world.ends["old"] = end = Ended(Outcome(ok=True, stopped=True), asked=True)
+    old = {**OLD, "ended": end.as_event()} if told else OLD
+    store = Store(bottledwater_job=old, **({} if began is None else {"bottledwater_began": began}))
     at = context(store, try_number=try_number, max_tries=1 if try_number == 2 else 3)
     deferred(lambda: operator(bounded=True, retries=1).execute(at))
     assert "start" in world.done and store.get("bottledwater_began") == is_now
+
+
+def test_a_bounded_run_that_could_not_be_told_is_told_by_a_retry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = [True]
+
+    def tell(self: AssetEvents, begun: Any) -> None:
+        if away:
+            raise Outage("away")
+        world.done.append(f"tell {begun}")
+
+    monkeypatch.setattr(AssetEvents, "stream", tell)
+    world.end(OLD, ok=True, counts={"position": "0/5"})
+    made, store = operator(bounded=True, retries=1), Store(bottledwater_job=OLD, bottledwater_began="0/1")
+    with pytest.raises(Outage, match="away"):
+        made.execute_complete(context(store, max_tries=1), ended(world))
+    assert world.done == []
+    away.clear()
+    assert made.execute(context(store, try_number=2, max_tries=1)) == {"position": "0/5"}  # type: ignore[arg-type]
+    assert world.done == ["tell 0/1", "forget old"]
+
+
+def test_a_bounded_run_begins_only_where_it_is_known_what_it_has_to_tell(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: AssetEvents) -> None:
+        raise Outage("away")
+
+    monkeypatch.setattr(AssetEvents, "begin", away)
+    with pytest.raises(Outage, match="away"):
+        operator(bounded=True).execute(context(Store()))
+    assert world.done == []
 
 
 def test_a_retry_of_a_job_that_was_stopped_submits(world: World) -> None:

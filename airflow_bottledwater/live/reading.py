@@ -32,7 +32,7 @@ from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import catalog, copy, large_rows, partitions, row_filter, slot
-from airflow_bottledwater.postgres.connect import Connection, own
+from airflow_bottledwater.postgres.connect import Connection, Session, own
 from airflow_bottledwater.postgres.large_rows import LargeRow
 from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.postgres.receive import MessageBlock
@@ -95,7 +95,7 @@ class LiveReader(threading.Thread):
         self._blocks = _FIRST_BLOCKS
         self._due = time.monotonic()
         self._versions: dict[int, Version] = {}
-        self._connection: Connection | None = None
+        self._connection: Session | None = None
         self._oldest_xid = 0
         #: whether a row was met that PostgreSQL cannot send: the chunk is read again without it
         self._wary = False
@@ -419,12 +419,9 @@ class LiveReader(threading.Thread):
     def session(self) -> int | None:
         """The process id of its session; None while it has none. Any thread may ask."""
         connection = self._connection
-        with contextlib.suppress(psycopg.Error):  # the reader may close it between the two questions
-            if connection is not None and not connection.closed:
-                return connection.info.backend_pid
-        return None
+        return None if connection is None or connection.closed else connection.pid
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> Session:
         if self._connection is None:
             self._connection = connect_source(
                 self._pipeline.postgres, self._record, application="bottledwater live snapshot"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -110,7 +111,7 @@ class Silence:
         dsn = getattr(self._connection, "dsn", "")
         own = {"connect_timeout": _CONNECT_TIMEOUT, "fallback_application_name": "bottledwater probe"}
         try:
-            _Session.connect(conninfo.make_conninfo(**{**own, **parse(dsn)})).close()
+            Session.connect(conninfo.make_conninfo(**{**own, **parse(dsn)})).close()
         except psycopg.OperationalError as error:
             if not _ANSWER.search(str(error)):
                 raise Outage(
@@ -119,14 +120,15 @@ class Silence:
                 ) from None
 
 
-class _Session(psycopg.Connection[tuple[Any, ...]]):
+class Session(psycopg.Connection[tuple[Any, ...]]):
     """A connection whose waits end when the thread's work is asked to stop, or when the server no longer answers.
 
     :ivar dsn: the connection string of the server that it is with, which may be one of several: for a new session that
         checks whether that one answers.
+    :ivar pid: the id of the process that serves it, as PostgreSQL says it: a proxy may tell its clients another one.
     """
 
-    dsn = ""
+    dsn, pid = "", 0
 
     @classmethod
     def _connect_gen(cls, *args: Any, **options: Any) -> Any:
@@ -204,19 +206,25 @@ _REFUSING = re.compile(
 )
 #: libpq's messages about parameters of a connection string, or about the service that it names
 _INVALID = re.compile(r"(^|: )(invalid|bad value)|definition of service|service file|connection option")
-#: libpq's messages about a server that it does not trust, or about its own certificate files
-_UNTRUSTED = re.compile("certificate|does not support SSL")
+#: libpq's messages about a server that it does not trust, about what was to be secure and is not, or about its own
+#: files for that (src/interfaces/libpq/fe-{connect,auth,secure-openssl}.c)
+_UNTRUSTED = re.compile(
+    "certificate|private key|does not support SSL|weak sslmode|channel binding|method requirement|GSSAPI encryption"
+    "|requirepeer"
+)
+#: the remedy where something that is no primary has answered
+NO_POOLER = "Connect to the primary itself, not through a connection pooler."
 
 
-def connect(dsn: str, *, replication: bool = False, application: str = "bottledwater") -> _Session:
+def connect(dsn: str, *, replication: bool = False, application: str = "bottledwater") -> Session:
     """Open a session with pinned settings, in autocommit.
 
     :param replication: whether to open a replication connection.
     :param application: the application name, unless the connection string has one.
     :raises Outage: the server cannot be reached, or is starting or stopping.
     :raises CredentialsRefused: the server rejects the password, or its certificate is not trusted.
-    :raises Refused: the server refuses the connection for another reason (database, role, pg_hba.conf), or the
-        connection string is not valid.
+    :raises Refused: the server refuses the connection for another reason (database, role, pg_hba.conf), the connection
+        string is not valid, or it leads to a connection pooler.
     """
     options: dict[str, Any] = {"fallback_application_name": application, "connect_timeout": _CONNECT_TIMEOUT}
     # so that a peer that vanished is noticed within minutes, and does not hold a slot or a snapshot for hours
@@ -229,8 +237,9 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
     if replication:
         options["replication"] = "database"
     params = {**options, **parse(dsn)}
+    began = time.monotonic()
     try:
-        connection = _Session.connect(conninfo.make_conninfo(**params), autocommit=True)
+        connection = Session.connect(conninfo.make_conninfo(**params), autocommit=True)
         connection.dsn = _of_server(dsn, connection)
     except psycopg.Error as error:
         raise _unconnected(error, dsn, params) from None
@@ -244,11 +253,35 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
             for name, value in settings
         ]
         calls += [_NOTICED] if replication else []
-        connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
-    except psycopg.Error as error:
+        found = connection.execute(
+            sql.SQL("SELECT pg_catalog.pg_backend_pid(), {}").format(sql.SQL(", ").join(calls))
+        ).fetchone()
+        connection.pid = found[0] if found else 0
+        if connection.pid != connection.info.backend_pid:
+            _refuse_pooler(connection, dsn, began)
+    except (psycopg.Error, Refused) as error:
         connection.close()
-        raise outage(error, describe(dsn)) from None
+        raise own(error, describe(dsn)) from None
     return connection
+
+
+def _refuse_pooler(connection: Connection, dsn: str, began: float) -> None:
+    """Check that a session was made for us, although what is in between has told us another process: so does the proxy
+    of Neon, too, which leads each client to a process of its own.
+
+    :param began: when we began to connect.
+    :raises Refused: PostgreSQL's process is older, so that other clients have used the session, and will.
+    """
+    age = connection.execute(
+        "SELECT extract(epoch FROM clock_timestamp() - backend_start) FROM pg_stat_activity WHERE pid = "
+        "pg_backend_pid()"
+    ).fetchone()
+    if age is not None and age[0] > time.monotonic() - began:
+        raise Refused(
+            f"{describe(dsn)} is a connection pooler: its session was in PostgreSQL before we connected, and is shared "
+            "with others. Their settings would hold for what is read, and ours for them.",
+            NO_POOLER,
+        )
 
 
 def _of_server(dsn: str, connection: Connection) -> str:
@@ -299,13 +332,12 @@ def _unconnected(error: psycopg.Error, dsn: str, params: dict[str, Any]) -> Bott
     if "no password supplied" in message:
         return CredentialsRefused(
             f"{describe(dsn)} asks for a password, and the connection has none.",
-            "Put it into the connection, a password file or PGPASSWORD.",
+            "Put it into the connection, a password file, a service file or PGPASSWORD. A password file is ignored "
+            "unless it has mode 0600, which a file of a Kubernetes secret has not: "
+            f"{DOCS}operations.html#rotating-a-password",
         )
     if not answered and _UNTRUSTED.search(message):
-        return CredentialsRefused(
-            f"The connection to {describe(dsn)} is not secure: {message}.",
-            "Check sslmode, sslrootcert and the host's name.",
-        )
+        return CredentialsRefused(f"The connection to {describe(dsn)} is not secure: {message}.", _securing(message))
     return Outage(f"{describe(dsn)} cannot be reached: {message}.")
 
 
@@ -327,7 +359,21 @@ def quoted(*names: str) -> str:
     return sql.Identifier(*names).as_string(None)
 
 
+def _securing(message: str) -> str:
+    """What to do about a message of libpq's that :data:`_UNTRUSTED` knows."""
+    if "private key" in message:
+        return (
+            f"On this host ({socket.gethostname()}), the file (sslkey) has to belong to the jobs' user with mode 0600, "
+            "or to root with 0640 (on Kubernetes: defaultMode 0440 of the secret, and an fsGroup), and to fit sslcert."
+        )
+    if "certificate" in message or "does not support SSL" in message:
+        return "Check sslmode, sslrootcert and the host's name."
+    return "Check sslmode, channel_binding, require_auth and gssencmode of the connection, and what the server offers."
+
+
 def _remedy(message: str, user: str | None) -> str:
+    if "unsupported startup parameter" in message:  # PostgreSQL itself says "unrecognized configuration parameter"
+        return f"A connection pooler has answered. {NO_POOLER}"
     if "password" in message or "authentication" in message:
         return "Check user and password, and that pg_hba.conf has a line for this host (for replication too)."
     if "does not exist" in message:

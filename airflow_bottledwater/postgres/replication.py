@@ -386,7 +386,7 @@ class ReplicationStream:
             ).fetchone()
         finally:
             connection.close()
-        if found is None or found[0] != self._pgconn.backend_pid:
+        if found is None or found[0] != self._connection.pid:
             raise Outage(
                 f"{self._where} no longer serves the job's connection to slot {self._slot!r}, and has not closed it."
             )

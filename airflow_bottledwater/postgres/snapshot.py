@@ -16,7 +16,7 @@ from airflow_bottledwater.errors import HolderEnded, Outage, Refused
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog, locks, partitions, row_filter, sessions, slot
-from airflow_bottledwater.postgres.connect import Connection, connect, outage, session
+from airflow_bottledwater.postgres.connect import NO_POOLER, Connection, connect, outage, session
 from airflow_bottledwater.postgres.partitions import Partition
 from airflow_bottledwater.postgres.server import check_primary, end_of_wal, wait_flushed
 
@@ -197,7 +197,7 @@ class SnapshotExporter:
     @property
     def pid(self) -> int:
         """The process id of the session."""
-        return self._connection.info.backend_pid
+        return self._connection.pid
 
     def alive(self) -> None:
         """Check that the holder's session still exists.
@@ -326,7 +326,7 @@ def begin_task(connection: Connection, table: SourceTable, held: ExportedSnapsho
     if snapshot != held.snapshot:
         raise Refused(
             f"The imported snapshot is {snapshot}, not {held.snapshot}, which was exported.",
-            "Connect to the primary itself, not through a connection pooler.",
+            NO_POOLER,
         )
 
 

@@ -23,7 +23,7 @@ from airflow_bottledwater.state.identity import belonging, check_timeline, topic
 
 #: PostgreSQL's own functions that the pipeline calls: everybody may, unless an administrator has revoked it
 FUNCTIONS = (
-    "pg_backend_pid", "pg_blocking_pids", "pg_collation_actual_version", "pg_column_size", "pg_control_checkpoint",
+    "pg_blocking_pids", "pg_collation_actual_version", "pg_column_size", "pg_control_checkpoint",
     "pg_control_system", "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn",
     "pg_current_wal_lsn", "pg_current_xact_id", "pg_database_collation_actual_version", "pg_drop_replication_slot",
     "pg_export_snapshot", "pg_get_expr", "pg_get_partition_constraintdef", "pg_get_publication_tables",

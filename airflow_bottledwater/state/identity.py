@@ -22,7 +22,7 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, slot
-from airflow_bottledwater.postgres.connect import Connection, connect, session
+from airflow_bottledwater.postgres.connect import Connection, Session, connect, session
 from airflow_bottledwater.postgres.server import check_primary, identify
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key, owners_prefix
@@ -85,7 +85,7 @@ def check_source(connection: Connection, dsn: str, record: SlotRecord | None) ->
         check_timeline(record, identify(connection))
 
 
-def connect_source(dsn: str, record: SlotRecord | None, *, application: str) -> Connection:
+def connect_source(dsn: str, record: SlotRecord | None, *, application: str) -> Session:
     """Open a session in which a running job reads rows; see :func:`check_source` and :func:`connect`."""
     connection = connect(dsn, application=application)
     try:

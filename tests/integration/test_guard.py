@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_bottledwater.errors import BottledWaterError, SlotError
 from airflow_bottledwater.guard import guard, standbys
@@ -27,6 +28,7 @@ from airflow_bottledwater.snapshot.driver import _SnapshotDriver
 from airflow_bottledwater.snapshot.task import SnapshotChunk, SnapshotResult
 from airflow_bottledwater.state.control_records import StatusRecord
 from airflow_bottledwater.stream.publisher import StreamPublisher
+from tests.support.faults import Pooler
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 
@@ -52,6 +54,15 @@ def flow_statements() -> tuple[str, ...]:
         "CREATE TABLE a (id int PRIMARY KEY, n int, name text)",
         f"INSERT INTO a SELECT g, 0, 'row ' || g FROM generate_series(1, {ROWS}) g",
     )
+
+
+@contextmanager
+def behind_a_proxy(flow: Flow) -> Iterator[Flow]:
+    """The pipeline, through a proxy that tells process ids of its own: who waits for whom is to be seen as well."""
+    with closing(Pooler(int(str(conninfo_to_dict(flow.dsn)["port"])))) as proxy:
+        flow.change(postgres=make_conninfo(flow.dsn, port=proxy.port, sslmode="disable", gssencmode="disable"))
+        yield flow
+        flow.change(postgres=flow.dsn)
 
 
 def job(flow: Flow) -> StatusRecord:
@@ -110,7 +121,7 @@ def test_who_waits_behind_the_snapshots_locks_gets_them_and_the_same_job_reads_o
 ) -> None:
     flow = make_flow(lock_queue_limit=1.0)
     flow.create()
-    with slow_lanes(monkeypatch) as fast, snapshotting(flow) as results:
+    with slow_lanes(monkeypatch) as fast, behind_a_proxy(flow), snapshotting(flow) as results:
         with psycopg.connect(flow.dsn) as other:
             began = time.monotonic()
             other.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
@@ -309,7 +320,7 @@ def begun_to_read(flow: Flow, request_id: str) -> bool:
 
 def test_a_live_snapshot_gives_its_locks_to_who_waits(make_flow: MakeFlow) -> None:
     flow = begun(make_flow, lock_queue_limit=0.5)
-    with flow.streaming() as errors:
+    with behind_a_proxy(flow), flow.streaming() as errors:
         flow.streams()
         # a condition that takes long
         request_id = flow.ask("a", where="pg_sleep(0.01) IS NOT NULL")

@@ -1723,6 +1723,18 @@ MUTANTS = (
         f"{_RECOVERY}::test_a_password_that_is_rotated_while_the_stream_runs_is_taken_up_at_the_next_reconnect",
     ),
     Mutant(
+        "a session that a connection pooler shares is not used",
+        "connect.connect",
+        never("connection.pid != connection.info.backend_pid"),
+        f"{_PREFLIGHT}::test_a_connection_pooler_is_refused",
+    ),
+    Mutant(
+        "who waits for the holder is seen behind a proxy that tells another process",
+        "SnapshotExporter.pid",
+        swap("self._connection.pid", "self._connection.info.backend_pid"),
+        f"{_GUARD}::test_who_waits_behind_the_snapshots_locks_gets_them_and_the_same_job_reads_on",
+    ),
+    Mutant(
         "the holder locks before it takes the snapshot",
         "SnapshotExporter._try",
         swap(

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -225,6 +226,39 @@ class Proxy:
         """End."""
         self._listener.close()
         self.cut()
+
+
+class Pooler(Proxy):
+    """Tells PostgreSQL's clients process ids of its own, as connection poolers do, and the proxy of Neon.
+
+    :ivar ahead: whether it opens sessions before there is a client for them, as poolers do.
+    """
+
+    ahead = False
+    _kept: tuple[socket.socket, bytes] | None = None
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        begin = client.recv(1 << 16)
+        server, greeting = self._kept or self._session(begin)
+        self._kept = self._session(begin) if self.ahead else None
+        self._open += [client, server]
+        client.sendall(greeting)
+        threading.Thread(target=self._relay, args=(server, client, True), daemon=True).start()
+        self._relay(client, server, False)
+
+    def _session(self, begin: bytes) -> tuple[socket.socket, bytes]:
+        """A session of PostgreSQL, and what it has said at its start (BackendKeyData with another process id)."""
+        server, greeting = socket.create_connection(("127.0.0.1", self.target)), b""
+        server.sendall(begin)
+        while not greeting.endswith(b"Z\0\0\0\5I") and (more := server.recv(1 << 16)):
+            greeting += more
+        return server, re.sub(rb"(?s)(?<=K\0\0\0\x0c).{4}", b"\0\0\0\7", greeting)
 
 
 class ProxiedBroker(KafkaBroker):

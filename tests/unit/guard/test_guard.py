@@ -7,12 +7,10 @@ from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, cast
 
-import psycopg
 import pytest
 
 from airflow_bottledwater.guard import guard
 from airflow_bottledwater.guard.guard import SourceGuard
-from airflow_bottledwater.live.reading import LiveReader
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.settings import Settings
@@ -78,14 +76,3 @@ def test_what_is_advised_helps_the_snapshot_that_runs() -> None:
     made.weigh(Pressure(2 << 20, 0, None, 0, 0), {}, None)
     (problem,) = told
     assert problem.remedy.startswith("Give the server more disk")
-
-
-def test_a_session_that_is_closed_while_it_is_asked_for_is_none() -> None:
-    class Info:
-        @property
-        def backend_pid(self) -> int:
-            raise psycopg.OperationalError("the connection is closed")
-
-    reader = object.__new__(LiveReader)
-    reader._connection = cast(Any, SimpleNamespace(closed=False, info=Info()))
-    assert reader.session is None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,9 +15,10 @@ import psycopg
 import pytest
 from psycopg import pq
 
-from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.postgres import connect
+from tests.support.security import Authority
 
 
 @pytest.mark.parametrize(
@@ -33,22 +37,24 @@ def test_the_statements_for_a_role_that_may_not_replicate_quote_its_name(
     assert f"ALTER ROLE {role} REPLICATION (on RDS and Aurora: GRANT rds_replication TO {role})" in str(raised.value)
 
 
-#: answers each connection with an error; requests for encryption (SSLRequest, GSSENCRequest) with no. In a process of
-#: its own, since libpq's ping holds Python's lock
+#: answers each connection with an error, or lets it in without a password if there is none; requests for encryption
+#: (SSLRequest, GSSENCRequest) with no, or a third argument. In a process of its own, since libpq's ping holds Python's
+#: lock
 _SERVER = """
 import socket, struct, sys
-code, message = sys.argv[1:]
+code, message, *encrypts = sys.argv[1:]
 fields = f"SВАЖНО\\0VFATAL\\0C{code}\\0M{message}\\0\\0".encode()
+answer = b"E" + struct.pack(">I", len(fields) + 4) + fields if code else b"R" + struct.pack(">II", 8, 0)
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 while True:
     client, _ = listening.accept()
     while len(head := client.recv(8, socket.MSG_WAITALL)) == 8:
         if struct.unpack(">II", head)[1] in (80877103, 80877104):
-            client.sendall(b"N")
+            client.sendall((encrypts or ["N"])[0].encode())
             continue
         client.recv(struct.unpack(">II", head)[0] - 8, socket.MSG_WAITALL)
-        client.sendall(b"E" + struct.pack(">I", len(fields) + 4) + fields)
+        client.sendall(answer)
         break
     client.close()
 """
@@ -56,8 +62,8 @@ while True:
 
 @pytest.fixture
 def refusing(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server that answers each connection with an error (SQLSTATE, message) in its own language; gives its connection
-    string."""
+    """A server that answers each connection with an error (SQLSTATE, message) in its own language, or none; gives its
+    connection string."""
     with subprocess.Popen([sys.executable, "-c", _SERVER, *request.param], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         yield f"host=127.0.0.1 port={int(server.stdout.readline())} dbname=x user=y"
@@ -113,3 +119,40 @@ def test_parameters_that_libpq_does_not_take_are_refused_for_good(parameter: str
     with pytest.raises(Refused, match="connection string is not valid") as refused:
         connect.connect(f"host=127.0.0.1 {parameter}")
     assert not transient(refused.value) and "Ma9ker" not in str(refused.value)
+
+
+#: a server that would encrypt, so that libpq loads the key; and one that lets everybody in
+_ENCRYPTS, _OPEN = ("", "", "S"), ("", "")
+
+
+@pytest.mark.parametrize(
+    ("refusing", "parameters", "says", "remedy"),
+    [
+        (_ENCRYPTS, "sslkey={}/open.pem", "must have permissions u=rw (0600) or less", "with mode 0600"),
+        (_ENCRYPTS, "sslkey={}/broken.pem", "could not load private key", "(sslkey)"),
+        (_ENCRYPTS, "sslkey={}/absent.pem", "but not private key file", "(sslkey)"),
+        (_OPEN, "sslrootcert=system", "weak sslmode", "Check sslmode"),
+        (_OPEN, "sslmode=disable channel_binding=require", "channel binding required", "channel_binding"),
+        (_OPEN, "sslmode=disable require_auth=scram-sha-256", "method requirement", "require_auth"),
+        (_OPEN, "sslmode=disable gssencmode=require", "GSSAPI encryption", "gssencmode"),
+    ],
+    indirect=["refusing"],
+)
+def test_what_is_wrong_on_this_host_is_no_outage(
+    refusing: str, parameters: str, says: str, remedy: str, tmp_path: Path
+) -> None:
+    key, certificate = Authority(tmp_path).issue("cdc")
+    for name, mode, text in (("open", 0o644, key), ("broken", 0o600, "no key"), ("cert", 0o644, certificate)):
+        (tmp_path / f"{name}.pem").write_text(text)
+        (tmp_path / f"{name}.pem").chmod(mode)
+    with pytest.raises(CredentialsRefused, match=re.escape(says)) as raised:
+        connect.connect(f"sslmode=require sslcert={tmp_path}/cert.pem {refusing} {parameters.format(tmp_path)}")
+    assert remedy in raised.value.remedy
+    assert "sslkey" not in parameters or f"On this host ({socket.gethostname()})" in raised.value.remedy
+
+
+@pytest.mark.parametrize("refusing", [("08P01", "unsupported startup parameter: replication")], indirect=True)
+def test_a_pooler_that_refuses_replication_is_named(refusing: str) -> None:
+    with pytest.raises(Refused, match=r"A connection pooler has answered\. Connect to the primary itself") as raised:
+        connect.connect(refusing, replication=True)
+    assert "pg_hba" not in str(raised.value)

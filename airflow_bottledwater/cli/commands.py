@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import sys
 from typing import Any
 
@@ -278,6 +280,10 @@ for command in COMMANDS:
 
 def main() -> None:
     """Entry point: errors become lines in the log, and exit codes (docs/operations.md, "The command as a service")."""
+    if sys.__stderr__ is None:  # it is closed, and the next file that is opened would be taken for it
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if os.getpid() == 1:  # of a container: the kernel gives it no signal that it has no handler for
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     setup_log()
     try:
         with extras.explained():

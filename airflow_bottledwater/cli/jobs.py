@@ -247,9 +247,8 @@ class _JobRuns:
 
         :raises StopRequested: the command was asked to end meanwhile.
         """
-        from airflow_bottledwater.jobs import run_directory, submit, supervise
+        from airflow_bottledwater.jobs import run_directory, supervise
 
-        submit.refuse_unknown_user()
         # Spark takes several seconds to start, in which everything is made
         start(folder, "pipeline", self.pipeline, self.master, self.spark_conf, bounded=self.bounded)
         with ExitStack() as undo:

@@ -309,8 +309,9 @@ def command(
 
     :param name: the job: ``snapshot``, ``stream``, ``pipeline`` or ``verify``.
     :param tasks: how many tasks it has at the same time.
-    :raises Refused: there is no spark-submit on the PATH, or speculative execution is on.
+    :raises Refused: there is no spark-submit on the PATH, this user has no name, or speculative execution is on.
     """
+    refuse_unknown_user()
     found = shutil.which(binary, path=environment()["PATH"])
     if found is None:
         raise Refused(

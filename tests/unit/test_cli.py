@@ -573,6 +573,24 @@ def test_a_reader_that_is_lost_in_the_end_does_not_change_the_exit_code(last: st
     assert done.returncode == (75 if "Outage" in last else 0)
 
 
+def test_a_log_that_is_closed_does_not_change_the_exit_code() -> None:
+    code = "import sys\nfrom airflow_bottledwater import cli\nsys.argv = ['bottledwater', '--version']\ncli.main()"
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", code], stdout=subprocess.PIPE, check=False
+    )
+    assert closed.returncode == 0 and b"version" in closed.stdout
+
+
+def test_the_first_process_of_a_container_ends_by_a_signal() -> None:
+    """It has to have a handler: the kernel does nothing else for it."""
+    code = (
+        "import os, signal, sys\nfrom airflow_bottledwater import cli\nprocess, os.getpid = os.getpid(), lambda: 1\n"
+        "cli.cli.command('last')(lambda: os.kill(process, signal.SIGTERM))\nsys.argv = ['bottledwater', 'last']\n"
+        "cli.main()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 128 + signal.SIGTERM
+
+
 def _mentioning(folder: Path) -> list[str]:
     """The processes that have the folder in their environment: as that for temporary files, or as a job's."""
     found = []

@@ -241,4 +241,4 @@ def test_a_user_without_a_name_is_refused_before_a_jvm_fails_again_and_again(mon
 
     monkeypatch.setattr(submit.pwd, "getpwuid", unknown)
     with pytest.raises(Refused, match="no entry in /etc/passwd"):
-        submit.refuse_unknown_user()
+        submit.command("verify", Path("settings"), master="local[2]")

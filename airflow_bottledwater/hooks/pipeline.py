@@ -19,7 +19,7 @@ from airflow_bottledwater.hooks.connections import aconnections, connections
 from airflow_bottledwater.hooks.schema_registry import texts
 from airflow_bottledwater.hooks.source import dsn_of
 from airflow_bottledwater.pipeline.formats import FORMATS
-from airflow_bottledwater.pipeline.groups import SECRET_PROPERTIES
+from airflow_bottledwater.pipeline.groups import SECRET_PROPERTIES, TOKENS
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 
 
@@ -33,8 +33,7 @@ def properties(found: Any) -> dict[str, str]:
         raise Refused(
             f"The Kafka connection {found.conn_id!r} has an oauth_cb, a function of this Airflow, which a Spark job "
             "cannot call.",
-            "Let librdkafka fetch the tokens: sasl.oauthbearer.method = oidc, with "
-            "sasl.oauthbearer.token.endpoint.url, sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret.",
+            TOKENS,
         )
     kept = texts(extra)
     # properties for consumers: those of this package are configured by the package itself

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from airflow_bottledwater.errors import DOCS, Outage, Refused
+from airflow_bottledwater.pipeline.groups import TOKENS
 from airflow_bottledwater.pipeline.settings import first_broker
 
 Client = TypeVar("Client")
@@ -83,8 +84,15 @@ def producer_config(config: Mapping[str, str]) -> dict[str, Any]:
 def made(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any]) -> Client:
     """A client of confluent-kafka: a producer, consumer or admin client.
 
-    :raises Refused: it does not accept a property.
+    :raises Refused: it does not accept a property, or would wait for a token that nobody gives it.
     """
+    if _lacks_token(config):
+        raise Refused(
+            f"The connection to Kafka at {config.get('bootstrap.servers', '?')} has sasl.mechanism = OAUTHBEARER, and "
+            "nothing that makes a token. (For Amazon MSK and Google's Managed Kafka, Airflow's Kafka provider adds a "
+            "function of its own, which a job cannot call.)",
+            TOKENS,
+        )
     try:
         return kind(config)
     except KafkaException as error:
@@ -92,6 +100,18 @@ def made(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any]) -> Cl
     except (TypeError, ValueError) as error:
         # some values have to be of a type that no connection's extra can have
         raise unknown_property(str(error)) from None
+
+
+def _lacks_token(config: Mapping[str, Any]) -> bool:
+    """Whether a client would wait for a token without even connecting: librdkafka gets one by OIDC only
+    (``aws_iam`` is for clients with a function, see its CONFIGURATION.md), or makes an unsecured one."""
+    mechanisms = {config.get("sasl.mechanism"), config.get("sasl.mechanisms")}
+    if "OAUTHBEARER" not in mechanisms or "SASL" not in str(config.get("security.protocol")).upper():
+        return False
+    fetched = str(config.get("sasl.oauthbearer.method")).lower() == "oidc"
+    by_function = str(config.get("sasl.oauthbearer.metadata.authentication.type")).lower() == "aws_iam"
+    unsecured = str(config.get("enable.sasl.oauthbearer.unsecure.jwt")).lower() in ("true", "t", "1")
+    return (not fetched or by_function) and not unsecured
 
 
 def reader_config(config: Mapping[str, str], **more: str) -> dict[str, Any]:
@@ -191,6 +211,12 @@ def translate(error: KafkaException, config: Mapping[str, str]) -> Outage | Refu
     servers = config.get("bootstrap.servers", "?")
     name = detail.name() if hasattr(detail, "name") else ""
     text = detail.str() if hasattr(detail, "str") else str(error)
+    if isinstance(detail, KafkaError) and detail.code() == KafkaError.THROTTLING_QUOTA_EXCEEDED:
+        return Outage(
+            f"Kafka at {servers} makes no more topics or partitions now: {text}.",
+            "The quota controller_mutation_rate of this user or client is used up. It fills again by itself; with a "
+            "higher one it is quicker (kafka-configs.sh --entity-type users).",
+        )
     if isinstance(detail, KafkaError) and away(detail):
         return Outage(
             f"Kafka at {servers} does not answer: {text}.",

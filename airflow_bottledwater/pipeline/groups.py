@@ -144,6 +144,12 @@ class SourceSettings:
 
 #: words in the names of those properties of Kafka clients that contain secrets
 SECRET_PROPERTIES = ("password", "secret", "user.info", "token", "passphrase", "key.pem", "oauthbearer.config")
+#: the remedy where a Kafka wants a token that only a function makes
+TOKENS = (
+    "On Amazon MSK, log in with SCRAM or a client certificate instead of IAM; on Google's Managed Kafka with "
+    "SASL/PLAIN (a service account and its key). Elsewhere let librdkafka fetch the tokens: sasl.oauthbearer.method = "
+    "oidc, with sasl.oauthbearer.token.endpoint.url, sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret."
+)
 
 
 @dataclass(frozen=True, kw_only=True)

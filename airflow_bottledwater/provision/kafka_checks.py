@@ -459,14 +459,19 @@ def new_topic(pipeline: Settings, name: str, table: SourceTable | None, replicat
     unkeyed = {"cleanup.policy": "delete", "retention.ms": str(retention)}
     policy = {"cleanup.policy": "compact"} if table is not None and table.keyed else unkeyed
     options = None if table is None else TableMapping.of(pipeline).options_of(table)
-    config = {**safe, **policy, **({} if options is None else {**pipeline.topic_config, **options.topic_config})}
+    own = {**policy, **({} if options is None else {**pipeline.topic_config, **options.topic_config})}
     partitions = 1 if options is None else options.partitions or pipeline.partitions
-    wished = dict(TOMBSTONES) if "compact" in config["cleanup.policy"] else {}
-    if "delete" in config["cleanup.policy"] and config.get("retention.ms") != "-1":
+    wished = dict(TOMBSTONES) if "compact" in own["cleanup.policy"] else {}
+    if "delete" in own["cleanup.policy"] and own.get("retention.ms") != "-1":
         # whoever publishes sees the topic as it is, and sends no commit time as timestamp
         wished["message.timestamp.type"] = "LogAppendTime"
-    # a broker that does not allow one of these does no harm
-    return NewTopic(name, partitions, replication, ({**wished, **config}, config) if wished else (config,))
+    # a broker that does not allow one of those that are not asked for does no harm; one that has min.insync.replicas
+    # to itself has its own
+    configs: list[dict[str, str]] = []
+    for more in ({**wished, **safe}, safe, wished, {}):
+        if (config := {**more, **own}) not in configs:
+            configs.append(config)
+    return NewTopic(name, partitions, replication, tuple(configs))
 
 
 def _of_memory(name: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.kafka import topics
@@ -20,6 +20,7 @@ from airflow_bottledwater.kafka.clients import (
     producer_config,
     reader_config,
     transactional_config,
+    translate,
 )
 from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.topics import Topics
@@ -61,6 +62,39 @@ def test_a_property_that_a_client_does_not_take_is_refused(kind: Any, properties
     config = {"bootstrap.servers": "127.0.0.1:1", **properties}
     with pytest.raises(Refused, match=rf"does not accept a property: .*{says}"):
         made(kind, producer_config(config) if kind is Producer else reader_config(config))
+
+
+@pytest.mark.parametrize("key", ["sasl.mechanism", "sasl.mechanisms"])
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ({}, True),
+        ({"sasl.oauthbearer.method": "default"}, True),
+        ({"sasl.oauthbearer.metadata.authentication.type": "aws_iam", "sasl.oauthbearer.method": "oidc"}, True),
+        ({"enable.sasl.oauthbearer.unsecure.jwt": "true"}, False),
+        (
+            {
+                "sasl.oauthbearer.metadata.authentication.type": "azure_imds",
+                "sasl.oauthbearer.method": "OIDC",
+                "sasl.oauthbearer.token.endpoint.url": "http://127.0.0.1:1/",
+            },
+            False,
+        ),
+        ({"security.protocol": "SSL"}, False),  # the mechanism is not used
+    ],
+)
+def test_a_client_that_would_wait_for_a_token_for_ever_is_refused(
+    key: str, more: dict[str, str], refused: bool
+) -> None:
+    config = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "sasl_ssl", key: "OAUTHBEARER", **more}
+    with pytest.raises(Refused, match="nothing that makes a token") if refused else contextlib.nullcontext():
+        Topics(config)
+
+
+def test_a_quota_that_is_used_up_is_said() -> None:
+    error = KafkaException(KafkaError(KafkaError.THROTTLING_QUOTA_EXCEEDED))
+    said = translate(error, {"bootstrap.servers": "k:1"})
+    assert isinstance(said, Outage) and "quota controller_mutation_rate" in said.remedy and "address" not in str(said)
 
 
 @pytest.fixture

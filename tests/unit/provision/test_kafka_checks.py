@@ -241,6 +241,19 @@ def test_a_topic_of_the_pipeline_is_made_as_it_is_demanded(name: str) -> None:
         assert f"{key}={config[key]}" in str(gone.value)
 
 
+@pytest.mark.parametrize("table", [TABLE, None], ids=["table", "service"])
+def test_a_topic_is_safe_where_the_broker_allows_its_properties(table: SourceTable | None) -> None:
+    pipeline = Settings.of(postgres="host=db", topic_prefix="p")
+    name = "p.payments" if table else SERVICE["events"]
+    *safe, last = kafka_checks.new_topic(pipeline, name, table, 3).configs
+    assert all(config.get("min.insync.replicas") == "2" for config in safe[:2])
+    assert "min.insync.replicas" not in last and last["cleanup.policy"]
+    assert all("min.insync.replicas" not in each for each in kafka_checks.new_topic(pipeline, name, table, 1).configs)
+    chosen = pipeline.with_(topic_config={"min.insync.replicas": "3"})
+    insync = {each.get("min.insync.replicas") for each in kafka_checks.new_topic(chosen, name, table, 3).configs}
+    assert insync == ({"3"} if table else {"2", None})
+
+
 def test_a_tombstone_is_kept_for_a_reader_who_was_away_for_days() -> None:
     """Where rows are deleted by tombstones; for an hour in a slot's own topic, all of which is read at once, with a
     marker for each commit."""

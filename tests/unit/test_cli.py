@@ -607,7 +607,7 @@ def test_a_command_that_ignores_hang_ups_goes_on_ignoring_them(monkeypatch: pyte
     """``nohup`` says so before it starts us."""
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
-    def over(*_: object) -> bool:
+    def over(*_: object, **__: object) -> bool:
         raise SettingError("position", "", "")
 
     monkeypatch.setattr("airflow_bottledwater.jobs.supervise.start", lambda *_, **__: None)

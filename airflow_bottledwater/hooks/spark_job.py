@@ -149,7 +149,11 @@ def describe(
     """
     application, properties, files = given
     conf: dict[Any, Any] = submit.conf_for(
-        place.master, properties, tasks=1 if kind == "stream" else pipeline.lanes, cluster=place.cluster
+        place.master,
+        properties,
+        folder=settings.parent,
+        tasks=1 if kind == "stream" else pipeline.lanes,
+        cluster=place.cluster,
     )
     if place.kubernetes:
         application = application or f"{_IN_IMAGE}/{kind}.py"

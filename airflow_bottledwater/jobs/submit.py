@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -18,6 +19,7 @@ from xml.etree import ElementTree
 
 from airflow_bottledwater.errors import Refused
 
+_JAVA = "spark.driver.extraJavaOptions"
 #: properties for a job on one machine: no UI whose port could be in use, only the loopback address, and a small heap,
 #: since the data is not in the JVM
 LOCAL_CONF = {
@@ -28,7 +30,7 @@ LOCAL_CONF = {
     # when it is out of memory, the JVM has to end, so that the job is started again, or it would hang for ever. Without
     # its optimising compiler it starts sooner, and no data passes through it. A heap that begins small (the default is
     # a 64th of the host's memory), with a small part for new objects, stays small: it saves 120 MB
-    "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms24m -XX:NewSize=4m -XX:NewRatio=6",
+    _JAVA: "-XX:+ExitOnOutOfMemoryError -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms24m -XX:NewSize=4m -XX:NewRatio=6",
     "spark.log.level": "ERROR",
     "spark.python.daemon.module": "airflow_bottledwater.spark.installed",
 }
@@ -88,10 +90,17 @@ def is_local(master: str) -> bool:
 
 
 def conf_for(
-    master: str, conf: Mapping[str, str] | None = None, *, tasks: int = 1, cluster: bool = False
+    master: str,
+    conf: Mapping[str, str] | None = None,
+    *,
+    folder: Path | None = None,
+    tasks: int = 1,
+    cluster: bool = False,
 ) -> dict[str, str]:
     """Spark's properties for a job; those of the user override the others.
 
+    :param folder: the run directory of a job on one machine, in which Spark's own temporary files are, too: the JVM
+        does not know TMPDIR.
     :param tasks: how many tasks the job has at the same time.
     :param cluster: whether the driver runs in the cluster, and is watched through Kafka, not by spark-submit: what this
         needs, no user overrides.
@@ -101,7 +110,9 @@ def conf_for(
     refuse_speculation(str((conf or {}).get(_SPECULATION, "")))
     refuse_secrets(conf or {})
     if is_local(master):
-        ours = LOCAL_CONF
+        ours = dict(LOCAL_CONF)
+        if folder is not None:
+            ours[_JAVA] += f" -Djava.io.tmpdir={shlex.quote(str(folder))}"
     elif cluster:
         ours = {}
     else:
@@ -319,7 +330,9 @@ def command(
             "Install the spark extra (pip install airflow-provider-bottledwater[spark]).",
         )
     properties = [
-        part for key, value in conf_for(master, conf, tasks=tasks).items() for part in ("--conf", f"{key}={value}")
+        part
+        for key, value in conf_for(master, conf, folder=settings.parent, tasks=tasks).items()
+        for part in ("--conf", f"{key}={value}")
     ]
     files: Sequence[str] = () if is_local(master) else ("--files", str(settings))
     return [

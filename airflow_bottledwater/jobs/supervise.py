@@ -431,10 +431,11 @@ def _keep(folder: Path) -> None:
 
 
 def _refresh(folder: Path) -> None:
-    """Give files that nobody has written for a day today's time: a folder for temporary files is cleaned by age
-    (systemd's tmpfiles.d: ten days), and a job reads its settings again after months."""
+    """Give files and folders that nobody has written for a day today's time: a folder for temporary files is cleaned by
+    age (systemd's tmpfiles.d: ten days), and a job reads its settings again, and Spark writes into its folders, after
+    months."""
     now = time.time()
-    for path in folder.iterdir():
+    for path in folder.rglob("*"):
         if now - path.stat().st_mtime > _DAY:
             os.utime(path)
 

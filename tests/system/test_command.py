@@ -157,6 +157,7 @@ def test_as_a_service_the_command_starts_a_killed_job_again_and_takes_it_along_w
         assert verified_by_command(flow).rows == 100
         (folder,) = (found for found in tmp_path.glob("bottledwater-run-*") if (found / "supervisor.json").exists())
         members = processes.family(json.loads((folder / "supervisor.json").read_text())["pid"])
+        assert list(folder.glob("spark-*/pyspark-*")), "Spark's files are not among those of the job"
         # supervisor, JVM, driver and worker
         assert len(members) >= 4
         process.kill()

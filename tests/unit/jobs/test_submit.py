@@ -33,6 +33,16 @@ def test_a_local_job_reads_its_settings_where_they_are(binary: Path, tmp_path: P
     assert "spark.driver.bindAddress=127.0.0.1" in made
 
 
+def test_the_jvm_of_a_local_job_has_its_temporary_files_in_the_run_directory(binary: Path, tmp_path: Path) -> None:
+    """It does not know TMPDIR; and what is there is kept from who cleans by age, and removed with the job."""
+    settings, name = tmp_path / "a folder" / "s.json", "spark.driver.extraJavaOptions"
+    made = submit.command("stream", settings, master="local[2]", binary=binary.name)
+    (given,) = (each for each in made if each.startswith(f"{name}="))
+    assert given == f"{name}={submit.LOCAL_CONF[name]} -Djava.io.tmpdir='{settings.parent}'"
+    mine = submit.command("stream", settings, master="local[2]", conf={name: "-Xint"}, binary=binary.name)
+    assert f"{name}=-Xint" in mine
+
+
 def test_a_cluster_is_sent_the_settings_and_no_loopback_address(binary: Path, tmp_path: Path) -> None:
     made = submit.command("snapshot", tmp_path / "s.json", master="spark://h:7077", conf={"a": "b"}, binary=binary.name)
     assert made[made.index("--files") + 1] == str(tmp_path / "s.json")

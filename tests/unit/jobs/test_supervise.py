@@ -307,10 +307,24 @@ def test_a_supervisor_keeps_its_files_younger_than_what_is_cleaned_by_age(tmp_pa
     for path, days in ((old, 9), (young, 0.5)):
         path.write_text("{}")
         os.utime(path, (time.time() - days * 86400,) * 2)
+    # Spark's, which is empty for as long as the stream runs
+    (empty := tmp_path / "spark-1" / "pyspark-1").mkdir(parents=True)
+    os.utime(empty, (time.time() - 9 * 86400,) * 2)
     (tmp_path / supervise.LOG).touch()
     before = young.stat().st_mtime
     supervise._keep(tmp_path)
     assert time.time() - old.stat().st_mtime < 60 and young.stat().st_mtime == before
+    assert time.time() - empty.stat().st_mtime < 60
+
+
+def test_a_supervisor_that_cannot_be_recorded_keeps_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(supervise, "_introduce", full)
+    monkeypatch.setattr(supervise.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(supervise.processes, "family", lambda _: {})
+    assert supervise._supervise(tmp_path, ["true"], False) == 0
 
 
 def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -347,13 +347,19 @@ def _show_progress(folder: Path, bar: Progress, task: TaskID) -> None:
 
 
 def _show(reader: LogReader) -> bool:
-    """Show the new log lines of the job itself, not Spark's; returns whether there were any new lines."""
-    from airflow_bottledwater.jobs.log import parse
+    """Show what the job itself has logged since, with the lines that belong to it (a traceback), not what Spark has;
+    returns whether there were any new lines."""
+    from airflow_bottledwater.jobs.log import LogLine, noise, parse
 
-    lines = reader.read(_LOG_BYTES)
+    lines, shown = reader.read(_LOG_BYTES), list[tuple[LogLine, list[str]]]()
     for line in lines:
-        if (record := parse(line)) is not None and record.ours:
-            show_line(log, record)
+        if (record := parse(line)) is not None:
+            shown.append((record, [record.message]))
+        elif shown and not noise(line):
+            shown[-1][1].append(line)
+    for record, message in shown:
+        if record.ours:
+            show_line(log, record._replace(message="\n".join(message)))
     return bool(lines)
 
 

@@ -338,12 +338,14 @@ def _asked() -> bool:
 def _failed(failure: BaseException) -> Outcome:
     from airflow_bottledwater.policy import transient
 
+    kind, error = type(failure).__name__, str(failure)
     if isinstance(failure, BottledWaterError):
-        log.error("%s: %s", type(failure).__name__, failure)
+        log.error("%s: %s", kind, error)
         tell_row(log, failure)
     else:
         log.error("The job failed.", exc_info=failure)
-    return Outcome(ok=False, kind=type(failure).__name__, error=str(failure)[:4000], transient=transient(failure))
+        error = f"{kind}: {error}"  # that of a KeyError is a key alone
+    return Outcome(ok=False, kind=kind, error=error[:4000], transient=transient(failure))
 
 
 def leave(record: RunRecord) -> bool:

@@ -2797,7 +2797,7 @@ MUTANTS = (
         "a job's lines keep their levels",
         "show_line",
         swap("log.makeRecord(log.name, line.level, ...)", "log.makeRecord(log.name, logging.INFO, ...)"),
-        f"{_CLI}::test_a_jobs_own_lines_are_shown_at_their_levels",
+        f"{_CLI}::test_a_jobs_own_lines_are_shown_at_their_levels_with_their_tracebacks",
     ),
     Mutant(
         "a hang-up ends the command in order",

@@ -365,12 +365,17 @@ def test_a_setting_with_an_option_of_its_own_is_not_silently_dropped() -> None:
 # ------------------------------------------------------------------ what is shown
 
 
-def test_a_jobs_own_lines_are_shown_at_their_levels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_jobs_own_lines_are_shown_at_their_levels_with_their_tracebacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / LOG).write_text(
+        "WARNING: of the JVM\n"
         "26/11/22 09:09:14 WARN Utils: Spark INFO of its own\n"
+        "\tat org.apache.spark.util.Utils\n"
         "2026-11-22 09:09:14,123 INFO Read [public.a] INFO\n"
-        "2026-11-22 09:09:15,000 WARNING The lag grows.\n"
+        "2026-11-22 09:09:15,000 ERROR The job failed.\n"
         "Traceback (most recent call last):\n"
+        "KeyError: 'x'\n"
         "2026-11-22 09:09:16,999 ERROR Outage: Kafka is away.\n"
     )
     reader = LogReader(tmp_path)
@@ -379,7 +384,7 @@ def test_a_jobs_own_lines_are_shown_at_their_levels(tmp_path: Path, caplog: pyte
         assert not jobs._show(reader)
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("INFO", "Read [public.a] INFO"),
-        ("WARNING", "The lag grows."),
+        ("ERROR", "The job failed.\nTraceback (most recent call last):\nKeyError: 'x'"),
         ("ERROR", "Outage: Kafka is away."),
     ]
 

@@ -232,6 +232,10 @@ def test_a_context_that_has_ended_does_not_hide_why() -> None:
         tasks.run_each(ended, PIPELINE, lambda task: task, [1], "lane")
 
 
+def test_an_error_that_is_not_ours_is_told_with_its_class() -> None:
+    assert job._failed(KeyError("x")).error == "KeyError: 'x'"
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "noted"),
     [

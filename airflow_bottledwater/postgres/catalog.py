@@ -387,7 +387,7 @@ def _mapped_key(
     :param named: schema and name.
     :param columns: those that PostgreSQL sends; ``nullable`` are the names of those that may be NULL.
     """
-    key, problem = _key(identity, indexes, columns)
+    key, problem = _key(identity, indexes, columns, nullable)
     if mapping.options(*named).outbox:
         # only PostgreSQL asks for one, whatever of it is published
         return (), problem
@@ -414,8 +414,10 @@ def _catalog_key(key: Sequence[str], numbered: Iterable[tuple[int, str]], indexe
     return CatalogKey(tuple(numbers[name] for name in sorted(key)), tuple(unique))
 
 
-def _key(identity: str, indexes: Sequence[_Index], columns: Sequence[Column]) -> tuple[tuple[str, ...], str]:
-    """The key columns, and if there are none, the reason."""
+def _key(
+    identity: str, indexes: Sequence[_Index], columns: Sequence[Column], nullable: Collection[str]
+) -> tuple[tuple[str, ...], str]:
+    """The key columns, and if there are none, the reason; see :func:`_mapped_key`."""
     if identity == "n":
         return (), "its replica identity is NOTHING"
     for index in indexes:
@@ -424,6 +426,8 @@ def _key(identity: str, indexes: Sequence[_Index], columns: Sequence[Column]) ->
                 return (), "its key is DEFERRABLE, so two rows could have the same key for a moment"
             if not set(index.columns) <= {c.name for c in columns}:
                 return (), "its key has a generated column, which is not published"
+            if null := [name for name in index.columns if name in nullable]:
+                return (), f"column {null[0]!r} of its key may be NULL (use ALTER TABLE … VALIDATE CONSTRAINT)"
             return tuple(index.columns), ""
     return (), "it has no primary key" if identity != "i" else "its replica identity index is gone"
 

@@ -291,12 +291,20 @@ def test_not_null_that_is_not_valid_yet_is_nullable(server: tuple[str, Connectio
     connection.execute("ALTER TABLE public.halfway ADD CONSTRAINT there NOT NULL n NOT VALID")
     (oid,) = connection.execute("SELECT 'public.halfway'::regclass::oid").fetchone() or ()
 
+    # PostgreSQL takes it for the replica identity all the same
+    connection.execute("CREATE UNIQUE INDEX key ON public.halfway (n)")
+    connection.execute("ALTER TABLE public.halfway REPLICA IDENTITY USING INDEX key")
+
     def required() -> list[bool]:
+        return [column.required for column in loaded().columns]
+
+    def loaded() -> SourceTable:
         (table,) = catalog.load(connection, [oid], TableMapping(forms=TypeOptions(not_null="required")))
-        return [column.required for column in table.columns]
+        return table
 
     assert required() == [True, False, True]
+    assert not loaded().keyed and "column 'n' of its key may be NULL" in loaded().key_problem
     connection.execute("UPDATE public.halfway SET n = 1")
     connection.execute("ALTER TABLE public.halfway VALIDATE CONSTRAINT there")
-    assert required() == [True, True, True]
+    assert required() == [True, True, True] and loaded().key == ("n",)
     connection.execute("DROP TABLE public.halfway")

@@ -7,7 +7,7 @@ row filter does not cover it (42P10): CheckCmdReplicaIdentity, src/backend/execu
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -90,10 +90,6 @@ SELECT s.oid,
        CASE WHEN l.prqual IS NOT NULL THEN ARRAY(
            SELECT attname FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
            WHERE d.classid = 'pg_publication_rel'::regclass AND d.objid = l.row AND d.refobjid = s.oid AND attnum > 0
-       ) END,
-       CASE WHEN l.prattrs IS NOT NULL THEN ARRAY(
-           SELECT attname FROM pg_attribute a
-           WHERE a.attrelid = s.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum
        ) END
 FROM sent s JOIN pg_class c ON c.oid = s.oid
 LEFT JOIN listed l ON l.oid = s.oid AND c.relnamespace NOT IN (SELECT schema FROM whole)
@@ -151,9 +147,9 @@ def read(connection: Connection, name: str) -> Published | None:
     tables: dict[int, tuple[tuple[str, ...] | None, frozenset[str] | None]] = {}
     schemas = frozenset[str]()
     if connection.info.server_version >= 150000:
-        for oid, columns, filtered, total in connection.execute(_TABLES, (name,)):
+        for oid, columns, filtered in connection.execute(_TABLES, (name,)):
             used = None if filtered is None else frozenset(filtered)
-            tables[oid] = (tuple(columns) if columns and columns != total else None, used)
+            tables[oid] = (tuple(columns) if columns else None, used)
         named = connection.execute(
             "SELECT nspname FROM pg_namespace n JOIN pg_publication_namespace ON pnnspid = n.oid WHERE pnpubid = %s",
             (row[0],),
@@ -371,43 +367,50 @@ def mode_problems(
 
 def problems(published: Published, tables: Sequence[SourceTable]) -> list[str]:
     """Why an existing publication must not be used for these tables; empty if it can be."""
-    found = []
-    for table in tables:
-        if table.oid not in published.tables:
-            continue
-        if table.oid in published.generated:
-            found.append(
-                f"Publication {published.name!r} sends the generated columns of {table.qualified}, which the snapshot "
-                f"does not read. Run: ALTER PUBLICATION {quoted(published.name)} SET (publish_generated_columns = "
-                "none); a pipeline that exists already needs a new slot and a snapshot then (bottledwater drop-slot "
-                "--when always, and start again)."
-            )
-        columns, _ = published.tables[table.oid]
-        changes = published.updates or published.deletes
-        if changes and not table.identifiable:
-            found.append(
-                f"Publication {published.name!r} sends updates or deletes of {table.qualified}, which has no usable "
-                f"key ({table.key_problem}): UPDATE and DELETE on it would fail for the application. Give it a primary "
-                "key, or publish it with publish = 'insert, truncate' only."
-            )
-        elif changes and columns is not None and not set(table.key) <= set(columns):
-            found.append(
-                f"The column list of {table.qualified} in publication {published.name!r} does not cover its key "
-                f"({', '.join(table.key)}): UPDATE and DELETE on it would fail for the application. Add the key "
-                "columns."
-            )
-        elif changes and columns is not None and table.identity == "f":
-            found.append(
-                f"{table.qualified} is REPLICA IDENTITY FULL, but publication {published.name!r} has a column list for "
-                "it: UPDATE and DELETE on it would fail for the application. Remove the column list."
-            )
-        elif columns is not None:
-            # the snapshot reads whole tables: it would publish what the publication hides
-            found.append(
-                f"Publication {published.name!r} has a column list for {table.qualified}, which the snapshot would not "
-                "respect. Remove it."
-            )
+    changes = published.updates or published.deletes
+    return [
+        *other_columns([published], tables).values(),
+        *(
+            f"Publication {published.name!r} sends updates or deletes of {table.qualified}, which has no usable key "
+            f"({table.key_problem}): UPDATE and DELETE on it would fail for the application. Give it a primary key, or "
+            "publish it with publish = 'insert, truncate' only."
+            for table in tables
+            if table.oid in published.tables and changes and not table.identifiable
+        ),
+    ]
+
+
+def other_columns(publications: Iterable[Published | None], tables: Sequence[SourceTable]) -> dict[int, str]:
+    """The tables among these of which a publication sends other columns than are read from them, or would not send one
+    that is added later: by oid, why, and what can be done."""
+    found = {}
+    for published in filter(None, publications):
+        for table in tables:
+            columns, _ = published.tables.get(table.oid, (None, None))
+            if columns is not None:
+                found[table.oid] = _listed(published, table, columns)
+            elif table.oid in published.generated:
+                found[table.oid] = (
+                    f"Publication {published.name!r} sends the generated columns of {table.qualified}, which are not "
+                    f"read from the table. Run: ALTER PUBLICATION {quoted(published.name)} SET "
+                    "(publish_generated_columns = none); a stream that follows the table then reads its rows again."
+                )
     return found
+
+
+def _listed(published: Published, table: SourceTable, columns: Sequence[str]) -> str:
+    """What is said of a table that has a column list."""
+    why = "has only those columns sent that it names: not one that is added later"
+    if published.updates or published.deletes:
+        if lacking := [name for name in table.key if name not in columns]:
+            why = f"does not cover its key ({', '.join(lacking)}): UPDATE and DELETE would fail for the application"
+        elif table.identity == "f":
+            why = "does not go with REPLICA IDENTITY FULL: UPDATE and DELETE would fail for the application"
+    return (
+        f"The column list of {table.qualified} in publication {published.name!r} {why}. Remove it; run: BEGIN; ALTER "
+        f"PUBLICATION {quoted(published.name)} DROP TABLE {_only(table).as_string(None)}; "
+        f"{addition(published.name, [table]).as_string(None)}; COMMIT;"
+    )
 
 
 def uncovered(connection: Connection, published: Published, tables: Sequence[SourceTable]) -> dict[int, str]:

@@ -117,7 +117,7 @@ def look(
         wanted -= belonging(connection, known)
         kept = compared.renamed(connection, pipeline, known, wanted)
         names = publication.names(pipeline.publication_name)
-        first = publication.read(connection, names[0])
+        first, second = (publication.read(connection, name) for name in names)
         of = first if pipeline.create_publication else None
         members = frozenset(of.tables if of is not None and not of.whole else ())
         loaded = catalog.load(connection, list({*wanted, *kept, *known.tables, *members}), TableMapping.of(pipeline))
@@ -130,9 +130,7 @@ def look(
         gaps |= _keyless((table for table in followed if table.oid not in below), known)
         if not pipeline.create_publication:
             gaps |= _unpublished({table.oid for table in followed} - below.keys() - covered.tables.keys(), known)
-        gaps |= {
-            oid: held.unfiltered() for oid in unfiltered if oid not in known.gaps or not known.gaps[oid].unfiltered
-        }
+        gaps |= {oid: held.unfiltered() for oid in unfiltered if not (oid in known.gaps and known.gaps[oid].unfiltered)}
         return CatalogLook(
             frozenset(wanted),
             frozenset(kept),
@@ -146,6 +144,7 @@ def look(
             | options.exposed(pipeline, known, loaded)
             | options.unsettled(connection, pipeline, followed)
             | uncovered
+            | publication.other_columns((first, second), followed)
             | _unlogged(followed)
             | dict(unfiltered),
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),

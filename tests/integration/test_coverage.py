@@ -3,7 +3,9 @@ not."""
 
 from __future__ import annotations
 
+import re
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.process import plain_environment
 from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision import preflight
@@ -191,6 +194,53 @@ def test_a_publication_that_sends_less_is_told_until_it_sends_all(make_flow: Mak
         until(lambda: not problems(flow) and flow.compare("a").equal, "all is read again", failed=errors)
     flow.stream()
     assert errors == [] and flow.compare("a").equal and flow.compare("b").equal
+
+
+def test_a_column_list_is_told_until_it_is_removed(make_flow: MakeFlow) -> None:
+    """Also one of all columns, which has those that are added later left out: of a pipeline that began with it."""
+    flow = make_flow(create_publication=False)
+    name = flow.pipeline.slot
+    flow.execute(f"CREATE PUBLICATION {name} FOR TABLE a (id, n, t), b", f"CREATE PUBLICATION {name}_unkeyed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publication, "problems", lambda *_: [])
+        flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        until(lambda: "public.a" in problems(flow), "it is told", failed=errors)
+        flow.execute("ALTER TABLE a ADD c int", "UPDATE a SET c = 9 WHERE id = 1")
+        problem = problems(flow)["public.a"]
+        assert "The column list of public.a" in problem.reason and "that is added later" in problem.reason
+        with pytest.raises(PreflightError, match=re.escape(problem.remedy)):
+            preflight.run(flow.pipeline)
+        flow.execute(*re.findall(r"ALTER PUBLICATION [^;]+", problem.remedy))
+        until(lambda: not problems(flow) and flow.compare("a").equal, "all is read again", failed=errors)
+    assert errors == []
+
+
+def test_generated_columns_that_are_sent_are_told_until_they_are_not(
+    each_postgres: PostgresServer, kafka: KafkaBroker
+) -> None:
+    flow = Flow(each_postgres.createdb(f"g{uuid.uuid4().hex[:8]}"), kafka, None, tables="a", create_publication=False)
+    if flow.execute("SELECT current_setting('server_version_num')::int < 180000")[0][0]:
+        pytest.skip("It cannot send them.")
+    flow.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, n int)",
+        "INSERT INTO a VALUES (1, 1), (2, 2)",
+        f"CREATE PUBLICATION {flow.pipeline.slot} FOR TABLE a WITH (publish_generated_columns = stored)",
+        f"CREATE PUBLICATION {flow.pipeline.slot}_unkeyed",
+    )
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute("ALTER TABLE a ADD g int GENERATED ALWAYS AS (n * 2) STORED", "UPDATE a SET n = 5 WHERE id = 1")
+        until(lambda: "public.a" in problems(flow), "it is told", failed=errors)
+        problem = problems(flow)["public.a"]
+        assert "sends the generated columns of public.a" in problem.reason
+        flow.execute(*re.findall(r"ALTER PUBLICATION [^;]+", problem.remedy))
+        until(lambda: not problems(flow) and flow.compare("a").equal, "all is read again", failed=errors)
+        flow.published("UPDATE a SET n = 6 WHERE id = 2")
+    rows = {m.key["id"]: m.value for m in flow.read("a")}
+    assert errors == [] and rows == {1: {"id": 1, "n": 5}, 2: {"id": 2, "n": 6}}
 
 
 def _role(flow: Flow) -> str:

@@ -149,6 +149,18 @@ MUTANTS = (
         f"{_ROWS}::test_rows_that_a_filter_hides_stay_hidden_where_it_is_made_ineffective[it has another filter]",
     ),
     Mutant(
+        "a column list of a followed table is told",
+        "look.look",
+        swap("... | publication.other_columns(...)", "..."),
+        "tests/integration/test_coverage.py::test_a_column_list_is_told_until_it_is_removed",
+    ),
+    Mutant(
+        "a column that may be NULL is not of a key",
+        "catalog._key",
+        never("null := ..."),
+        "tests/integration/test_conformance.py::test_not_null_that_is_not_valid_yet_is_nullable",
+    ),
+    Mutant(
         "a table is not read again before its filter holds again",
         "look.look",
         swap("... | dict(unfiltered)", "..."),
@@ -1542,7 +1554,7 @@ MUTANTS = (
     ),
     Mutant(
         "a publication that sends generated columns is refused",
-        "publication.problems",
+        "publication.other_columns",
         never("table.oid in published.generated"),
         "tests/integration/test_bad_input.py::test_generated_columns_are_not_published",
     ),

@@ -46,21 +46,29 @@ WHERE p.pubname = ANY (%(names)s) AND CASE s.relkind WHEN 'p' THEN p.pubviaroot 
 GROUP BY t.oid
 """
 _RELATIONS = _ROWS.format(
-    row="r.oid", source="pg_publication_rel r ON r.prrelid = up.oid JOIN pg_publication p ON p.oid = r.prpubid"
+    row="r.oid",
+    source="pg_publication_rel r ON r.prrelid = up.oid"
+    " JOIN pg_publication p ON p.oid = r.prpubid AND NOT p.puballtables",
 )
 _SCHEMAS = _ROWS.format(
     row="n.oid",
     source="pg_class c ON c.oid = up.oid JOIN pg_publication_namespace n ON n.pnnspid = c.relnamespace"
     " JOIN pg_publication p ON p.oid = n.pnpubid",
 )
-_EVERYTHING = _ROWS.format(row="p.oid", source="pg_publication p ON p.puballtables")
+#: since PostgreSQL 19, the rows of pg_publication_rel that such a publication has are its exceptions
+_EVERYTHING = _ROWS.format(
+    row="p.oid",
+    source="pg_publication p ON p.puballtables AND NOT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid"
+    " AND (r.prrelid = t.oid OR r.prrelid IN (SELECT pg_partition_ancestors(t.oid))))",
+)
 
 #: the files of tables that no publication names. ALTER TABLE, which makes a table unlogged and logged again, gives it
 #: another TOAST table with each new file; TRUNCATE, VACUUM FULL and CLUSTER keep that one (finish_heap_swap in
 #: src/backend/commands/cluster.c)
 _FILES = """
 SELECT oid, relfilenode, reltoastrelid FROM pg_class
-WHERE oid = ANY (%(oids)s::oid[]) AND relkind = 'r' AND oid NOT IN (SELECT prrelid FROM pg_publication_rel)
+WHERE oid = ANY (%(oids)s::oid[]) AND relkind = 'r' AND oid NOT IN (
+    SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE NOT p.puballtables)
 """
 
 #: rows of a catalog that are of transactions whose end a slot's reader may not have seen

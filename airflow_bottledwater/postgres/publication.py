@@ -63,6 +63,13 @@ WITH RECURSIVE p AS (SELECT * FROM pg_publication WHERE pubname = %s),
 whole AS (SELECT pnnspid AS schema FROM pg_publication_namespace JOIN p ON pnpubid = p.oid),
 listed AS (
     SELECT r.prrelid AS oid, r.prattrs, r.prqual, r.oid AS row FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid
+    WHERE NOT p.puballtables
+),
+-- since PostgreSQL 19, FOR ALL TABLES EXCEPT (…): the only rows of pg_publication_rel that such a publication has
+excepted AS (
+    SELECT r.prrelid AS oid FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid WHERE p.puballtables
+    UNION SELECT i.inhrelid FROM excepted e JOIN pg_class c ON c.oid = e.oid AND c.relkind = 'p'
+          JOIN pg_inherits i ON i.inhparent = e.oid
 ),
 roots AS (
     SELECT oid FROM listed
@@ -70,7 +77,7 @@ roots AS (
           WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
     UNION SELECT c.oid FROM pg_class c JOIN p ON p.puballtables
           WHERE c.relkind IN ('r', CASE WHEN p.pubviaroot THEN 'p'::"char" END) AND c.relpersistence = 'p'
-          AND c.oid >= 16384
+          AND c.oid >= 16384 AND c.oid NOT IN (SELECT oid FROM excepted)
 ),
 tree AS (
     SELECT oid, false AS below FROM roots

@@ -46,9 +46,15 @@ def check_publications(connection: Connection, pipeline: Settings, found: Findin
             f"the second may be empty. {run[0].upper()}{run[1:]}"
         )
         return problems
+    excepting = {each.name for each in existing if each.all_tables}
     return problems + [
-        f"Table {table.qualified} is not in publication {name!r}. As the owner of both, run: "
-        f"{publication.addition(name, [table]).as_string(connection)}; or leave it out of the pipeline's tables."
+        f"Table {table.qualified} is not in publication {name!r}. "
+        + (
+            "Take it out of those that the publication excepts (EXCEPT)"
+            if name in excepting
+            else f"As the owner of both, run: {publication.addition(name, [table]).as_string(connection)}"
+        )
+        + "; or leave it out of the pipeline's tables."
         for name, tables in lacking.items()
         for table in tables
     ]

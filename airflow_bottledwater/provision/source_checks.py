@@ -40,6 +40,8 @@ RELATIONS = (
     "pg_prepared_xacts", "pg_proc", "pg_publication", "pg_publication_namespace", "pg_publication_rel", "pg_range",
     "pg_replication_slots", "pg_roles", "pg_settings", "pg_stat_activity", "pg_type",
 )  # fmt: skip
+#: the newest major version that the tests run on
+_TESTED = 18
 #: sessions that a snapshot needs besides those of its lanes, and that a stream needs: see :func:`check_sessions`
 _SNAPSHOT_SESSIONS, _STREAM_SESSIONS = 3, 4
 
@@ -159,7 +161,8 @@ def check_wal_level(connection: Connection) -> list[str]:
     """Check that the WAL has what logical decoding needs. Asked with no function that needs it itself: on Aurora,
     those that tell a place in the WAL do."""
     level = _setting(connection, "wal_level")
-    if level == "logical":
+    # PostgreSQL 19 adds it to the WAL of replica while there is a logical slot (effective_wal_level)
+    if level == "logical" or (level == "replica" and _setting(connection, "effective_wal_level")):
         return []
     return [
         f"wal_level is {level}: set wal_level = logical and restart PostgreSQL (RDS and Aurora: "
@@ -188,6 +191,11 @@ def check_server(connection: Connection, found: Findings) -> list[str]:
         problems.append(
             f"Role {row[1]} may not replicate. As an administrator, run: ALTER ROLE {row[1]} REPLICATION; (on RDS and "
             f"Aurora: GRANT rds_replication TO {row[1]};)."
+        )
+    if found.cluster.version // 10000 > _TESTED:
+        found.warnings.append(
+            f"PostgreSQL {found.cluster.version // 10000} is newer than version {_TESTED}, the last one that the "
+            "pipeline was tested with. Verify the topics (bottledwater verify), or upgrade bottledwater."
         )
     if publication.forgets_writers(found.cluster.version):
         found.warnings.append(
@@ -317,6 +325,7 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
         _warn_of_outboxes(connection, found)
         _warn_of_children(connection, pipeline, found)
         _warn_of_generated(connection, found)
+        _warn_of_storage(connection, read, found)
     problems += unreadable(connection, read).values()
     problems += [
         f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: replication "
@@ -416,6 +425,24 @@ def _warn_of_generated(connection: Connection, found: Findings) -> None:
             f"Generated columns are not published: {', '.join(said[:5])}{', …' if len(said) > 5 else ''}. Let "
             "consumers compute them from the other columns."
         )
+
+
+def _warn_of_storage(connection: Connection, tables: Sequence[SourceTable], found: Findings) -> None:
+    """Say which tables are not stored as heap, whose changes alone logical decoding knows
+    (src/backend/replication/logical/decode.c).
+
+    :param tables: those that have rows.
+    """
+    others = connection.execute(
+        "SELECT n.nspname || '.' || c.relname, a.amname FROM pg_class c JOIN pg_am a ON a.oid = c.relam "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[]) AND a.amname <> 'heap' ORDER BY 1",
+        ([table.oid for table in tables],),
+    )
+    found.warnings += [
+        f"{name} has the access method {method}: PostgreSQL decodes the changes of heap only, so that none of the "
+        "table's may be sent. Try it with a change of a row; or run: ALTER TABLE … SET ACCESS METHOD heap."
+        for name, method in others
+    ]
 
 
 def _leave_to_stream(pipeline: Settings, found: Findings) -> None:

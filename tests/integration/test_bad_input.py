@@ -28,7 +28,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_bottledwater.errors import CredentialsRefused, Outage, PreflightError
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.provision import preflight, source_checks
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import store
@@ -719,6 +719,17 @@ def test_generated_columns_are_said(source: Source) -> None:
     warned = preflight.run(source.pipeline.with_(tables=("items", "g"))).warnings
     assert any("Generated columns are not published: public.g (twice)." in each for each in warned)
     assert not any("Generated" in each for each in preflight.run(source.pipeline).warnings)
+
+
+def test_what_is_not_known_to_be_decoded_is_said(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_checks, "_TESTED", 14)
+    source.execute(
+        "CREATE ACCESS METHOD columnar TYPE TABLE HANDLER heap_tableam_handler",
+        "CREATE TABLE c (id int PRIMARY KEY) USING columnar",
+    )
+    warned = preflight.run(source.pipeline.with_(tables=("items", "c"))).warnings
+    assert any("is newer than version 14" in each for each in warned)
+    assert [each[:40] for each in warned if "access method" in each] == ["public.c has the access method columnar:"]
 
 
 def test_a_publication_that_leaves_changes_out_is_a_warning(source: Source) -> None:

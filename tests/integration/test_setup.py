@@ -23,8 +23,8 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, PreflightErro
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
-from airflow_bottledwater.postgres import publication, slot
-from airflow_bottledwater.postgres.connect import connect
+from airflow_bottledwater.postgres import coverage, publication, slot
+from airflow_bottledwater.postgres.connect import Connection, connect
 from airflow_bottledwater.postgres.replication import ReplicationStream
 from airflow_bottledwater.postgres.server import end_of_wal, identify
 from airflow_bottledwater.provision import drop as drop_module
@@ -732,6 +732,41 @@ def test_topics_that_are_not_those_of_the_records_are_refused(source: Source) ->
     ):
         with pytest.raises(StateError, match=said):
             check_topics(source.pipeline, PipelineState({key: {**fact, **change}}))
+
+
+def test_tables_that_a_publication_excepts_are_not_published(source: Source) -> None:
+    """FOR ALL TABLES EXCEPT of PostgreSQL 19: its rows of the catalog, made by hand."""
+    source.execute(
+        "CREATE TABLE several (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE one PARTITION OF several FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE single (id int PRIMARY KEY)",
+        f"CREATE PUBLICATION {source.name} FOR ALL TABLES",
+    )
+    oids = {
+        name: oid
+        for oid, name in source.execute("SELECT oid, relname::text FROM pg_class WHERE relkind = 'r' AND oid >= 16384")
+    }
+
+    def published(connection: Connection) -> list[set[str]]:
+        found = publication.read(connection, source.name)
+        assert found is not None
+        covered = coverage.read(connection, [source.name], list(oids.values()))
+        return [{name for name, oid in oids.items() if oid in of} for of in (found.tables, covered.tables)]
+
+    with connect(source.dsn) as connection:
+        assert published(connection) == [{"items", "one", "single"}] * 2
+        for excepted, names in (
+            ("several", {"items", "single"}),
+            ("one", {"items", "single"}),
+            ("items", {"one", "single"}),
+        ):
+            with connection.transaction(force_rollback=True):
+                connection.execute(
+                    "INSERT INTO pg_publication_rel (oid, prpubid, prrelid) SELECT 1, oid, %s::regclass "
+                    "FROM pg_publication",
+                    (f"public.{excepted}",),
+                )
+                assert published(connection) == [names] * 2
 
 
 def test_publications_are_read_as_they_are(source: Source) -> None:

@@ -20,18 +20,19 @@ PIPELINE = Settings.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, for
 class Session:
     """Stands for one of a server whose WAL functions need wal_level logical, as Aurora's do."""
 
-    def __init__(self, level: str) -> None:
-        self.level = level
+    def __init__(self, level: str, effective: str = "") -> None:
+        self.level, self.effective, self.name = level, (effective,) if effective else None, ""
 
-    def execute(self, query: Any, *_: Any) -> Any:
+    def execute(self, query: Any, parameters: Any = ()) -> Any:
         if "pg_current_wal" in str(query):
             raise psycopg.errors.ObjectNotInPrerequisiteState("wal_level must be set to 'logical'")
         if "pg_settings" in str(query):
+            self.name = parameters[0]
             return self
         raise AssertionError(query)
 
-    def fetchone(self) -> tuple[str]:
-        return (self.level,)
+    def fetchone(self) -> tuple[str] | None:
+        return {"wal_level": (self.level,), "effective_wal_level": self.effective}[self.name]
 
     def close(self) -> None:
         pass
@@ -60,3 +61,9 @@ def test_a_server_that_tells_no_place_in_its_wal_is_asked_for_its_level(
     assert bool(source_checks.check_wal_level(Session(level))) == (level != "logical")  # type: ignore[arg-type]
     with pytest.raises(kind, match=said):
         preflight.run(PIPELINE)
+
+
+@pytest.mark.parametrize(("level", "sufficient"), [("minimal", False), ("replica", True), ("logical", True)])
+def test_postgres_19_raises_the_level_by_itself(level: str, sufficient: bool) -> None:
+    """With the first logical slot, unless the WAL has not even what a standby needs."""
+    assert bool(source_checks.check_wal_level(Session(level, level))) != sufficient  # type: ignore[arg-type]

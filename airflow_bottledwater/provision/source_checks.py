@@ -19,7 +19,7 @@ from airflow_bottledwater.postgres.server import is_standby
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.publish.row_query import equality
 from airflow_bottledwater.state import options, outboxes
-from airflow_bottledwater.state.identity import belonging, check_timeline, topic_of
+from airflow_bottledwater.state.identity import belonging, check_timeline, owned, topic_of
 
 #: PostgreSQL's own functions that the pipeline calls: everybody may, unless an administrator has revoked it
 FUNCTIONS = (
@@ -451,11 +451,11 @@ def _leave_to_stream(pipeline: Settings, found: Findings) -> None:
     begins behind these."""
     if found.adding or pipeline.new_tables != "add" or not found.state.complete:
         return
-    owners = {pinned.topic for pinned in found.state.tables.values()}
+    owners = owned(found.state, found.tables, TableMapping.of(pipeline))
     late = not pipeline.create_publication and publication.forgets_writers(found.cluster.version)
     left = dict[int, str]()
     for table in (each for each in found.tables if each.oid not in found.state.tables):
-        if TableMapping.of(pipeline).topic(table) in owners:
+        if table.oid in owners:
             left[table.oid] = "bears the name of another table: the stream gives it that one's topic."
         elif late and table.keyed and not table.outbox:
             left[table.oid] = (

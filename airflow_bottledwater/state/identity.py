@@ -300,17 +300,27 @@ def belonging(connection: Connection, known: PipelineState) -> set[int]:
     return set(partitions.names(connection, [oid for oid, each in known.tables.items() if each.table.partitioned]))
 
 
+def owned(known: PipelineState, tables: Iterable[SourceTable], mapping: TableMapping) -> dict[int, SourceTable]:
+    """The new ones of some tables whose topics hold the rows of other tables: by oid, those. The records of an outbox
+    are events, and not the rows of a table: where it is made again, the topics go on with those of the next one.
+
+    :param tables: as they are in the catalog today.
+    """
+    owners = {pinned.topic: pinned.table for pinned in known.tables.values()}
+    found = {table: owners.get(mapping.topic(table)) for table in tables if table.oid not in known.tables}
+    return {table.oid: owner for table, owner in found.items() if owner and not (owner.outbox and table.outbox)}
+
+
 def topic_problems(known: PipelineState, tables: Sequence[SourceTable], mapping: TableMapping) -> list[str]:
     """A message for each table whose topic already holds the rows of another table that had this name before.
 
     :param tables: the pipeline's tables as they are in the catalog today.
     """
-    owners = {pinned.topic: pinned.table for pinned in known.tables.values()}
+    owners = owned(known, tables, mapping)
     problems = []
     for table in tables:
-        topic = mapping.topic(table)
-        owner = owners.get(topic)
-        if table.oid not in known.tables and owner is not None:
+        if (owner := owners.get(table.oid)) is not None:
+            topic = mapping.topic(table)
             problems.append(
                 f"Topic {topic!r} holds the rows of another table (oid {owner.oid}), which was called "
                 f"{owner.qualified} when the slot was made; the table that has this name today (oid {table.oid}) was "

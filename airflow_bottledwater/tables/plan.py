@@ -173,7 +173,8 @@ class _Planner:
         topic = self._natural[oid]
         owner = self._owners.get(topic)
         contested = self._bearers.get(pinned.topic, oid) != oid
-        if topic == pinned.topic or not (contested or owner is not None or topic in self._known.former):
+        kept = topic == pinned.topic or pinned.table.outbox
+        if kept or not (contested or owner is not None or topic in self._known.former):
             yield from self._as_it_is(oid)
             return
         step = Step(oid, table.qualified, topic, "bears another name, whose topic it gets", Do.MOVE)
@@ -347,14 +348,15 @@ def _because(step: Step, why: str, do: Do | None = None, remedy: str = "", *, kn
 
 
 def _incomparable(owner: PinnedTable, table: SourceTable) -> Unfit | None:
-    """Why a table cannot get the topic of another one: its records, or those that are there, have no keys."""
-    if table.keyed and owner.table.keyed:
+    """Why a table cannot get the topic of another one: its records, or those that are there, have no keys. No record of
+    an outbox is another one's newer version: so one can follow another."""
+    if (table.keyed and owner.table.keyed) or (table.outbox and owner.table.outbox):
         return None
     who = "the table that had it before had no key" if table.keyed else table.key_problem or "it has no key"
     return Unfit(
         f"cannot get topic {owner.topic!r}, since {who}: what the topic has cannot be told from what the table has",
         f"{'Give the table a primary key, or rename it' if owner.table.keyed else 'Rename the table'}: then it gets "
-        f"{'the topic, or ' if owner.table.keyed else ''}a topic of its own.",
+        f"{'the topic, or ' if owner.table.keyed else ''}a topic of its own, if the settings name it so.",
     )
 
 

@@ -21,6 +21,7 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.redrive import dismiss, redrive
 from airflow_bottledwater.publish import session
 from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.control_records import OwnerRecord, encode, owner_key
 from airflow_bottledwater.state.identity import owners
 from airflow_bottledwater.verify import driver
@@ -368,3 +369,30 @@ def test_an_outbox_is_taken_in_while_the_stream_does_not_run(make_flow: MakeFlow
     flow.change(table_options={"out*": {"outbox": "{table}.of.{aggregatetype}"}})
     with pytest.raises(PreflightError, match=r"The outbox of public\.out_old is"):
         flow.stream()
+
+
+def test_an_outbox_that_is_made_again_is_taken_in_again(make_flow: MakeFlow) -> None:
+    """Its topics are those of the one before, whose last rows are published first."""
+    flow = make_flow(skip_snapshot=True)
+    flow.create()
+    flow.execute(event("order", "1", 1))
+    flow.stream()
+    flow.execute(event("order", "2", 2), "ALTER TABLE outbox RENAME TO outbox_old", OUTBOX, event("order", "3", 3))
+    flow.stream()
+    assert "it is an outbox, of which only rows are published" in _problems(flow)
+    flow.create()
+    flow.execute(event("order", "4", 4))
+    flow.stream()
+    assert _problems(flow) == "[]"
+    # without a stream that would give the topics to the new one
+    flow.change(new_tables="ignore")
+    flow.execute(event("order", "5", 5), "DROP TABLE outbox", OUTBOX)
+    flow.create()
+    flow.execute(event("order", "6", 6))
+    flow.stream()
+    assert [each.payload for each in events(flow, "order")] == [1, 2, 4, 5, 6] and _problems(flow) == "[]"
+    # the rows of one that is gone have nothing to be told
+    known = read_own(flow.pipeline, flow.cluster).tables
+    assert [each.table.oid for each in known.values() if each.table.outbox] == [
+        oid for (oid,) in flow.execute("SELECT 'outbox'::regclass::oid::int8")
+    ]

@@ -1415,6 +1415,18 @@ MUTANTS = (
         "tests/unit/tables/test_plan.py::test_a_topic_stays_where_it_is_while_the_table_that_bears_its_name_cannot_get_it",
     ),
     Mutant(
+        "an outbox follows the one before",
+        "plan._incomparable",
+        never("table.outbox and owner.table.outbox"),
+        "tests/unit/tables/test_plan.py::test_an_outbox_can_follow_another_one_since_no_event_is_a_version_of_another",
+    ),
+    Mutant(
+        "an outbox that was made again has the topics of the one before",
+        "identity.owned",
+        never("owner.outbox and table.outbox"),
+        f"{_OUTBOX}::test_an_outbox_that_is_made_again_is_taken_in_again",
+    ),
+    Mutant(
         "changes that were left out are read again",
         "_Planner._lacks",
         never("(gap := self._known.gaps.get(oid)) is not None"),
@@ -2505,8 +2517,8 @@ MUTANTS = (
     ),
     Mutant(
         "a topic is one table's",
-        "topic_problems",
-        never("table.oid not in known.tables and owner is not None"),
+        "identity.owned",
+        always("owner.outbox and table.outbox"),
         f"{_IDENTITY}::test_a_topic_is_not_given_to_the_table_that_took_the_name_of_its_own",
     ),
     Mutant(

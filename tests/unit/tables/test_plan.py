@@ -10,6 +10,7 @@ import pytest
 from airflow_bottledwater.model.attached import AttachedTable
 from airflow_bottledwater.model.relation import CatalogKey, Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.postgres.coverage import Coverage, Publication
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -151,13 +152,27 @@ def test_a_topic_stays_where_it_is_while_the_table_that_bears_its_name_cannot_ge
     assert steps(before, seen(table(1, "old"), keyless(3, "a"))) == {3: (Do.NOTHING, "a")}
     for there, comes, remedy in (
         (A, keyless(3, "a"), "Give the table a primary key, or rename it"),
-        (keyless(1, "a"), table(3, "a"), "Rename the table: then it gets a topic of its own."),
-        (keyless(1, "a"), keyless(3, "a"), "Rename the table: then it gets a topic of its own."),
+        (keyless(1, "a"), table(3, "a"), "Rename the table: then it gets a topic of its own, if"),
+        (keyless(1, "a"), keyless(3, "a"), "Rename the table: then it gets a topic of its own, if"),
     ):
         (step,) = plan(PIPELINE, known(there), seen(comes))
         assert step.do is Do.NOTHING and step.remedy.startswith(remedy)
     # one that cannot get a topic of its own leaves the one that it has
     assert steps(before, rotated, {1: Unfit("has no rights")}) == {1: (Do.STOP, "old"), 3: (Do.FOLLOW, "a")}
+
+
+def test_an_outbox_can_follow_another_one_since_no_event_is_a_version_of_another() -> None:
+    def outbox(oid: int, name: str) -> SourceTable:
+        return replace(keyless(oid, name), outbox=True)
+
+    before, ours = known(outbox(1, "a")), {"table_options": {"*": Table(outbox="{table}")}}
+    for there in ((), (outbox(1, "old"),)):
+        now = seen(outbox(3, "a"), unwanted=there)
+        assert steps(before, now, **ours) == {1: (Do.STOP, ""), 3: (Do.FOLLOW, "a")}
+        assert steps(before, now, {3: Unfit("create_slot takes it in")}, **ours) == {3: (Do.NOTHING, "a")}
+    # one that is renamed and still wanted keeps its topics
+    assert 1 not in steps(before, seen(outbox(1, "old"), outbox(3, "a")), **ours)
+    assert steps(before, seen(table(3, "a"))) == {3: (Do.NOTHING, "a")}
 
 
 @pytest.mark.parametrize(

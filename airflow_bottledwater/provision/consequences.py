@@ -13,6 +13,7 @@ from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import keeps
 from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.identity import resolve
+from airflow_bottledwater.state.letters import are_open
 
 #: what becomes of tables that are read again with a sweep
 _SWEPT = {
@@ -33,8 +34,13 @@ def of_drop(pipeline: Settings, when: str) -> str:
         found, known = slot.state(connection, pipeline.slot), read_own(pipeline, cluster)
         if keeps(when, read_status(pipeline, cluster.pipeline(pipeline.slot))) or (found is None and not known.tables):
             return ""
-        cost = drop_cost(connection, pipeline.slot, known.tables)
+        cost = str(drop_cost(connection, pipeline.slot, known.tables))
     name = f"Slot {pipeline.slot!r} of database {cluster.database!r}"
+    if count := known.counters["open_dead_letters"]:
+        cost += (
+            f" {are_open(count)}, and {'stays' if count == 1 else 'stay'} so: a pipeline that is made with this slot "
+            "name and this topic_prefix can re-drive them."
+        )
     if found is None:
         return f"{name} is gone already; its saved state is deleted. {cost}"
     lost = " PostgreSQL has invalidated it already." if found.wal_status == "lost" else ""
@@ -70,8 +76,7 @@ def of_action(pipeline: Settings, action: str, tables: Sequence[str], *, sweep: 
 def _dismissed(pipeline: Settings, tables: Sequence[str]) -> str:
     with session(pipeline.postgres, "Looking at the dead letters") as connection:
         known = read_own(pipeline, identify(connection))
-    open_letters = sum(sum(counts.values()) for counts in known.open_letters.values())
-    if not open_letters:
+    if not (count := known.counters["open_dead_letters"]):
         return ""
     of = f"Those of the tables {', '.join(tables)} among the" if tables else "All"
-    return f"{of} {open_letters:,} open dead letters are given up: their rows are missing in the topics from then on."
+    return f"{of} {count:,} open dead letters are given up: their rows are missing in the topics from then on."

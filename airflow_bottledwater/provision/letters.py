@@ -84,7 +84,8 @@ class LettersTopic:
             before, left = known.get(key) or Letters(named.get(key, ""), 0), present[key]
             if before.open > left:
                 log.warning(
-                    "%d dead letters of %s are not in topic %r any more: it was deleted, or has expired them.",
+                    "%d dead letters of %s are not in topic %r: it was deleted, has expired them, or topic_prefix "
+                    "was another one when they were written.",
                     before.open - left, before.table, self._topic,
                 )  # fmt: skip
             if before.open != left:

@@ -288,6 +288,7 @@ class Letters:
 
     :param table: the table's name when the last one was written.
     :param written: how many, since the slot was created; of these, ``closed`` were re-driven, overtaken or dismissed.
+        Some are of before, if they were open when an earlier slot was dropped.
     """
 
     table: str

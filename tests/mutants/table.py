@@ -1427,6 +1427,12 @@ MUTANTS = (
         f"{_OUTBOX}::test_an_outbox_that_is_made_again_is_taken_in_again",
     ),
     Mutant(
+        "a drop forgets no open dead letters",
+        "drop.drop",
+        never("each.open"),
+        "tests/unit/provision/test_drop.py::test_a_drop_that_dies_is_finished_by_the_next[drop]",
+    ),
+    Mutant(
         "changes that were left out are read again",
         "_Planner._lacks",
         never("(gap := self._known.gaps.get(oid)) is not None"),

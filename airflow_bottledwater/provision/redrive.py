@@ -215,6 +215,9 @@ class _Letters:
                 self._send(dead_letter, _NOTHING)
                 result.overtaken += 1
                 continue
+            if why := self._unfollowed(dead_letter):
+                self._fails(dead_letter, why, result)
+                continue
             if dead_letter.earlier and not dead_letter.content["again"]["table"].get("outbox"):
                 why = (
                     "it is older than the slot, whose first snapshot has not read its table, or has not swept its topic"
@@ -281,15 +284,30 @@ class _Letters:
         rows then, under the new key, and has removed the keys of before."""
         version = msgspec.convert(dead_letter.content["again"], Version)
         table = version.table
-        if not table.oid:
-            return False  # a message, which no other one replaces
+        if not table.oid or table.outbox:
+            return False  # a message or an event, which no other one replaces
         pinned = self._tables.get(table.oid)
         try:
             if pinned is not None:
                 pinned.check_key(table)
         except Refused:
             return True
-        return pinned is None or pinned.topic != version.topic
+        return table.keyed and (pinned is None or pinned.topic != version.topic)
+
+    def _unfollowed(self, dead_letter: StoredDeadLetter) -> str:
+        """Why there is no topic any more for a dead letter of an outbox, or of a table without a key, of which no live
+        snapshot publishes the row; empty if there is one. An outbox that was made again has the topics of the one
+        before."""
+        version = msgspec.convert(dead_letter.content["again"], Version)
+        table, topic = version.table, version.topic
+        followed = [each for each in self._tables.values() if each.table.outbox == table.outbox and each.topic == topic]
+        if not table.oid or table.keyed or any(table.outbox or each.table.oid == table.oid for each in followed):
+            return ""
+        what = "no outbox with these topics is" if table.outbox else "its table, with this topic, is not"
+        return (
+            f"it was for {topic!r}, and {what} followed any more. If that stays so, give the dead letter up "
+            f"(bottledwater dismiss --tables {table.qualified})."
+        )
 
     def _read_since(self, dead_letter: StoredDeadLetter) -> bool:
         """Whether it is older than the slot, and the snapshot has brought its topic to what its table holds since: it

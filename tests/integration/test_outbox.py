@@ -18,7 +18,7 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import create
 from airflow_bottledwater.provision.drop import drop
-from airflow_bottledwater.provision.redrive import dismiss, redrive
+from airflow_bottledwater.provision.redrive import RedriveResult, dismiss, redrive
 from airflow_bottledwater.publish import session
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import read_own
@@ -396,3 +396,27 @@ def test_an_outbox_that_is_made_again_is_taken_in_again(make_flow: MakeFlow) -> 
     assert [each.table.oid for each in known.values() if each.table.outbox] == [
         oid for (oid,) in flow.execute("SELECT 'outbox'::regclass::oid::int8")
     ]
+
+
+def test_the_letters_of_an_outbox_wait_for_the_one_that_has_its_topics(
+    make_flow: MakeFlow, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
+    flow.create()
+    flow.transaction(event("order", "1", "x" * 30_000), "DELETE FROM outbox")
+    flow.stream()
+    limit_topic(flow, flow.topic("outbox.order"), 200_000)
+    for settings, done in (
+        ({"tables": ("a",), "table_options": {}}, RedriveResult(failed=1)),
+        ({"tables": flow.pipeline.tables, "table_options": flow.pipeline.table_options}, RedriveResult(published=1)),
+    ):
+        drop(flow.pipeline, when="always")
+        flow.execute("DROP TABLE outbox", OUTBOX)
+        flow.change(**settings)
+        flow.create()
+        # no snapshot brings the row back: it is only there
+        assert status.report(flow.pipeline).open_letters == {"public.outbox": {"stream": 1}}
+        assert redrive(flow.pipeline) == done
+    assert "no outbox with these topics is followed any more" in caplog.text
+    assert [len(each.value) for each in events(flow, "order")] == [30_002]
+    assert status.report(flow.pipeline).open_letters == {}

@@ -1433,6 +1433,12 @@ MUTANTS = (
         "tests/unit/provision/test_drop.py::test_a_drop_that_dies_is_finished_by_the_next[drop]",
     ),
     Mutant(
+        "a dead letter of an outbox that is gone is not thrown away",
+        "_Letters._replaced",
+        never("not table.oid or table.outbox"),
+        f"{_OUTBOX}::test_the_letters_of_an_outbox_wait_for_the_one_that_has_its_topics",
+    ),
+    Mutant(
         "changes that were left out are read again",
         "_Planner._lacks",
         never("(gap := self._known.gaps.get(oid)) is not None"),

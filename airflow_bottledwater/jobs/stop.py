@@ -123,6 +123,11 @@ def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Call
         if not ended.over:
             minutes = requests.REQUEST_HOLDS / 60
             say(f"A job that continues it within {minutes:.0f} minutes stops, too.")
+        if not asked.ended and ended.job.owner is None:
+            say(
+                "Where its command is started again after exit code 0 (a Deployment of Kubernetes, restart: always), end "
+                "it there, and stop it again."
+            )
         return
     log.warning("The job did not answer within %.0f s.", timeout)
     _give_up(pipeline, name, asked.job, say)

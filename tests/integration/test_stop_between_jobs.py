@@ -99,7 +99,9 @@ def test_a_stop_is_answered_by_the_job_that_continues_the_one_that_was_asked(flo
         time.sleep(2)
         assert not answer.done()
         next_job.finish("stopped")
-        assert answer.result(60).output.strip() == "The job is stopped."
+        said, more = answer.result(60).output.strip().splitlines()
+        assert said == "The job is stopped." and "a Deployment of Kubernetes" in more
+    assert _stop(flow).output.strip() == "The job is stopped."  # whose command is not there any more
     _goes_on(flow)
 
 

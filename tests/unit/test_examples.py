@@ -172,6 +172,9 @@ def test_an_image_runs_without_root_and_has_compiled_code(stage: str) -> None:
     (warmed,) = [i for i, (name, rest) in enumerate(found) if name == "RUN" and "-m airflow_bottledwater.warm" in rest]
     # as the user who runs it later: compiled code of another one is not used
     assert warmed > last_user
+    # and before, by one who may write into the package, what does without a folder that can be written
+    made = [i for i, (name, rest) in enumerate(found) if name == "RUN" and "-m airflow_bottledwater.prebuild" in rest]
+    assert len(made) == 1 and made[0] <= warmed and (stage == "airflow" or made[0] < last_user)
     installed = "[spark]" if stage == "command" else "[airflow,spark]"
     assert any(f"/packages/*.whl){installed}" in rest for name, rest in found if name == "RUN")
     assert not any(name == "ENTRYPOINT" for name, _ in found)

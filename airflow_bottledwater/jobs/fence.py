@@ -23,6 +23,7 @@ from airflow_bottledwater.state.control_records import (
     REPLACEMENT,
     REPORTED,
     REQUEST,
+    SNAPSHOT,
     TASK,
     encode,
     request_key,
@@ -49,14 +50,18 @@ def holds(pipeline: Settings, claim: str) -> bool:
 
 
 def refuse_taken_over(pipeline: Settings, claim: str) -> None:
-    """Check that no other job has begun to work on the slot since one has ended.
+    """Check that no other job has begun to work on the slot since one has ended, but for a stream that has finished.
 
     :param claim: the id of the claim of the one that has ended.
     :raises TakenOver: one has.
     :raises BottledWaterError: a server does not answer.
     """
-    last = _claim(pipeline, _identify(pipeline))
-    if last is not None and last.id != claim and last.kind in REPORTED:
+    cluster = _identify(pipeline)
+    last = _claim(pipeline, cluster)
+    if last is None or last.id == claim or last.kind not in REPORTED:
+        return
+    status = read_status(pipeline, cluster.pipeline(pipeline.slot))
+    if status is None or status.job.id != last.id or status.state != "finished" or last.kind == SNAPSHOT:
         raise TakenOver(f"The slot was taken over by {last}: the job that has ended is not started again.")
 
 

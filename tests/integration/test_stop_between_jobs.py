@@ -225,9 +225,11 @@ def test_who_takes_the_slot_in_the_pause_before_a_restart_keeps_it(flow: Flow) -
     work = _Work(flow, lambda: None)
     work.claim = begin(flow.pipeline).job.id
     work._renew()
-    other = begin(flow.pipeline).job
-    with pytest.raises(TakenOver, match=f"taken over by stream job {other.id[:8]}.*is not started again"):
+    other = _runs(flow)
+    with pytest.raises(TakenOver, match=f"taken over by stream job {other._job.id[:8]}.*is not started again"):
         work._renew()
+    other.finish("finished")  # a bounded run leaves it
+    work._renew()
 
 
 def test_a_start_that_is_refused_after_a_stop_says_so_in_the_status(

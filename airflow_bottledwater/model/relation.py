@@ -133,10 +133,18 @@ class CatalogKey:
     :param columns: the numbers of its columns, in the order of their names.
     :param unique: the oids of what makes its columns unique: of constraints, which ``REINDEX CONCURRENTLY`` keeps, and
         of indexes that belong to none.
+    :param rows: what the table's rows are in: its file and its TOAST table, each 0 if there is none or it is not known.
     """
 
     columns: tuple[int, ...]
     unique: tuple[int, ...]
+    rows: tuple[int, int] = (0, 0)
+
+    def rewritten(self, now: CatalogKey) -> bool:
+        """Whether ALTER TABLE may have written the rows anew: it gives a table another TOAST table with each new file.
+        Where there is none, other statements that give it another file count, too."""
+        (file, toast), (file_now, toast_now) = self.rows, now.rows
+        return toast != toast_now if toast and toast_now else 0 != file != file_now
 
 
 @dataclass(frozen=True, slots=True)

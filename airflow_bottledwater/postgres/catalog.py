@@ -23,7 +23,8 @@ _FROM = " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
 _RELATIONS = (
     _NAMED
     + """, c.relrowsecurity,
-       coalesce(pg_relation_filenode(c.oid), 0), obj_description(c.oid, 'pg_class'), greatest(c.relpages, 0),
+       coalesce(pg_relation_filenode(c.oid), 0), c.reltoastrelid, obj_description(c.oid, 'pg_class'),
+       greatest(c.relpages, 0),
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped)
 """
     + _FROM
@@ -291,7 +292,7 @@ def load(
     for row in connection.execute(
         _RELATIONS + "WHERE c.oid = ANY (%(oids)s::oid[]) ORDER BY n.nspname, c.relname", wanted
     ).fetchall():
-        oid, schema, name, identity, kind, persistence, security, filenode, comment, estimate, generated = row
+        oid, schema, name, identity, kind, persistence, security, filenode, toast, comment, estimate, generated = row
         sent = columns.get(oid, [])
         left_out = mapping.left_out(schema, name, [column.name for column in sent])
         options = mapping.options(schema, name)
@@ -325,7 +326,7 @@ def load(
                 bool(options.outbox),
                 options.partition_by if key else (),
                 numbered,
-                _catalog_key(key, numbered, indexes.get(oid, [])) if key else None,
+                _catalog_key(key, numbered, indexes.get(oid, []), (filenode, toast)) if key else None,
             )
         )
     return loaded
@@ -407,11 +408,13 @@ def _mapped_key(
     return ((), problem) if problem else (key, "")
 
 
-def _catalog_key(key: Sequence[str], numbered: Iterable[tuple[int, str]], indexes: Sequence[_Index]) -> CatalogKey:
+def _catalog_key(
+    key: Sequence[str], numbered: Iterable[tuple[int, str]], indexes: Sequence[_Index], rows: tuple[int, int]
+) -> CatalogKey:
     """See :class:`CatalogKey`."""
     numbers = {name: number for number, name in numbered}
     unique = sorted(index.oid for index in indexes if index.keeps_unique(key))
-    return CatalogKey(tuple(numbers[name] for name in sorted(key)), tuple(unique))
+    return CatalogKey(tuple(numbers[name] for name in sorted(key)), tuple(unique), rows)
 
 
 def _key(

@@ -93,12 +93,14 @@ class PinnedTable:
     def _replaced(self, table: SourceTable) -> bool:
         """Whether the table has another key although its columns have the same names: one of these is another column's
         now; or the key was made again, and two rows may have had the same one meanwhile. PostgreSQL sends updates and
-        deletes of a table without a key only under ``REPLICA IDENTITY FULL``."""
+        deletes of a table without a key only under ``REPLICA IDENTITY FULL``. Or it was made again when the rows were
+        written anew, as ALTER COLUMN … TYPE does, which may give the key other values."""
         before, now = self.table.catalog_key, table.catalog_key
         if before is None or now is None:
             return False
         made_again = set(before.unique).isdisjoint(now.unique)
-        return before.columns != now.columns or (made_again and "f" in (self.table.identity, table.identity))
+        unseen = "f" in (self.table.identity, table.identity) or before.rewritten(now)
+        return before.columns != now.columns or (made_again and unseen)
 
     def check_forms(self, table: SourceTable) -> None:
         """Check that the settings give the key the form that the keys in its topic have.

@@ -6107,6 +6107,12 @@ MUTANTS = (
         f"{_UNIT_PLAN}::test_another_key_whose_columns_have_the_same_names_is_noticed",
     ),
     Mutant(
+        "a key that is made again with rows that are written anew is another one",
+        "PinnedTable._replaced",
+        drop("before.rewritten(now)"),
+        f"{_UNIT_PLAN}::test_another_key_whose_columns_have_the_same_names_is_noticed",
+    ),
+    Mutant(
         "an index that is built again beside the earlier one makes no other key",
         "catalog._INDEXES",
         text("u.contype IN ('p', 'u')", "false"),

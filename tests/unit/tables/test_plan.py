@@ -226,16 +226,19 @@ def test_a_table_without_a_key_says_what_its_topic_lacks(identity: str, what: st
     assert f"gets none of its {what}" in step.why
 
 
-CATALOG_KEY = CatalogKey((1,), (500, 501))
+CATALOG_KEY = CatalogKey((1,), (500, 501), (600, 700))
 
 
 @pytest.mark.parametrize(
     ("now", "before", "after", "other"),
     [
         pytest.param(CatalogKey((3,), (500,)), "d", "d", True, id="another column"),
-        pytest.param(CatalogKey((1,), (502,)), "d", "d", False, id="made again"),
-        pytest.param(CatalogKey((1,), (502,)), "f", "d", True, id="made again under FULL"),
-        pytest.param(CatalogKey((1,), (502,)), "d", "f", True, id="FULL now"),
+        pytest.param(CatalogKey((1,), (502,), (601, 700)), "d", "d", False, id="made again"),
+        pytest.param(CatalogKey((1,), (502,), (601, 701)), "d", "d", True, id="made again with other rows"),
+        pytest.param(CatalogKey((1,), (502,), (601, 0)), "d", "d", True, id="made again with another file"),
+        pytest.param(CatalogKey((1,), (500, 501), (601, 701)), "d", "d", False, id="other rows"),
+        pytest.param(CatalogKey((1,), (502,), (600, 700)), "f", "d", True, id="made again under FULL"),
+        pytest.param(CatalogKey((1,), (502,), (600, 700)), "d", "f", True, id="FULL now"),
         pytest.param(CatalogKey((1,), (501, 502)), "f", "f", False, id="one of two"),
         pytest.param(None, "f", "f", False, id="not known"),
     ],
@@ -246,6 +249,8 @@ def test_another_key_whose_columns_have_the_same_names_is_noticed(
     was = replace(A, catalog_key=CATALOG_KEY, identity=before)
     found = steps(known(was), seen(replace(A, catalog_key=now, identity=after)))
     assert found == ({1: (Do.READ, "a")} if other else {})
+    # the state of an earlier release
+    assert not CatalogKey((1,), (500, 501)).rewritten(CATALOG_KEY)
 
 
 def test_a_gap_of_a_table_without_a_key_cannot_be_closed() -> None:

@@ -3325,9 +3325,21 @@ MUTANTS = (
     ),
     Mutant(
         "a bounded run tells what its earlier tries have published",
-        "StreamToKafkaOperator.execute",
-        drop("is_first_try(...) or not store.get(_BEGAN)"),
-        f"{_STREAM_OPERATOR}::test_a_bounded_run_that_succeeds_on_a_retry_tells_what_all_tries_have_published",
+        "StreamToKafkaOperator._begin",
+        swap("told or not store.get(_BEGAN)", "not told or not store.get(_BEGAN)"),
+        f"{_STREAM_OPERATOR}::test_a_bounded_run_that_succeeds_in_the_end_tells_what_all_tries_have_published",
+    ),
+    Mutant(
+        "an outage of a moment fails no task that has published",
+        "assets._known",
+        always("time.monotonic() >= until"),
+        "tests/unit/operators/test_assets.py::test_no_task_succeeds_without_its_events",
+    ),
+    Mutant(
+        "a backfill is told before its report is removed",
+        "BackfillToKafkaOperator._conclude",
+        drop("AssetEvents(...).backfill(report)"),
+        "tests/unit/operators/test_backfill_operator.py::test_what_could_not_be_told_to_the_assets_is_left_for_a_retry",
     ),
     Mutant(
         "a sensor in the triggerer hears what does not pass",

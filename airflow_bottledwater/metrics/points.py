@@ -92,6 +92,7 @@ def _of_records(name: str, status: StatusRecord, records: Mapping[str, Any], now
         yield Point(registry.STATE, {**where, "state": state}, float(present == state))
     yield Point(registry.WANTED, where, float(status.wanted))
     yield Point(registry.REPORT_AGE, where, max(0.0, now - status.at))
+    yield Point(registry.READ_AT, where, now)
     yield Point(registry.OPEN_LETTERS, where, status.open_dead_letters)
     for kind, count in problems.by_kind(status.standing).items():
         yield Point(registry.PROBLEMS, {**where, "kind": kind}, count)

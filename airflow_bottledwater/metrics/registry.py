@@ -143,6 +143,7 @@ STATE = _metric(
 )  # fmt: skip
 WANTED = _metric("gauge", "wanted", "1 if the pipeline is meant to run: it was neither asked to stop nor retired.")
 REPORT_AGE = _metric("gauge", "last_report_age_seconds", "Seconds since the pipeline's job has reported.")
+READ_AT = _metric("gauge", "read_timestamp_seconds", "When these values were read from Kafka, in seconds since 1970.")
 PROBLEMS = _metric(
     "gauge", "problems", "What is not as it is meant although the job runs, or has finished, by its kind.", "kind"
 )

@@ -21,7 +21,7 @@ from airflow_bottledwater.operators.base import (
 )
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.sensors.looking import LookingSensor
-from airflow_bottledwater.triggers.slot_lag import Seen, SlotLagTrigger, evaluate, known_status, stream_over
+from airflow_bottledwater.triggers.slot_lag import Seen, SlotLagTrigger, evaluate, known_status, measured, stream_over
 from airflow_bottledwater.triggers.slots import LAG_SQL
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
         over = task is not None and tasks.known_fate(ti.dag_id, ti.run_id, task, ti.map_index) is tasks.Fate.ENDED
         with session(SourceHook(self.described().source.conn_id).dsn(), "Reading the slot's lag") as connection:
             row = connection.execute(LAG_SQL, (self.described().name,)).fetchone()
+        measured(stats.gauge, self.described().name, row)
         event = evaluate(self.described().name, row, max_lag, position, seen=seen, **limits)
         if self.reschedule and seen.looks:
             context["task_state_store"].set(_LOOKS, {"try": ti.try_number, "looks": seen.looks})
@@ -161,7 +162,4 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
             event["slot"], size(event["lag"]), size(event["retained"]), event["wal_status"],
             "" if safe is None else f", {size(safe)} more until it may be lost",
         )  # fmt: skip
-        slot = {"slot": event["slot"]}
-        stats.gauge("bottledwater.slot.lag_bytes", event["lag"], tags=slot)
-        stats.gauge("bottledwater.slot.wal_kept_bytes", event["retained"], tags=slot)
         return True

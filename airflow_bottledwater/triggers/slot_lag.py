@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from airflow.observability import stats
@@ -130,6 +130,19 @@ def evaluate(
     return {**found, "wal_status": status, "safe_wal_size": safe}
 
 
+def measured(gauge: Callable[..., object], slot: str, row: tuple[Any, ...] | None) -> None:
+    """Tell Airflow's metrics what a look at a slot has found, whatever the limits are.
+
+    :param gauge: that of the process, which is a task's or the triggerer's.
+    :param row: see :func:`evaluate`.
+    """
+    lag, kept = row[1:3] if row is not None else (None, None)
+    if lag is not None:
+        gauge("bottledwater.slot.lag_bytes", lag, tags={"slot": slot})
+    if kept is not None:
+        gauge("bottledwater.slot.wal_kept_bytes", kept, tags={"slot": slot})
+
+
 def stream_over(slot: str, stream_task_id: str) -> dict[str, Any]:
     """The event for a stream whose task has ended before the slot had caught up."""
     message = (
@@ -203,8 +216,7 @@ class SlotLagTrigger(StoredTrigger):
             except BottledWaterError as error:
                 yield TriggerEvent({"status": "failed", "slot": self.slot, "message": str(error)})
                 return
-            if row is not None and row[1] is not None:
-                stats.gauge("bottledwater.slot.lag_bytes", row[1], tags={"slot": self.slot})
+            measured(stats.gauge, self.slot, row)
             event = evaluate(
                 self.slot,
                 row,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import airflow_bottledwater
 from airflow_bottledwater.metrics.registry import METRICS, SECONDS
 from airflow_bottledwater.metrics.sampler import OTHERS
 
@@ -25,6 +26,20 @@ def test_the_page_has_all_metrics() -> None:
 def test_the_page_names_the_counters_that_go_on_over_jobs() -> None:
     (named,) = re.findall(r"at `started`; but (.*?) go on over jobs", PAGE)
     assert set(re.findall(r"`(\w+)`", named)) == {m.name for m in METRICS.values() if m.lasting}
+
+
+def test_the_page_has_what_is_sent_to_airflows_metrics() -> None:
+    package = Path(airflow_bottledwater.__file__).parent
+    sent = re.compile(r"(?:stats\.\w+|gauge)\(\s*(.*?), ?(?:tags|\w+, tags)", re.DOTALL)
+    names = {
+        re.sub(r"{\w+}", "<count>", name)
+        for room in ("operators", "sensors", "triggers")
+        for file in (package / room).glob("*.py")
+        for call in sent.findall(file.read_text())
+        for name in re.findall(r'"([^"]+)"', call)
+    }
+    table = PAGE.partition("**In Airflow's own metrics.**")[2].partition("## ")[0]
+    assert names == {name for name in re.findall(r"`(bottledwater\.[^`]+)`", table) if name != "bottledwater.job.rows"}
 
 
 def test_names_have_their_units_and_labels_are_bounded() -> None:

@@ -338,13 +338,17 @@ def test_a_position_that_is_none_is_refused(source: list[Any]) -> None:
         position_sensor(position="later").poke(CONTEXT)
 
 
-def test_the_sensor_reports_to_airflows_metrics(source: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sensor_reports_to_airflows_metrics_at_each_look(
+    source: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[Any] = []
     monkeypatch.setattr(slot_lag.stats, "gauge", lambda name, value, tags: told.append((name, value, tags)))
-    source.append(("reserved", 10, 20, True, 50, 7))
-    assert ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS, deferrable=False).poke(CONTEXT)
-    of = {"slot": "orders"}
-    assert told == [("bottledwater.slot.lag_bytes", 10, of), ("bottledwater.slot.wal_kept_bytes", 20, of)]
+    source += [("reserved", 10, 20, True, 50, 7), ("reserved", 4, 30, True, 50, 7)]
+    sensor = ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS, max_lag=5, deferrable=False)
+    # also while it waits
+    assert [sensor.poke(CONTEXT) for _ in range(2)] == [False, True]
+    lag, kept, of = "bottledwater.slot.lag_bytes", "bottledwater.slot.wal_kept_bytes", {"slot": "orders"}
+    assert told == [(lag, 10, of), (kept, 20, of), (lag, 4, of), (kept, 30, of)]
 
 
 # ------------------------------------------------------------------ the stream's end

@@ -371,6 +371,8 @@ def test_a_slot_whose_stream_has_ended_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, state: Any, status: str
 ) -> None:
     rows = [("reserved", 101, 500, True, 50, None), ("reserved", 100, 500, True, 50, None)]
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(slot_lag.stats, "gauge", lambda name, value, tags: told.append((name, value)))
 
     class Connection:
         async def close(self) -> None:
@@ -397,6 +399,8 @@ def test_a_slot_whose_stream_has_ended_is_not_waited_for(
     trigger._task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="lag", map_index=0)  # type: ignore[assignment]
     (event,) = events(trigger)
     assert (event["status"], event["slot"]) == (status, "orders")
+    # also while it waits
+    assert told[:2] == [("bottledwater.slot.lag_bytes", 101), ("bottledwater.slot.wal_kept_bytes", 500)]
 
 
 # ------------------------------------------------------------------ verdicts

@@ -17,17 +17,20 @@ from airflow_bottledwater.postgres import pgoutput
 _OPERATIONS = {pgoutput.INSERT: "insert", pgoutput.UPDATE: "update", pgoutput.DELETE: "delete"}
 
 
-def count(meter: Meter, changes: Rows, versions: Sequence[Version], *, but: Sequence[int] = ()) -> None:
+def count(meter: Meter, changes: Rows, versions: Sequence[Version], rows: npt.NDArray[np.int64]) -> None:
     """Count the changes by table and operation, and how long ago their transactions were committed.
 
-    :param changes: what was published, see :data:`airflow_bottledwater.encoding.layout.CHANGE`.
-    :param but: the changes among them that were rejected, by their numbers.
+    :param changes: those of the batch, see :data:`airflow_bottledwater.encoding.layout.CHANGE`.
+    :param rows: the numbers of those that were published: not of one that was rejected, or that is no record, as the
+        delete of a row of an outbox, or of a table without a key.
     """
     if not len(changes):
         return
     now = time.time()
     # a kind is a letter, so that both numbers fit into one
-    published = np.delete(changes, list(but)) if but else changes
+    has_record = np.zeros(len(changes), dtype=np.bool_)
+    has_record[rows] = True
+    published = changes[has_record]
     counts = np.bincount(published["relation"] * 256 + published["kind"])
     for number in np.flatnonzero(counts).tolist():
         relation, kind = divmod(number, 256)

@@ -42,7 +42,7 @@ from airflow_bottledwater.state.records import Gap, StateRecord, gap_key, table_
 from airflow_bottledwater.state.schemas import SchemaWatch
 from airflow_bottledwater.stream.pausing import TableControl
 from airflow_bottledwater.stream.publisher import MakeRecords, StreamPublisher
-from airflow_bottledwater.stream.source import open_source
+from airflow_bottledwater.stream.source import ChangeSource, open_source
 from airflow_bottledwater.stream.start import Start
 from airflow_bottledwater.tables import writer
 from airflow_bottledwater.tables.new_rows import NewRows
@@ -189,6 +189,8 @@ class _Follower:
         self._target: int | None = None
         self._publisher: StreamPublisher | None = None
         self._skipped: Callable[[], Mapping[str, int]] = dict
+        #: what the sources before this one have counted, each from 0
+        self._counted = Counter[str]()
         self._control = TableControl(pipeline, start.cluster.pipeline(pipeline.slot))
         self._movement = Movement(
             controller.problems,
@@ -266,13 +268,13 @@ class _Follower:
         if self._heed(publisher, held) or self._carry_out(publisher):
             return None
         stopped, live = self._stopped, publisher.live
-        self._report.begin(publisher.counters)
+        self._report.begin({**publisher.counters, **self._counted})
         self._tell_lineage(publisher.state.tables.values())
         with (
             contextlib.closing(
                 SchemaWatch(self._pipeline, publisher.state, self._problems, self._start.schemas.lost)
             ) as schemas,
-            contextlib.closing(
+            self._counting(
                 open_source(self._pipeline, self._start, publisher.state, self._backoff, publisher.position)
             ) as source,
         ):
@@ -282,8 +284,7 @@ class _Follower:
             def told(reached: Position) -> None:
                 source.acknowledge(reached)
                 self._movement.moved()
-                counters = {**publisher.counters, **source.statistics}
-                self._report.update(publisher.position, counters)
+                self._report.update(publisher.position, self._counters(publisher, source))
 
             while not stopped.is_set() and not self._is_done(publisher):
                 batch = source.next(
@@ -313,7 +314,21 @@ class _Follower:
                 rest.note(worked=live.active or (batch is not None and len(batch.changes) > 0))
             self._movement.end()
             self._tell_problems(publisher)
-            return {**publisher.counters, **source.statistics}
+            return self._counters(publisher, source)
+
+    def _counters(self, publisher: StreamPublisher, source: ChangeSource) -> dict[str, int]:
+        """What is published since the slot was created, and what this job has received."""
+        received = {name: self._counted[name] + count for name, count in source.statistics.items()}
+        return {**publisher.counters, **received}
+
+    @contextmanager
+    def _counting(self, source: ChangeSource) -> Iterator[ChangeSource]:
+        """Close a source in the end, and go on counting behind it."""
+        with contextlib.closing(source):
+            try:
+                yield source
+            finally:
+                self._counted.update(source.statistics)
 
     def _heed(self, publisher: StreamPublisher, held: frozenset[int]) -> bool:
         """Carry out what was asked for about single tables; returns whether the stream has to begin anew, without

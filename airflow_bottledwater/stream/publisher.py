@@ -58,7 +58,7 @@ from airflow_bottledwater.state.records import (
     stream_id,
     table_key,
 )
-from airflow_bottledwater.stream.aside import left_out, set_aside
+from airflow_bottledwater.stream.aside import set_aside
 from airflow_bottledwater.stream.behind import passed
 from airflow_bottledwater.stream.ends import ended, transactions
 from airflow_bottledwater.stream.events import published_truncates, truncate_events
@@ -449,10 +449,9 @@ class StreamPublisher:
         # what was superseded is not among the changes any more
         for oid, gap in encoded.gaps.items():
             log.error("%s is set aside, and all others go on: it %s.", self.state.tables[oid].table.qualified, gap.why)
-        but = [each.row for each in encoded.rejections]
-        if encoded.held:
-            but += left_out(encoded, encoded.held).tolist()
-        counting.count(self._session.meter, changes, versions, but=but)
+        truncates = published_truncates(encoded.completed.batch, encoded.held)
+        published = np.concatenate([*(each.table["row"] for each in records), truncates])
+        counting.count(self._session.meter, changes, versions, published)
 
     def _ended(
         self, encoded: EncodedBatch, records: Sequence[Records]

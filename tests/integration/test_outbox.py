@@ -15,6 +15,7 @@ from airflow_bottledwater.errors import PreflightError, RecordError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
+from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import create
 from airflow_bottledwater.provision.drop import drop
@@ -24,6 +25,7 @@ from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.control_records import OwnerRecord, encode, owner_key
 from airflow_bottledwater.state.identity import owners
+from airflow_bottledwater.stream import engine
 from airflow_bottledwater.verify import driver
 from tests.support.compare import records
 from tests.support.together import put_together
@@ -97,7 +99,11 @@ def events(flow: Flow, kind: str) -> list[Event]:
     return sorted(found, key=lambda each: each.headers["pos"])
 
 
-def test_rows_become_the_records_that_they_describe(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
+def test_rows_become_the_records_that_they_describe(
+    make_flow: MakeFlow, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter()
+    monkeypatch.setattr(engine, "Meter", lambda: meter)
     flow = make_flow(registry)
     flow.execute(event("order", "0", "before the slot"))
     flow.create()
@@ -107,6 +113,8 @@ def test_rows_become_the_records_that_they_describe(make_flow: MakeFlow, registr
     flow.execute(event("order", None, None))
     flow.execute(f"BEGIN; {event('order', 'x', 'never')}; ROLLBACK", "TRUNCATE outbox")
     flow.stream()
+    # that rows are deleted is not published
+    assert meter.rows() == {"public.a": 1, "public.outbox": 4}
     first, second, last = events(flow, "order")
     assert [each.key for each in (first, second, last)] == [b"o1", b"o2", None]
     assert (first.payload, second.payload, last.value) == ({"n": 1}, {"n": "é"}, None)

@@ -12,11 +12,13 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_bottledwater.errors import Outage, PreflightError, Refused
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
+from airflow_bottledwater.stream import engine
 from airflow_bottledwater.verify import driver as verification
 from tests.support.topics import Flow, MakeFlow, delete_topic, limit_records
 from tests.support.waiting import until
@@ -251,7 +253,11 @@ def test_a_table_that_is_given_a_key_before_its_snapshot_goes_on_without_one(flo
     assert {message.key for message in flow.read("a")} == {None}
 
 
-def test_a_table_that_gets_the_full_old_row_later_sends_updates_as_preflight_says(flow: Flow) -> None:
+def test_a_table_that_gets_the_full_old_row_later_sends_updates_as_preflight_says(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter()
+    monkeypatch.setattr(engine, "Meter", lambda: meter)
     flow.create()
     flow.snapshot()
 
@@ -267,3 +273,4 @@ def test_a_table_that_gets_the_full_old_row_later_sends_updates_as_preflight_say
     flow.execute("UPDATE a SET name = 'new' WHERE id = 1", "DELETE FROM a WHERE id = 2")
     flow.stream()
     assert [message.value for message in flow.read("a") if message.op == "u"] == [{"id": 1, "name": "new"}]
+    assert meter.rows() == {"public.a": 1}, "what is not published does not count"

@@ -5693,6 +5693,24 @@ MUTANTS = (
         "tests/unit/metrics/test_meter.py::test_a_batch_is_counted_by_table_and_operation",
     ),
     Mutant(
+        "what is no record does not count as published",
+        "batch.count",
+        swap("changes[has_record]", "changes"),
+        "tests/unit/metrics/test_meter.py::test_a_batch_is_counted_by_table_and_operation",
+    ),
+    Mutant(
+        "what a job has received is counted on when its stream begins anew",
+        "_Follower._counters",
+        swap("self._counted[name] + count", "count"),
+        "tests/integration/test_pause.py::test_a_table_is_paused_and_goes_on_while_the_others_do_not_notice[json]",
+    ),
+    Mutant(
+        "a slot that is waited for is measured at each look",
+        "ReplicationSlotLagSensor.look",
+        drop("measured(...)"),
+        "tests/unit/sensors/test_sensors.py::test_the_sensor_reports_to_airflows_metrics_at_each_look",
+    ),
+    Mutant(
         "what a dead job measured does not look like the present",
         "points.points",
         always("sample.present(now)"),

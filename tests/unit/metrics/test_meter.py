@@ -45,7 +45,8 @@ def test_a_batch_is_counted_by_table_and_operation(monkeypatch: pytest.MonkeyPat
     meter = Meter()
     meter.ahead = 2.0
     of = changes((0, INSERT, 1, 101.0), (0, INSERT, 1, 101.0), (1, UPDATE, 2, 101.5), (0, DELETE, 3, 103.0))
-    batch.count(meter, of, versions("a", "b"), but=[1])
+    # one was rejected; the change of a key is two records
+    batch.count(meter, of, versions("a", "b"), np.array([3, 0, 2, 2]))
     values, distributions = meter.counted()
     assert {each.labels: each.value for each in values["rows"]} == {
         ("public.a", "insert"): 1, ("public.b", "update"): 1, ("public.a", "delete"): 1
@@ -62,8 +63,8 @@ def test_a_batch_is_counted_by_table_and_operation(monkeypatch: pytest.MonkeyPat
 
 def test_no_delay_is_counted_before_the_clocks_are_compared() -> None:
     meter = Meter()
-    batch.count(meter, changes((0, INSERT, 1, 5.0)), versions("a"))
-    batch.count(meter, changes(), versions("a"))
+    batch.count(meter, changes((0, INSERT, 1, 5.0)), versions("a"), np.array([0]))
+    batch.count(meter, changes(), versions("a"), np.array([], dtype=np.int64))
     assert meter.counted()[1] == {}
 
 
@@ -176,6 +177,7 @@ def test_prometheus_gets_samples_and_what_the_shared_topic_says() -> None:
     assert found["bottledwater_problems", "kind=throttled"] == 2
     assert found["bottledwater_open_dead_letters", ""] == 2
     assert found["bottledwater_last_report_age_seconds", ""] == 1
+    assert found["bottledwater_read_timestamp_seconds", ""] == 1000
     assert found["bottledwater_verified_age_seconds", ""] == 60
     assert found["bottledwater_verified_tables", "result=different"] == 1
 

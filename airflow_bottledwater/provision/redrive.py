@@ -284,15 +284,15 @@ class _Letters:
         rows then, under the new key, and has removed the keys of before."""
         version = msgspec.convert(dead_letter.content["again"], Version)
         table = version.table
-        if not table.oid or table.outbox:
-            return False  # a message or an event, which no other one replaces
+        if not table.keyed:
+            return False  # a message, an event or a row without a key, which no other one replaces
         pinned = self._tables.get(table.oid)
         try:
             if pinned is not None:
                 pinned.check_key(table)
         except Refused:
             return True
-        return table.keyed and (pinned is None or pinned.topic != version.topic)
+        return pinned is None or pinned.topic != version.topic
 
     def _unfollowed(self, dead_letter: StoredDeadLetter) -> str:
         """Why there is no topic any more for a dead letter of an outbox, or of a table without a key, of which no live
@@ -300,10 +300,14 @@ class _Letters:
         before."""
         version = msgspec.convert(dead_letter.content["again"], Version)
         table, topic = version.table, version.topic
-        followed = [each for each in self._tables.values() if each.table.outbox == table.outbox and each.topic == topic]
+        followed = [
+            each
+            for each in self._tables.values()
+            if each.topic == topic and each.table.outbox == table.outbox and not each.table.keyed
+        ]
         if not table.oid or table.keyed or any(table.outbox or each.table.oid == table.oid for each in followed):
             return ""
-        what = "no outbox with these topics is" if table.outbox else "its table, with this topic, is not"
+        what = "no outbox with these topics is" if table.outbox else "its table, without a key and with it, is not"
         return (
             f"it was for {topic!r}, and {what} followed any more. If that stays so, give the dead letter up "
             f"(bottledwater dismiss --tables {table.qualified})."

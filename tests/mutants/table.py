@@ -1435,7 +1435,7 @@ MUTANTS = (
     Mutant(
         "a dead letter of an outbox that is gone is not thrown away",
         "_Letters._replaced",
-        never("not table.oid or table.outbox"),
+        never("not table.keyed"),
         f"{_OUTBOX}::test_the_letters_of_an_outbox_wait_for_the_one_that_has_its_topics",
     ),
     Mutant(

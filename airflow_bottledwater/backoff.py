@@ -19,9 +19,6 @@ log = logging.getLogger(__name__)
 
 #: seconds that rotated credentials may take to reach the file that they are read from
 ROTATION = 20.0
-#: seconds for which a stream goes on while only what looks beside it is refused: at a start, refused credentials are an
-#: error, so whoever rotates them has time to put them into the connection, too
-BESIDE = 600.0
 #: seconds after which an outage that goes on is logged, or reported, again
 _SAY_AGAIN, _REPORT_AGAIN = 60.0, 10.0
 #: waits out an outage: called with what is waited for (or its error), it sleeps or raises

@@ -143,9 +143,9 @@ class CredentialsRefused(Refused):
 
 #: what can be done where only what looks beside a stream is refused
 CHANGED = (
-    "If the credentials were changed, put the new ones into the connection, or the file that it names. The stream "
-    "publishes meanwhile. After ten minutes it ends, and is started again with those that are there then (by "
-    "Airflow, or by the command with --restart)."
+    "If the credentials were changed, put the new ones into the file that the connection names, which is read again; "
+    "or into the connection itself, and restart the job, which has those of its start: clear the stream's task, or end "
+    "the command and start it again. The stream publishes meanwhile."
 )
 
 

@@ -33,7 +33,6 @@ from airflow_bottledwater.errors import (
     Outage,
     Refused,
     SchemasLost,
-    rotated,
 )
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.problem import Problem
@@ -381,8 +380,6 @@ class SchemaWatch:
         self._wanted = self._of(known)
         self._problems, self._interval = problems, _INTERVAL if interval is None else interval
         self._ended, self._found = threading.Event(), list[PinnedSchema]()
-        self._refusals = backoff.Refusals()
-        self._refused: Outage | None = None
         if self._wanted:
             self._registry = _registry(pipeline)
             threading.Thread(target=self._run, name="schema watch", daemon=True).start()
@@ -396,10 +393,7 @@ class SchemaWatch:
 
         :param known: the pipeline's state, with the tables as the stream began.
         :raises SchemasLost: the registry has lost ids: the stream is to begin anew, which settles it.
-        :raises Outage: credentials were refused for ten minutes: a new job gets the new ones.
         """
-        if self._refused is not None:
-            raise self._refused
         if known.later is not self._later:
             self._later, self._wanted = known.later, self._of(known)
         if self._found:
@@ -416,13 +410,10 @@ class SchemaWatch:
                 problems = []
                 try:
                     self._found = self._lost()
-                    self._refusals.over()
                 except BottledWaterError as error:
                     remedy = error.remedy
                     if isinstance(error, CredentialsRefused):
                         remedy = f"{remedy} {CHANGED}"
-                        if self._refusals.last(backoff.BESIDE):
-                            self._refused = rotated(error)
                     what = f"It cannot be asked whether it still has the schemas of the records: {error.what}"
                     problems = [Problem("schemas-unchecked", f"schema registry {self._registry.url}", what, remedy)]
                 if not self._ended.is_set():

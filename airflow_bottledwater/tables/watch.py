@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import psycopg
 
-from airflow_bottledwater import backoff
-from airflow_bottledwater.errors import CHANGED, BottledWaterError, CredentialsRefused, Refused, SlotError, rotated
+from airflow_bottledwater.errors import CHANGED, BottledWaterError, CredentialsRefused, Refused, SlotError
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import Cluster
@@ -118,7 +117,7 @@ class TableWatch:
         #: when the last look began, and the tables about which it has found something to be done
         self._looked = (-math.inf, frozenset[int]())
         #: when the last look ended that has succeeded
-        self._succeeded, self._refusals = time.monotonic(), backoff.Refusals()
+        self._succeeded = time.monotonic()
         self._error: Exception | None = None
         self._new: list[str] = []
         #: new tables whose rows could not be read or published
@@ -166,7 +165,6 @@ class TableWatch:
         :param reached: P.
         :raises StateError: changes of all tables may be missing from the stream.
         :raises SlotError: the connection leads to another server than the stream's.
-        :raises Outage: credentials were refused for ten minutes: a new job gets the new ones.
         :raises Refused: there are new tables, and ``new_tables`` is stop; or the settings give a key another form.
         """
         if self._error is not None:
@@ -210,13 +208,17 @@ class TableWatch:
         self.changed(known)
 
     def look_now(self) -> None:
-        """Look at once: before the stream begins, and in a bounded run also when something was carried out.
+        """Look at once: before the stream begins, and in a bounded run also when something was carried out. If a server
+        refuses the credentials, that is told: the stream needs no registry for the tables that it has.
 
         :raises BottledWaterError: see :meth:`due`, or the source does not answer.
         """
         what = "Looking at the tables"
-        with self._looking, session(self._pipeline.postgres, what, application="bottledwater tables") as connection:
-            self._look(connection)
+        try:
+            with self._looking, session(self._pipeline.postgres, what, application="bottledwater tables") as connection:
+                self._look(connection)
+        except CredentialsRefused as error:
+            self._tell_unchecked(error, True, 0.0)
         if self._error is not None:
             raise self._error
 
@@ -242,11 +244,11 @@ class TableWatch:
 
         :param opened: whether a session was.
         """
-        if isinstance(error, CredentialsRefused) and self._refusals.last(backoff.BESIDE):
-            self._error = rotated(error)
         ago = time.monotonic() - self._succeeded
-        if ago < UNCHECKED or self._ended.is_set():
-            return
+        if ago >= UNCHECKED and not self._ended.is_set():
+            self._tell_unchecked(error, opened, ago)
+
+    def _tell_unchecked(self, error: BottledWaterError | psycopg.Error, opened: bool, ago: float) -> None:
         known = own(error, "Looking at the tables")
         what = f"The tables cannot be looked at, so that nobody notices new ones, or what is altered: {known.what}"
         remedy = known.remedy or ("It is tried again." if opened else _NO_SESSION)
@@ -308,7 +310,6 @@ class TableWatch:
             # what is wrong in a state of before may be mended since: the next look tells
             self._tell(known, seen, steps)
         self._succeeded = time.monotonic()
-        self._refusals.over()
         self._problems.tell(_UNCHECKED, [])
         with self._lock:
             if generation == self._generation and not self._ended.is_set():

@@ -4502,10 +4502,10 @@ MUTANTS = (
         "tests/unit/tables/test_checks.py::test_no_table_is_blamed_for_a_password",
     ),
     Mutant(
-        "a stream whose watch stays refused ends for a job with new credentials",
-        "TableWatch._failed_to_look",
-        never("isinstance(error, CredentialsRefused) and self._refusals.last(backoff.BESIDE)"),
-        "tests/unit/tables/test_watch.py::test_a_password_that_stays_refused_ends_the_job_for_a_new_one",
+        "a registry that refuses the password does not keep the stream from its start",
+        "TableWatch.look_now",
+        swap("CredentialsRefused", "SlotError"),
+        "tests/unit/tables/test_watch.py::test_a_password_that_is_refused_beside_the_stream_does_not_end_it",
     ),
     Mutant(
         "a live snapshot that is not read has no pace",

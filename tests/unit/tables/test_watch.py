@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -9,8 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_bottledwater import backoff
-from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused, SlotError
+from airflow_bottledwater.errors import CredentialsRefused, Refused, SlotError
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
@@ -85,24 +85,23 @@ def test_another_server_behind_the_connection_ends_the_stream(
         made.due(Position(1))
 
 
-def test_a_password_that_stays_refused_ends_the_job_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a new job gets today's connections. Until then the stream goes on, so that there is time to change them."""
-    now = [0.0]
+def test_a_password_that_is_refused_beside_the_stream_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry is asked only for a table that waits to be taken in; and only a new job gets today's connections."""
     made = watch()
-    monkeypatch.setattr(backoff.time, "monotonic", lambda: now[0])
-    made._succeeded = 0.0
-    for now[0] in (0.0, 100.0, 590.0):
-        made._failed_to_look(
-            CredentialsRefused("PostgreSQL refuses the connection.", "Check user and password."), False
-        )
-        assert made.due(Position(1)) is None
+    refused = CredentialsRefused("The schema registry denies access.", "Check user and password.")
+
+    def look(*_: object) -> None:
+        raise refused
+
+    monkeypatch.setattr(watching, "session", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(made, "_look", look)
+    made.look_now()
     (problem,) = made._problems.all()
     assert problem.kind == "tables-unchecked"
     assert problem.remedy.startswith("Check user and password. If the credentials were changed")
-    now[0] = 610.0
-    made._failed_to_look(CredentialsRefused("PostgreSQL refuses the connection."), False)
-    with pytest.raises(Outage, match="had worked with these credentials"):
-        made.due(Position(1))
+    made._succeeded -= 3600
+    made._failed_to_look(refused, True)
+    assert made.due(Position(1)) is None
 
 
 def test_the_partitions_of_years_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -50,12 +50,11 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
                 return {"skipped": True}
             with self.noting(context, pipeline):
                 place = self._place()
-                told = self._told(context)
                 found = self._earlier(context, pipeline)
                 if not isinstance(found, dict):
                     if self._is_complete(pipeline):
-                        if found is None and told is False:
-                            self._tell(context, pipeline)  # the task was cleared before it could
+                        if found is None and self._is_untold(context):
+                            self._tell(context, pipeline)  # an earlier try, or life of the task, could not
                         return _COMPLETE if found is None else self._finish(found.outcome)
                     found = self._submit(context, pipeline, place)
         return self._follow(context, pipeline, place, found)

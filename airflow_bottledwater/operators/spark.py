@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 #: the key in the task's state for the job's identity; and in this, if nothing is left to do, for how it has ended
 JOB = "bottledwater_job"
 _ENDED = "ended"
+#: the key for whether a job was submitted since Airflow was last told all that the task's jobs have published
+_UNTOLD = "bottledwater_untold"
 
 
 class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator):
@@ -178,6 +180,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             hook = self._get_hook()
             self._identity = identity
             note_life(context)
+            store.set(_UNTOLD, True, retention=NEVER_EXPIRE)
             store.set(JOB, identity, retention=NEVER_EXPIRE)
             by = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
             owner = Owner(*by, identity["host"], identity["folder"], place.master, instance())
@@ -230,12 +233,10 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         self._identity = {**self._identity, "application": application}
 
     @staticmethod
-    def _told(context: Context) -> bool | None:
-        """Whether Airflow was told all that the last job of this task has published, in this life of the task or in one
-        before; None if no job is known that could have published something."""
-        store: Any = context["task_state_store"]
-        known: Any = store.get(JOB)
-        return None if known is None else _ENDED in known
+    def _is_untold(context: Context) -> bool:
+        """Whether a job of this task, in this life or in one before, may have published what Airflow was not told. It
+        stays so through tries that do not know the job any more."""
+        return bool(context["task_state_store"].get(_UNTOLD))
 
     def _earlier(self, context: Context, pipeline: Settings) -> Identity | Ended | None:
         """The job of an earlier try: to attach to, or how it has finished. If the task was cleared since, that
@@ -269,6 +270,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         if done := self._is_done(ended):
             self._tell(context, pipeline)
             store.set(JOB, {**identity, _ENDED: ended.as_event()}, retention=NEVER_EXPIRE)
+            store.delete(_UNTOLD)
         stop.clear_away(pipeline, identity, ended)
         if not done:
             store.delete(JOB)

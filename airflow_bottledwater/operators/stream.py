@@ -122,14 +122,14 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def _begin(self, context: Context, pipeline: Settings) -> Identity | Ended:
         """Submit the job, or find the one of an earlier try, or how it has ended."""
         self._limits()
-        place, told = self._place(), self._told(context)
+        place = self._place()
         if (found := self._earlier(context, pipeline)) is not None:
             return found
         store: Any = context["task_state_store"]
         self._make_way(context, pipeline)
         store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
         # what earlier tries have published, also before the task was cleared, is told with what this one does
-        if true(self.bounded) and (told or not store.get(_BEGAN)):
+        if true(self.bounded) and not (self._is_untold(context) and store.get(_BEGAN)):
             store.set(_BEGAN, AssetEvents(context, self.outlets, pipeline).begin(), retention=NEVER_EXPIRE)
         return self._submit(context, pipeline, place, bounded=true(self.bounded))
 

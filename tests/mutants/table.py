@@ -3326,8 +3326,20 @@ MUTANTS = (
     Mutant(
         "a bounded run tells what its earlier tries have published",
         "StreamToKafkaOperator._begin",
-        swap("told or not store.get(_BEGAN)", "not told or not store.get(_BEGAN)"),
+        swap("self._is_untold(context) and store.get(_BEGAN)", "False"),
         f"{_STREAM_OPERATOR}::test_a_bounded_run_that_succeeds_in_the_end_tells_what_all_tries_have_published",
+    ),
+    Mutant(
+        "a cleared bounded run does not tell again what was told",
+        "StreamToKafkaOperator._begin",
+        swap("self._is_untold(context) and store.get(_BEGAN)", "store.get(_BEGAN)"),
+        f"{_STREAM_OPERATOR}::test_a_cleared_bounded_run_does_not_tell_again_what_was_told",
+    ),
+    Mutant(
+        "a snapshot that is complete tells what was not told",
+        "SnapshotToKafkaOperator.execute",
+        drop("if found is None and self._is_untold(context):\n    self._tell(context, pipeline)"),
+        f"{_OPERATORS}::test_a_snapshot_that_is_complete_tells_what_was_not_told",
     ),
     Mutant(
         "an outage of a moment fails no task that has published",

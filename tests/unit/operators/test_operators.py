@@ -595,11 +595,19 @@ def jobs(monkeypatch: pytest.MonkeyPatch, connections: str, tmp_path: Path) -> S
 
 
 def snapshot_of(
-    known: Any, *, try_number: int = 2, max_tries: int = 2, retries: int = 2, **arguments: Any
+    known: Any,
+    *,
+    try_number: int = 2,
+    max_tries: int = 2,
+    retries: int = 2,
+    values: dict[str, Any] | None = None,
+    **arguments: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    values = {"bottledwater_job": known}
+    values = {"bottledwater_job": known, "bottledwater_untold": True} if values is None else values
     store = SimpleNamespace(
-        get=values.get, set=lambda key, value, retention: values.update({key: value}), delete=values.pop
+        get=values.get,
+        set=lambda key, value, retention: values.update({key: value}),
+        delete=lambda key: values.pop(key, None),
     )
     ti = SimpleNamespace(try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="t", map_index=-1)
     operator = SnapshotToKafkaOperator(task_id="t", pipeline=ORDERS, retries=retries, **arguments)
@@ -626,20 +634,50 @@ def test_a_retry_of_the_snapshot_tells_what_a_job_that_has_ended_well_has_publis
     assert jobs.done == ["tell", "forget old"]
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_cleared_snapshot_that_is_complete_tells_what_was_not_told(
-    jobs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, told: bool
+@pytest.mark.parametrize("cleared", [True, False])
+def test_a_snapshot_that_is_complete_tells_what_was_not_told(
+    jobs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, cleared: bool
+) -> None:
+    away = [errors.Outage("away")] * 2
+
+    def tell(self: AssetEvents) -> dict[str, int]:
+        if away:
+            raise away.pop()
+        jobs.done.append("tell")
+        return {"a": 7}
+
+    monkeypatch.setattr(AssetEvents, "snapshot", tell)
+    first, retries = (5, 2) if cleared else (2, 3)
+    # its job has published everything, and nobody has heard of that
+    values = {"bottledwater_job": OLD, "bottledwater_untold": True}
+    jobs.complete = True
+
+    def again(number: int) -> Any:
+        return snapshot_of(None, try_number=first + number, max_tries=first + 1, retries=retries, values=values)[0]
+
+    for number in (0, 1):
+        # while Kafka is away, not even a retry that finds no job any more succeeds
+        with pytest.raises(errors.Outage, match="away"):
+            again(number)
+    assert again(2) == {"complete": True}
+    assert jobs.done == [*(["stop old"] if cleared else []), "forget old", "tell"]
+
+
+def test_a_cleared_snapshot_that_was_told_is_not_told_again(
+    jobs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AssetEvents, "snapshot", lambda self: jobs.done.append("tell") or {"a": 7})
+    _, values = snapshot_of(None)
+    assert jobs.done == ["start", "wait new", "tell", "forget new"]
     jobs.complete = True
-    known = {**OLD, "ended": jobs.end.as_event()} if told else OLD
-    assert snapshot_of(known, try_number=5, max_tries=5, retries=1)[0] == {"complete": True}
-    assert jobs.done == ([] if told else ["stop old", "forget old", "tell"])
+    jobs.done.clear()
+    assert snapshot_of(None, try_number=5, max_tries=5, retries=1, values=values)[0] == {"complete": True}
+    assert jobs.done == []
 
 
 def test_a_snapshot_that_is_complete_starts_no_job(jobs: SimpleNamespace) -> None:
     jobs.complete = True
-    assert snapshot_of(None)[0] == {"complete": True}
+    assert snapshot_of(None, values={})[0] == {"complete": True}
     assert jobs.done == []
 
 
@@ -709,7 +747,9 @@ LEFT = Differences({"public.a": [{"kind": "missing", "key": {"id": "secret"}}]})
 def verify_of(known: Any = None, pushed: dict[str, Any] | None = None, **arguments: Any) -> Any:
     values = {"bottledwater_job": known}
     store = SimpleNamespace(
-        get=values.get, set=lambda key, value, retention: values.update({key: value}), delete=values.pop
+        get=values.get,
+        set=lambda key, value, retention: values.update({key: value}),
+        delete=lambda key: values.pop(key, None),
     )
     ti = SimpleNamespace(try_number=2, max_tries=2, dag_id="d", run_id="r", task_id="t", map_index=-1)
     ti.xcom_push = lambda key, value: {} if pushed is None else pushed.update({key: value})

@@ -272,7 +272,8 @@ def test_a_bounded_run_that_succeeds_in_the_end_tells_what_all_tries_have_publis
     monkeypatch.setattr(AssetEvents, "begin", lambda _: "0/9")
     world.ends["old"] = end = Ended(Outcome(ok=True, stopped=True), asked=True)
     old = {**OLD, "ended": end.as_event()} if told else OLD
-    store = Store(bottledwater_job=old, **({} if began is None else {"bottledwater_began": began}))
+    known = {} if began is None else {"bottledwater_began": began}
+    store = Store(bottledwater_job=old, **known, **({} if told else {"bottledwater_untold": True}))
     at = context(store, try_number=try_number, max_tries=1 if try_number == 2 else 3)
     deferred(lambda: operator(bounded=True, retries=1).execute(at))
     assert "start" in world.done and store.get("bottledwater_began") == is_now
@@ -307,6 +308,28 @@ def test_a_bounded_run_begins_only_where_it_is_known_what_it_has_to_tell(
     with pytest.raises(Outage, match="away"):
         operator(bounded=True).execute(context(Store()))
     assert world.done == []
+
+
+def test_a_cleared_bounded_run_does_not_tell_again_what_was_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the first try after that could not begin."""
+    begins = iter([Outage("away"), Outage("away"), "0/9"])
+
+    def begin(self: AssetEvents) -> Any:
+        if isinstance(found := next(begins), Outage):
+            raise found
+        return found
+
+    monkeypatch.setattr(AssetEvents, "begin", begin)
+    world.end(OLD, ok=True, counts={"position": "0/5"})
+    made = operator(bounded=True, retries=2)
+    store = Store(bottledwater_job=OLD, bottledwater_began="0/1", bottledwater_untold=True)
+    made.execute_complete(context(store, max_tries=2), ended(world))
+    for number in (2, 3):
+        with pytest.raises(Outage, match="away"):
+            made.execute(context(store, try_number=number, max_tries=3))
+    deferred(lambda: made.execute(context(store, try_number=4, max_tries=3)))
+    assert world.done == ["forget old", "start"] and store.get("bottledwater_began") == "0/9"
+    assert store.get("bottledwater_untold")
 
 
 def test_a_retry_of_a_job_that_was_stopped_submits(world: World) -> None:

@@ -257,15 +257,19 @@ class ChangeWatch:
             time.sleep(0.1)
 
     def present(self) -> ChangeRange:
-        """Everything that was published since the last range; the first time, an empty range. While no job publishes,
-        it ends at the position, without a search. If the last range ends behind that, the source was restored to an
-        earlier moment, and the range begins at 0.
+        """Everything that was published since the last range; the first time, an empty range, which ends before
+        transactions that stay open: the next one has all of them. While no job publishes, it ends at the position,
+        without a search. If the last range ends behind that, the source was restored to an earlier moment, and the
+        range begins at 0.
 
         :raises StateError: there is no such pipeline, or it has no such table.
-        :raises Outage: Kafka does not answer, or a transaction stays open.
+        :raises Outage: Kafka does not answer, or a transaction stays open behind the last range.
         """
-        lsn = published(self._pipeline, self._name, self._kept)
-        if (ends := self._committed_ends()) is None:
+        lsn, ends = published(self._pipeline, self._name, self._kept), self._committed_ends()
+        if ends is None and self.last is None:
+            # of a producer that was killed perhaps, which only the next job of the pipeline ends
+            ends = self._ends(committed=True)
+        if ends is None:
             raise Outage("A transaction is open in one of the topics.", "It ends with its producer's time-out.")
         found = self._behind(ends)
         tables = found.tables

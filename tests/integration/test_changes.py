@@ -17,10 +17,10 @@ import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.shared_stream import SharedStreamManager
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_bottledwater.errors import Refused, StateError
+from airflow_bottledwater.errors import Outage, Refused, StateError
 from airflow_bottledwater.hooks.changes import Change, ChangesHook
 from airflow_bottledwater.jobs import changes
 from airflow_bottledwater.jobs.changes import ChangeWatch, between, present
@@ -170,6 +170,21 @@ def test_what_a_bounded_run_has_published_is_known_without_a_search(
         assert present(flow.pipeline, flow.name).tables == {}
     begun = present(flow.pipeline, flow.name)
     assert begun.empty and set(begun.tables) == {"public.orders", "public.items"}
+    # a producer that was killed does not keep it from beginning, but from telling what would not be all
+    hanging = Producer({**flow.pipeline.kafka, "transactional.id": "hanging", "transaction.timeout.ms": 60_000})
+    hanging.init_transactions(10)
+    hanging.begin_transaction()
+    hanging.produce(flow.topic("orders"), b"{}", b"x", partition=0)
+    hanging.flush()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(changes, "_OPEN", 0.2)
+            assert present(flow.pipeline, flow.name) == begun
+            with pytest.raises(Outage, match="A transaction is open"):
+                present(flow.pipeline, flow.name, begun)
+    finally:
+        hanging.abort_transaction(10)
+    begun = present(flow.pipeline, flow.name)
     flow.execute("INSERT INTO orders SELECT i, 1 FROM generate_series(1, 9) i")
     flow.stream()
     found = present(flow.pipeline, flow.name, ChangeRange.of_event(begun.as_event()))

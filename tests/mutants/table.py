@@ -3342,6 +3342,12 @@ MUTANTS = (
         f"{_OPERATORS}::test_a_snapshot_that_is_complete_tells_what_was_not_told",
     ),
     Mutant(
+        "a bounded run begins before a transaction that stays open",
+        "ChangeWatch.present",
+        never("ends is None and self.last is None"),
+        "tests/integration/test_changes.py::test_what_a_bounded_run_has_published_is_known_without_a_search",
+    ),
+    Mutant(
         "an outage of a moment fails no task that has published",
         "assets._known",
         always("time.monotonic() >= until"),

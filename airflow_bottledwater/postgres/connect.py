@@ -267,16 +267,18 @@ def connect(dsn: str, *, replication: bool = False, application: str = "bottledw
 
 def _refuse_pooler(connection: Connection, dsn: str, began: float) -> None:
     """Check that a session was made for us, although what is in between has told us another process: so does the proxy
-    of Neon, too, which leads each client to a process of its own.
+    of Neon, too, which leads each client to a process of its own. A role that is set for a session may not be told how
+    old that is.
 
     :param began: when we began to connect.
     :raises Refused: PostgreSQL's process is older, so that other clients have used the session, and will.
     """
-    age = connection.execute(
+    found = connection.execute(
         "SELECT extract(epoch FROM clock_timestamp() - backend_start) FROM pg_stat_activity WHERE pid = "
         "pg_backend_pid()"
     ).fetchone()
-    if age is not None and age[0] > time.monotonic() - began:
+    age = found[0] if found is not None else None
+    if age is not None and age > time.monotonic() - began:
         raise Refused(
             f"{describe(dsn)} is a connection pooler: its session was in PostgreSQL before we connected, and is shared "
             "with others. Their settings would hold for what is read, and ours for them.",

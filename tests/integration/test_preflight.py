@@ -15,6 +15,7 @@ import airflow_bottledwater
 from airflow_bottledwater.errors import Outage, PreflightError
 from airflow_bottledwater.pipeline.debezium import imported
 from airflow_bottledwater.postgres import publication
+from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision import preflight, source_checks
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
@@ -109,6 +110,17 @@ def test_a_connection_pooler_is_refused(source: Source) -> None:
         pooler.ahead = True
         dsn = make_conninfo(source.dsn, port=pooler.port, sslmode="disable", gssencmode="disable")
         refuses(source, source.pipeline.with_(postgres=dsn), "is a connection pooler", "Connect to the primary itself")
+
+
+def test_a_role_that_is_not_told_when_its_session_began_may_come_through_a_proxy(source: Source) -> None:
+    source.execute(f"CREATE ROLE {(role := f'r{uuid.uuid4().hex[:8]}')}")
+    with closing(Pooler(int(str(conninfo_to_dict(source.dsn)["port"])))) as proxy:
+        dsn = make_conninfo(
+            source.dsn, port=proxy.port, sslmode="disable", gssencmode="disable", options=f"-c role={role}"
+        )
+        with closing(connect(dsn)) as connection:
+            assert connection.execute("SELECT current_user").fetchone() == (role,)
+            assert connection.pid != connection.info.backend_pid
 
 
 def test_a_pattern_that_leaves_nothing_out_is_said(source: Source) -> None:

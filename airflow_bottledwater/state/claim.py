@@ -234,14 +234,15 @@ class Claim:
         self._producer = self._make(state_writer_id(self.prefix))
         self._producer.open()
         before = self._claim(kind)
+        # it is the job's, although an outage may keep it from working: whoever starts the job again must know it
+        if _job is not None:
+            _job.claimed(self.job)
         self._initialise_others(before)
         self.state = read_behind(pipeline, self.topic, backoff, lambda: self._release(before), self._admin)
         check(self.state, self.job)
         if needs_slot and self.state.slot is None:
             self.close()
             raise unknown(self.topic, pipeline.slot)
-        if _job is not None:
-            _job.claimed(self.job)
         backoff.over()
 
     def _release(self, known: PipelineState) -> None:

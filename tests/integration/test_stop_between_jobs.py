@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from click.testing import CliRunner, Result
 
 from airflow_bottledwater.cli import cli, jobs, restart
 from airflow_bottledwater.errors import JobDied, Outage, PreflightError, StateError, TakenOver
-from airflow_bottledwater.jobs import requests, status
+from airflow_bottledwater.jobs import fence, requests, status
 from airflow_bottledwater.jobs.control import Controller
 from airflow_bottledwater.jobs.submitted import records
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.state import claim
 from airflow_bottledwater.state.control_records import request_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.stream.start import begin
@@ -222,14 +224,31 @@ def test_a_stop_from_before_the_command_does_not_end_it(flow: Flow) -> None:
 
 
 def test_who_takes_the_slot_in_the_pause_before_a_restart_keeps_it(flow: Flow) -> None:
-    work = _Work(flow, lambda: None)
-    work.claim = begin(flow.pipeline).job.id
-    work._renew()
+    ours = begin(flow.pipeline).job.id
+    fence.refuse_taken_over(flow.pipeline, ours)
     other = _runs(flow)
     with pytest.raises(TakenOver, match=f"taken over by stream job {other._job.id[:8]}.*is not started again"):
-        work._renew()
+        fence.refuse_taken_over(flow.pipeline, ours)
     other.finish("finished")  # a bounded run leaves it
-    work._renew()
+    fence.refuse_taken_over(flow.pipeline, ours)
+
+
+def test_a_job_that_an_outage_ends_behind_its_claim_does_not_keep_itself_from_going_on(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = SimpleNamespace(last_claim="", owner=None, may_claim=lambda name: True)
+    job.claimed = lambda made: setattr(job, "last_claim", made.id)
+    monkeypatch.setattr(claim, "_job", job)
+    begin(flow.pipeline)
+
+    def away(*_: object) -> None:
+        raise Outage("Kafka is away.")
+
+    with monkeypatch.context() as patch, pytest.raises(Outage):
+        patch.setattr(claim.Claim, "_initialise_others", away)
+        begin(flow.pipeline)
+    fence.refuse_taken_over(flow.pipeline, job.last_claim)
+    begin(flow.pipeline)
 
 
 def test_a_start_that_is_refused_after_a_stop_says_so_in_the_status(

@@ -2872,6 +2872,13 @@ MUTANTS = (
         "tests/integration/test_stop_between_jobs.py::test_who_takes_the_slot_in_the_pause_before_a_restart_keeps_it",
     ),
     Mutant(
+        "a job knows its claim as soon as it is made",
+        "Claim.__init__",
+        drop("_job.claimed(self.job)"),
+        "tests/integration/test_stop_between_jobs.py::"
+        "test_a_job_that_an_outage_ends_behind_its_claim_does_not_keep_itself_from_going_on",
+    ),
+    Mutant(
         "the command does not start jobs again for ever",
         "keep_running",
         never("last.count > RESTARTS"),

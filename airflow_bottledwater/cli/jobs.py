@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 from rich.progress import (
     BarColumn,
     Progress,
@@ -205,6 +206,7 @@ class _JobRuns:
     published: bool = field(default=False, init=False)
     claim: str = field(default="", init=False)
     _again: bool = field(default=False, init=False)
+    _worked: bool = field(default=False, init=False)
 
     def once(self) -> None:
         """Make what is missing, and run a job until it ends.
@@ -213,12 +215,13 @@ class _JobRuns:
         :raises JobFailed: it failed.
         :raises StopRequested: the command was asked to end before the job could begin.
         """
-        from airflow_bottledwater.jobs import requests, run_directory
+        from airflow_bottledwater.jobs import run_directory
 
         self.published = False
-        self._renew()
+        with self._starting():
+            self._renew()
         with ExitStack() as job:
-            with requests.noting(self.pipeline):
+            with self._starting():
                 folder = job.enter_context(job_folder())
                 self._begin(folder)
             give_back()  # from now on this process only watches
@@ -227,28 +230,49 @@ class _JobRuns:
             self.published = progress is not None and progress.rows_per_second > 0
             claimed = run_directory.read(folder, run_directory.Claimed)
             self.claim = claimed.id if claimed is not None else ""
+            self._worked = self._worked or claimed is not None
             check_outcome(folder, self.stopped)
+
+    @contextlib.contextmanager
+    def _starting(self) -> Iterator[None]:
+        """Within this block, a job is started; why it cannot be is noted with the pipeline, too.
+
+        :raises Outage: a server does not answer, or refuses what a job has worked with.
+        """
+        from airflow_bottledwater.jobs import requests
+
+        with requests.noting(self.pipeline):
+            try:
+                yield
+            except CredentialsRefused as error:
+                raise rotated(error) if self._worked else error from None
 
     def _renew(self) -> None:
         """Before a restart, read the settings again: a password in a file may have been changed since.
 
-        :raises TakenOver: another job works on the slot since the last one has ended.
+        :raises Outage: they cannot be read, or are wrong: they were right when the command began.
         """
-        from airflow_bottledwater.jobs import fence
-
-        if self._again:
-            self.pipeline = self.read()
-        if self.claim:
-            fence.refuse_taken_over(self.pipeline, self.claim)
+        try:
+            if self._again:
+                self.pipeline = self.read()
+        except (SettingError, click.UsageError) as error:
+            told = error.format_message() if isinstance(error, click.UsageError) else error
+            raise Outage(
+                f"The settings were changed, and do not describe the pipeline any more: {told}",
+                "Correct them: they are read again before each restart.",
+            ) from None
         self._again = True
 
     def _begin(self, folder: Path) -> None:
         """Start a job, make what is missing, and let the job begin.
 
         :raises StopRequested: the command was asked to end meanwhile.
+        :raises TakenOver: another job works on the slot since the last one has ended.
         """
-        from airflow_bottledwater.jobs import run_directory, supervise
+        from airflow_bottledwater.jobs import fence, run_directory, supervise
 
+        if self.claim:
+            fence.refuse_taken_over(self.pipeline, self.claim)
         # Spark takes several seconds to start, in which everything is made
         start(folder, "pipeline", self.pipeline, self.master, self.spark_conf, bounded=self.bounded)
         with ExitStack() as undo:
@@ -273,16 +297,10 @@ class _JobRuns:
             return fence.asked_meanwhile(self.pipeline, self.begun)
 
     def _prepare(self) -> bool:
-        """Make what is missing; returns whether there is a snapshot to take.
-
-        :raises Outage: a server does not answer, or refuses what a job has worked with.
-        """
+        """Make what is missing; returns whether there is a snapshot to take."""
         from airflow_bottledwater.jobs.status import snapshot_is_complete
 
-        try:
-            self._create()
-        except CredentialsRefused as error:
-            raise rotated(error) if self.claim else error from None
+        self._create()
         return not self.stopped.is_set() and not snapshot_is_complete(self.pipeline)
 
     def _create(self) -> None:

@@ -2860,6 +2860,12 @@ MUTANTS = (
         f"{_SERVICE}::test_why_no_job_could_begin_is_told_with_the_pipeline",
     ),
     Mutant(
+        "a password that is changed before a restart of the command is waited for",
+        "_JobRuns._starting",
+        never("self._worked"),
+        f"{_SERVICE}::test_what_is_being_changed_before_a_restart_is_waited_for",
+    ),
+    Mutant(
         "a job that finds no room is started later",
         "jobs._room",
         always("error.errno in _FOR_GOOD"),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -33,6 +34,8 @@ from airflow_bottledwater.errors import (
     Outage,
     PreflightError,
     Refused,
+    SettingError,
+    StateError,
     StopRequested,
     TakenOver,
 )
@@ -184,19 +187,59 @@ def test_why_no_job_could_begin_is_told_with_the_pipeline(
     assert begun == [PIPELINE, *told]
 
 
-def test_a_restart_has_the_settings_as_they_are_then_and_is_not_ended_by_a_password_that_is_not_there_yet(
-    begun: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_has_the_settings_as_they_are_then(begun: list[Any]) -> None:
     later = PIPELINE.with_(postgres="host=db password=new")
     work = _runs(lambda: later)
     work.once()
     assert (begun, work.claim) == ([PIPELINE], "c")
-    monkeypatch.setattr(creation, "create", _refuses(CredentialsRefused("The password is refused.")))
-    with pytest.raises(Outage, match="they were changed since"):
-        work.once()
-    monkeypatch.setattr(creation, "create", lambda *_, **__: None)
     work.once()
-    assert begun == [PIPELINE, later, later]
+    assert begun == [PIPELINE, later]
+
+
+_REFUSED_PASSWORD = CredentialsRefused("The password is refused.")
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "told"),
+    [
+        # with saved settings, reading asks the servers
+        ("read", _REFUSED_PASSWORD, "they were changed since"),
+        ("read", SettingError("a.yaml", None, "a readable YAML file", problem="cannot be read"), "'a.yaml' cannot be"),
+        ("read", click.UsageError("--postgres is required"), "any more: --postgres is required"),
+        ("refuse_taken_over", _REFUSED_PASSWORD, "they were changed since"),
+        ("create", _REFUSED_PASSWORD, "they were changed since"),
+        ("snapshot_is_complete", _REFUSED_PASSWORD, "they were changed since"),
+    ],
+)
+def test_what_is_being_changed_before_a_restart_is_waited_for(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch, step: str, error: Exception, told: str
+) -> None:
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise error
+
+    work = _runs()
+    work.once()
+    if step != "refuse_taken_over":  # another job has died before it could claim the slot
+        monkeypatch.setattr(jobs, "follow", lambda *_: None)
+        work.once()
+    where = {"read": work, "refuse_taken_over": fence, "create": creation, "snapshot_is_complete": status}[step]
+    with monkeypatch.context() as patch:
+        patch.setattr(where, step, refuses)
+        with pytest.raises(Outage, match=told):
+            work.once()
+    work.once()
+    assert all(each is PIPELINE for each in begun)
+
+
+def test_what_no_restart_can_help_is_told_with_the_pipeline_before_a_restart_too(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = _runs()
+    work.once()
+    monkeypatch.setattr(fence, "refuse_taken_over", _refuses(StateError("The state is lost.")))
+    with pytest.raises(StateError):
+        work.once()
+    assert begun == [PIPELINE, "The state is lost."]
 
 
 @pytest.mark.parametrize(

@@ -265,9 +265,11 @@ class ChangeWatch:
         :raises StateError: there is no such pipeline, or it has no such table.
         :raises Outage: Kafka does not answer, or a transaction stays open behind the last range.
         """
+        if self.last is None:
+            # only the next job of the pipeline may end what is open, of a producer that was killed for example
+            self._kept = store.Kept(waits=False)
         lsn, ends = published(self._pipeline, self._name, self._kept), self._committed_ends()
         if ends is None and self.last is None:
-            # of a producer that was killed perhaps, which only the next job of the pipeline ends
             ends = self._ends(committed=True)
         if ends is None:
             raise Outage("A transaction is open in one of the topics.", "It ends with its producer's time-out.")

@@ -204,7 +204,7 @@ class Reader:
         """Read until the offset ``end`` is passed.
 
         The end should be the high watermark, not the last stable offset, or records after another producer's open
-        transaction would be missed.
+        transaction would be missed; unless it is enough to know a moment before it.
 
         :raises Outage: it is not passed within ``timeout`` seconds: a producer holds an open transaction in the topic,
             or there is too much to read.
@@ -267,9 +267,13 @@ class _Reached(NamedTuple):
 
 @dataclass
 class Kept:
-    """What was read of a topic, for who asks for its records again and again: the next reading goes on from there."""
+    """What was read of a topic, for who asks for its records again and again: the next reading goes on from there.
+
+    :param waits: whether a reading waits for transactions that are open, instead of ending before them.
+    """
 
     reached: _Reached = field(default_factory=_Reached)
+    waits: bool = True
 
 
 def read_records(
@@ -297,7 +301,7 @@ def read_records(
         if must_exist:
             raise gone(topic)
         return {}
-    end, began = topics.ends(topic, 1)[0], time.monotonic()
+    end, began = topics.ends(topic, 1, committed=not kept.waits)[0], time.monotonic()
     before = kept.reached if kept.reached.follows(found.id, end) else _Reached(found.id, since=began)
     if before.at == end:
         kept.reached = before._replace(since=began)

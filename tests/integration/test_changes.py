@@ -8,6 +8,7 @@ import datetime
 import json
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from types import SimpleNamespace
@@ -27,8 +28,10 @@ from airflow_bottledwater.jobs.changes import ChangeWatch, between, present
 from airflow_bottledwater.local.kafka import KafkaBroker
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.model.lsn import Position, format_lsn
+from airflow_bottledwater.model.slot import parts
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.state.identity import own
+from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.triggers import watching
 from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
 from tests.support.topics import Flow, MakeFlow, airflow_connections, alter_topic
@@ -182,6 +185,12 @@ def test_what_a_bounded_run_has_published_is_known_without_a_search(
             assert present(flow.pipeline, flow.name) == begun
             with pytest.raises(Outage, match="A transaction is open"):
                 present(flow.pipeline, flow.name, begun)
+            # the saved state is in each transaction, too
+            hanging.produce(state_topic_name(*parts(flow.name)[1:]), b"{}", b"letters/1/x")
+            hanging.flush()
+            began = time.monotonic()
+            assert present(flow.pipeline, flow.name) == begun
+            assert time.monotonic() - began < 10
     finally:
         hanging.abort_transaction(10)
     begun = present(flow.pipeline, flow.name)

@@ -3361,6 +3361,12 @@ MUTANTS = (
         "tests/integration/test_changes.py::test_what_a_bounded_run_has_published_is_known_without_a_search",
     ),
     Mutant(
+        "nor does one in the saved state keep a bounded run from beginning",
+        "ChangeWatch.present",
+        drop("self._kept = store.Kept(waits=False)"),
+        "tests/integration/test_changes.py::test_what_a_bounded_run_has_published_is_known_without_a_search",
+    ),
+    Mutant(
         "an outage of a moment fails no task that has published",
         "assets._known",
         always("time.monotonic() >= until"),

@@ -97,7 +97,9 @@ SELECT s.oid,
        CASE WHEN l.prqual IS NOT NULL THEN ARRAY(
            SELECT attname FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
            WHERE d.classid = 'pg_publication_rel'::regclass AND d.objid = l.row AND d.refobjid = s.oid AND attnum > 0
-       ) END
+       ) END,
+       ARRAY(SELECT attname FROM pg_attribute a
+             WHERE a.attrelid = s.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum)
 FROM sent s JOIN pg_class c ON c.oid = s.oid
 LEFT JOIN listed l ON l.oid = s.oid AND c.relnamespace NOT IN (SELECT schema FROM whole)
 """
@@ -115,6 +117,7 @@ class Published:
     :param generated: the oids of tables whose stored generated columns it sends, too (from PostgreSQL 18 on).
     :param via_root: ``publish_via_partition_root``: whether a partitioned table is among ``tables`` instead of its
         partitions.
+    :param listed: the oids of tables whose column lists have all of today's columns, and no generated one.
     """
 
     name: str
@@ -127,6 +130,7 @@ class Published:
     via_root: bool = False
     schemas: frozenset[str] = frozenset()
     generated: frozenset[int] = frozenset()
+    listed: frozenset[int] = frozenset()
 
     @property
     def whole(self) -> bool:
@@ -152,11 +156,12 @@ def read(connection: Connection, name: str) -> Published | None:
     if row is None:
         return None
     tables: dict[int, tuple[tuple[str, ...] | None, frozenset[str] | None]] = {}
-    schemas = frozenset[str]()
+    schemas, listed = frozenset[str](), set[int]()
     if connection.info.server_version >= 150000:
-        for oid, columns, filtered in connection.execute(_TABLES, (name,)):
+        for oid, columns, filtered, total in connection.execute(_TABLES, (name,)):
             used = None if filtered is None else frozenset(filtered)
             tables[oid] = (tuple(columns) if columns else None, used)
+            listed |= {oid} if columns == total else set()
         named = connection.execute(
             "SELECT nspname FROM pg_namespace n JOIN pg_publication_namespace ON pnnspid = n.oid WHERE pnpubid = %s",
             (row[0],),
@@ -174,7 +179,8 @@ def read(connection: Connection, name: str) -> Published | None:
         )
         generated = frozenset(oid for (oid,) in made)
     _, everything, inserts, updates, deletes, truncates, via_root = row
-    return Published(name, everything, inserts, updates, deletes, truncates, tables, via_root, schemas, generated)
+    sends = (everything, inserts, updates, deletes, truncates)
+    return Published(name, *sends, tables, via_root, schemas, generated, frozenset(listed))
 
 
 def split(tables: Sequence[SourceTable]) -> tuple[list[SourceTable], list[SourceTable]]:
@@ -388,35 +394,65 @@ def problems(published: Published, tables: Sequence[SourceTable]) -> list[str]:
 
 
 def other_columns(publications: Iterable[Published | None], tables: Sequence[SourceTable]) -> dict[int, str]:
-    """The tables among these of which a publication sends other columns than are read from them, or would not send one
-    that is added later: by oid, why, and what can be done."""
+    """The tables among these of which a publication sends other columns than are read from them, or lets UPDATE and
+    DELETE fail by its column list: by oid, why, and what can be done."""
     found = {}
     for published in filter(None, publications):
         for table in tables:
             columns, _ = published.tables.get(table.oid, (None, None))
             if columns is not None:
-                found[table.oid] = _listed(published, table, columns)
+                if why := _listed(published, table, columns):
+                    found[table.oid] = f"{why} {_unlisted(published, table)}"
             elif table.oid in published.generated:
                 found[table.oid] = (
                     f"Publication {published.name!r} sends the generated columns of {table.qualified}, which are not "
                     f"read from the table. Run: ALTER PUBLICATION {quoted(published.name)} SET "
-                    "(publish_generated_columns = none); a stream that follows the table then reads its rows again."
+                    f"(publish_generated_columns = none); {_afterwards(table)}"
                 )
     return found
 
 
+def listed(published: Published, tables: Sequence[SourceTable]) -> list[str]:
+    """Warnings of column lists of these tables that have all columns of today."""
+    return [
+        f"The column list of {table.qualified} in publication {published.name!r} has all of its columns, and a column "
+        f"that is added later is not sent. {_unlisted(published, table)}"
+        for table in tables
+        if table.oid in published.listed
+    ]
+
+
 def _listed(published: Published, table: SourceTable, columns: Sequence[str]) -> str:
-    """What is said of a table that has a column list."""
-    why = "has only those columns sent that it names: not one that is added later"
+    """What is wrong with a table's column list; empty if nothing is yet."""
+    why = (
+        ""
+        if table.oid in published.listed
+        else "is not of the columns that are read from the table: what it lacks is not sent"
+    )
     if published.updates or published.deletes:
         if lacking := [name for name in table.key if name not in columns]:
             why = f"does not cover its key ({', '.join(lacking)}): UPDATE and DELETE would fail for the application"
         elif table.identity == "f":
             why = "does not go with REPLICA IDENTITY FULL: UPDATE and DELETE would fail for the application"
+    return why and f"The column list of {table.qualified} in publication {published.name!r} {why}."
+
+
+def _unlisted(published: Published, table: SourceTable) -> str:
+    """How a table's column list is removed."""
     return (
-        f"The column list of {table.qualified} in publication {published.name!r} {why}. Remove it; run: BEGIN; ALTER "
-        f"PUBLICATION {quoted(published.name)} DROP TABLE {_only(table).as_string(None)}; "
-        f"{addition(published.name, [table]).as_string(None)}; COMMIT;"
+        f"Remove it; run: BEGIN; ALTER PUBLICATION {quoted(published.name)} DROP TABLE "
+        f"{_only(table).as_string(None)}; {addition(published.name, [table]).as_string(None)}; COMMIT; "
+        f"{_afterwards(table)}"
+    )
+
+
+def _afterwards(table: SourceTable) -> str:
+    """What a stream does when its publication is altered, since it cannot know what was not sent before."""
+    if table.keyed:
+        return "a stream that follows the table then reads its rows again."
+    return (
+        "a stream that follows the table cannot read its rows again, without a key, and needs a new slot then, with a "
+        "snapshot under another topic_prefix."
     )
 
 

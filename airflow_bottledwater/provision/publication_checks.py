@@ -66,6 +66,7 @@ def _existing(connection: Connection, pipeline: Settings, present: publication.P
     intent = found.state.intent
     mine = {*(t.oid for t in found.tables), *found.left, *found.state.tables, *found.state.stopped}
     problems = publication.problems(present, found.tables)
+    found.warnings += publication.listed(present, found.tables)
     if not pipeline.create_publication:
         problems += row_filters.foreign(connection, present, found.tables)
     problems += publication.uncovered(connection, present, found.tables).values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
@@ -18,7 +18,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import control_topic, store
+from airflow_bottledwater.state import control_topic, letters, store
 from airflow_bottledwater.state.claim import Claim, read_own, read_state
 from airflow_bottledwater.state.control_records import (
     REPORTED,
@@ -36,7 +36,7 @@ from airflow_bottledwater.state.control_records import (
 )
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import CLAIM, IDS
+from airflow_bottledwater.state.records import CLAIM, IDS, Letters
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def forget(pipeline: Settings, system_identifier: str) -> str:
     _refuse_alive(pipeline, owner, known.claim, _LEAVE)
     claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
     try:
-        _forget(pipeline, claim, owner)
+        _forget(pipeline, claim, owner, {})
     finally:
         claim.close()
     return (
@@ -100,12 +100,12 @@ def _refuse_alive(pipeline: Settings, owner: str, claim: Job | None, remedy: str
         raise StateError(f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.", remedy)
 
 
-def _forget(pipeline: Settings, claim: Claim, owner: str, *, letters: Iterable[str] = ()) -> None:
+def _forget(pipeline: Settings, claim: Claim, owner: str, kept: Mapping[str, Letters]) -> None:
     """Delete a pipeline's records from both state topics, except for the claim and the transactional ids, so that an
     old job stays fenced, and for the topics that it has published to. By the state and the status, an attempt after one
     that died goes on; so they are deleted last.
 
-    :param letters: the keys of counts of dead letters that stay.
+    :param kept: the counts of dead letters that stay.
     """
     shared = control_topic.read(pipeline.kafka)
     # nobody owns these topics any more, but what they hold is known to be a pipeline's: the next one may sweep it,
@@ -122,7 +122,7 @@ def _forget(pipeline: Settings, claim: Claim, owner: str, *, letters: Iterable[s
     asked = [request_key(owner), *(key for key in shared if is_below(table_requests_prefix(owner), key))]
     control_topic.write(pipeline.kafka, {**dropped, **dict.fromkeys([verified_key(owner), *asked])})
     snapshots.forget_all(pipeline, owner)
-    claim.write({key: None for key in claim.state.raw if key not in (CLAIM, IDS, *letters)})
+    claim.write({**{key: None for key in claim.state.raw if key not in (CLAIM, IDS)}, **kept})
     control_topic.write(pipeline.kafka, {status_key(owner): None})
 
 
@@ -136,9 +136,10 @@ def keeps(when: str, status: StatusRecord | None) -> bool:
 
 
 def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> str:
-    """Drop slot and publications, and delete the slot's saved state, but for the counts of open dead letters; returns a
-    sentence that says what was done. The publications are those that the saved state names; they are kept if
-    ``create_publication`` is off or was, when the pipeline was made, or if another pipeline of the database has them.
+    """Drop slot and publications, and delete the slot's saved state, but for the counts of dead letters that no new
+    snapshot makes up for; returns a sentence that says what was done. The publications are those that the saved state
+    names; they are kept if ``create_publication`` is off or was, when the pipeline was made, or if another pipeline of
+    the database has them.
 
     :param when: ``retired`` (only if the stream was stopped for good), ``always`` or ``never``.
     :param alive: whether the slot of a job that is alive is dropped, too, which ends the job.
@@ -176,9 +177,7 @@ def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> st
         claim = Claim(pipeline, cluster, "drop", Backoff(pipeline.outage_timeout))
         try:
             done = _drop(pipeline, connection, cluster, claim.state)
-            # their topic keeps them for the next pipeline of this name, whose snapshot brings back no row of an outbox
-            opened = [key for key, each in claim.state.letters.items() if each.open]
-            _forget(pipeline, claim, cluster.pipeline(pipeline.slot), letters=opened)
+            _forget(pipeline, claim, cluster.pipeline(pipeline.slot), letters.kept(pipeline, claim.state))
         finally:
             claim.close()
         return done

@@ -82,10 +82,16 @@ class LettersTopic:
         changed: dict[str, StateRecord | None] = {}
         for key in known.keys() | present.keys():
             before, left = known.get(key) or Letters(named.get(key, ""), 0), present[key]
+            if before.open > left and self._elsewhere(before):
+                log.warning(
+                    "%d dead letters of %s are in topic %r, of another topic_prefix. They stay open until they are "
+                    "dismissed; or drop the slot, and make the pipeline with that topic_prefix, to re-drive them.",
+                    before.open - left, before.table, before.topic,
+                )  # fmt: skip
+                continue
             if before.open > left:
                 log.warning(
-                    "%d dead letters of %s are not in topic %r: it was deleted, has expired them, or topic_prefix "
-                    "was another one when they were written.",
+                    "%d dead letters of %s are not in topic %r any more: it was deleted, or has expired them.",
                     before.open - left, before.table, self._topic,
                 )  # fmt: skip
             if before.open != left:
@@ -93,6 +99,11 @@ class LettersTopic:
                 changed[key] = replace(before, written=written, closed=written - left)
         if changed:
             self._publishing.transact([], changed)
+
+    def _elsewhere(self, counted: Letters) -> bool:
+        """Whether some may be in a topic of another ``topic_prefix``, which the pipeline had before its slot was
+        dropped."""
+        return bool(counted.open) and counted.topic not in ("", self._topic)
 
     def read(self, keys: Sequence[bytes]) -> list[StoredDeadLetter]:
         """These dead letters, but for those that are gone meanwhile."""
@@ -106,23 +117,31 @@ class LettersTopic:
         return [letter for key in keys if (letter := found.get(key)) is not None]
 
     def dismiss(self, tables: Sequence[str]) -> int:
-        """Remove those of some tables, some thousand in one transaction; returns how many.
+        """Remove those of some tables, some thousand in one transaction, and give up those of another ``topic_prefix``,
+        whose topic keeps them; returns how many.
 
         :param tables: see :func:`airflow_bottledwater.provision.redrive.dismiss`.
         """
-        places = [place for place in self.places() if not tables or self._meant(place, tables)]
+        places = [place for place in self.places() if not tables or self._meant(place.oid, place.relation, tables)]
         for start in range(0, len(places), _AT_ONCE):
             some = places[start : start + _AT_ONCE]
             removed = [single(self._publishing.dead_letters, 0, place.key, None) for place in some]
             self._publishing.transact(removed, self.closed(Counter(place.counted for place in some)))
-        return len(places)
+        left = {
+            key: each
+            for key, each in self._publishing.state.letters.items()
+            if self._elsewhere(each) and (not tables or self._meant(int(key.split("/", 2)[1]), each.table, tables))
+        }
+        if left:
+            self._publishing.transact([], {key: replace(each, closed=each.written) for key, each in left.items()})
+        return len(places) + sum(each.open for each in left.values())
 
-    def _meant(self, place: LetterPosition, patterns: Sequence[str]) -> bool:
-        pinned = self._publishing.state.tables.get(place.oid)
-        if pinned is not None and pinned.table.qualified == place.relation:
+    def _meant(self, oid: int, relation: str, patterns: Sequence[str]) -> bool:
+        pinned = self._publishing.state.tables.get(oid)
+        if pinned is not None and pinned.table.qualified == relation:
             return catalog.covers(patterns, (), pinned.table.schema, pinned.table.name)
         # of a table that was renamed or dropped, only the whole name is known: a schema has a dot sooner than a table
-        schema, _, name = place.relation.rpartition(".")
+        schema, _, name = relation.rpartition(".")
         return catalog.covers(patterns, (), schema, name)
 
     def closed(self, counts: Mapping[str, int]) -> dict[str, StateRecord | None]:

@@ -289,11 +289,13 @@ class Letters:
     :param table: the table's name when the last one was written.
     :param written: how many, since the slot was created; of these, ``closed`` were re-driven, overtaken or dismissed.
         Some are of before, if they were open when an earlier slot was dropped.
+    :param topic: the topic that has those of before; empty if there are none.
     """
 
     table: str
     written: int
     closed: int = 0
+    topic: str = ""
 
     @property
     def open(self) -> int:

@@ -414,9 +414,13 @@ def test_the_letters_of_an_outbox_wait_for_the_one_that_has_its_topics(
     flow.transaction(event("order", "1", "x" * 30_000), "DELETE FROM outbox")
     flow.stream()
     limit_topic(flow, flow.topic("outbox.order"), 200_000)
+    followed = {"tables": flow.pipeline.tables, "table_options": flow.pipeline.table_options}
+    prefix = flow.pipeline.topic_prefix
     for settings, done in (
         ({"tables": ("a",), "table_options": {}}, RedriveResult(failed=1)),
-        ({"tables": flow.pipeline.tables, "table_options": flow.pipeline.table_options}, RedriveResult(published=1)),
+        # their topic is another one then
+        ({**followed, "topic_prefix": f"{prefix}.other"}, RedriveResult()),
+        ({"topic_prefix": prefix}, RedriveResult(published=1)),
     ):
         drop(flow.pipeline, when="always")
         flow.execute("DROP TABLE outbox", OUTBOX)
@@ -425,6 +429,7 @@ def test_the_letters_of_an_outbox_wait_for_the_one_that_has_its_topics(
         # no snapshot brings the row back: it is only there
         assert status.report(flow.pipeline).open_letters == {"public.outbox": {"stream": 1}}
         assert redrive(flow.pipeline) == done
+    assert f"are in topic '{prefix}._bottledwater_dead_letters', of another topic_prefix" in caplog.text
     assert "no outbox with these topics is followed any more" in caplog.text
     assert [len(each.value) for each in events(flow, "order")] == [30_002]
     assert status.report(flow.pipeline).open_letters == {}

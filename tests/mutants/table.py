@@ -1428,9 +1428,21 @@ MUTANTS = (
     ),
     Mutant(
         "a drop forgets no open dead letters",
-        "drop.drop",
-        never("each.open"),
+        "letters.kept",
+        never("each.open and (not replaced)"),
         "tests/unit/provision/test_drop.py::test_a_drop_that_dies_is_finished_by_the_next[drop]",
+    ),
+    Mutant(
+        "dead letters that a new snapshot makes up for are not open behind it",
+        "letters.kept",
+        drop("not replaced"),
+        f"{_LETTERS}::test_a_letter_does_not_overwrite_what_a_new_snapshot_has_published_since",
+    ),
+    Mutant(
+        "dead letters in the topic of another prefix stay open",
+        "LettersTopic._reconcile",
+        never("before.open > left and self._elsewhere(before)"),
+        "tests/unit/provision/test_letters.py::test_letters_of_another_topic_prefix_are_open_until_they_are_dismissed",
     ),
     Mutant(
         "a dead letter of an outbox that is gone is not thrown away",
@@ -1575,6 +1587,12 @@ MUTANTS = (
         "TableMapping.subjects",
         swap("self.record(topic)", "names.named(table.schema, table.name)"),
         "tests/integration/test_evolution.py::test_a_renamed_table_keeps_the_name_of_its_records",
+    ),
+    Mutant(
+        "a column list that lacks nothing yet keeps no pipeline from its start",
+        "publication._listed",
+        never("table.oid in published.listed"),
+        "tests/integration/test_coverage.py::test_a_column_list_is_told_until_it_is_removed",
     ),
     Mutant(
         "a publication that sends generated columns is refused",

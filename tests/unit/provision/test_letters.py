@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.provision.letters import LetterPosition, LettersTopic
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import Letters, encode, letters_key
 
 
 def _table(schema: str, name: str) -> Any:
@@ -26,7 +28,7 @@ def test_a_schema_or_a_table_may_have_a_dot_in_its_name(pattern: str, meant: set
     topic._publishing = SimpleNamespace(state=SimpleNamespace(tables=TABLES))  # type: ignore[assignment]
     relations = {1: "a.t", 2: "a.b.t", 3: "a.b.t", 4: "a.b.t", 5: "a.b.t"}
     places = [LetterPosition("", b"", 1, "", relation, oid) for oid, relation in relations.items()]
-    assert {each.oid for each in places if topic._meant(each, [pattern])} == meant
+    assert {each.oid for each in places if topic._meant(each.oid, each.relation, [pattern])} == meant
 
 
 def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +57,24 @@ def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(topic, "blocks", lambda name: [Block(records)])
     monkeypatch.setattr(topic, "_reconcile", lambda places: None)
     assert [place.key for place in topic.places()] == [b"1"]
+
+
+def test_letters_of_another_topic_prefix_are_open_until_they_are_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are missing in their own topic are gone."""
+    counts = {"a.t": Letters("a.t", 3, 1, "before"), "a.u": Letters("a.u", 5, 1, "now"), "a.v": Letters("a.v", 2)}
+    keys = {name: letters_key(oid, "stream") for oid, name in enumerate(counts)}
+    state = PipelineState({keys[name]: encode(each) for name, each in counts.items()})
+    topic = object.__new__(LettersTopic)
+    topic._topic = "now"
+    topic._publishing = SimpleNamespace(  # type: ignore[assignment]
+        state=state, transact=lambda _, values: state.apply(values)
+    )
+    monkeypatch.setattr(topic, "blocks", lambda name: [])
+    assert topic.dismiss(["a.u"]) == 0
+    assert {key: each.open for key, each in state.letters.items()} == {
+        keys["a.t"]: 2,
+        keys["a.u"]: 0,
+        keys["a.v"]: 0,
+    }
+    assert topic.dismiss(["a.t"]) == 2
+    assert state.letters[keys["a.t"]].open == 0

@@ -251,17 +251,23 @@ class _JobRuns:
         """Before a restart, read the settings again: a password in a file may have been changed since.
 
         :raises Outage: they cannot be read, or are wrong: they were right when the command began.
+        :raises Refused: they are those of another pipeline, whose slot would be made.
         """
         try:
-            if self._again:
-                self.pipeline = self.read()
+            found = self.read() if self._again else self.pipeline
         except (SettingError, click.UsageError) as error:
             told = error.format_message() if isinstance(error, click.UsageError) else error
             raise Outage(
                 f"The settings were changed, and do not describe the pipeline any more: {told}",
                 "Correct them: they are read again before each restart.",
             ) from None
-        self._again = True
+        if found.slot != self.pipeline.slot:
+            raise Refused(
+                f"The settings name slot {found.slot!r} now, and this command runs the pipeline of slot "
+                f"{self.pipeline.slot!r}, which nobody reads from any more.",
+                "Start the command again for the other pipeline. If it takes the place of this one, drop this slot.",
+            )
+        self.pipeline, self._again = found, True
 
     def _begin(self, folder: Path) -> None:
         """Start a job, make what is missing, and let the job begin.

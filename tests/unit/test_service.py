@@ -242,6 +242,15 @@ def test_what_no_restart_can_help_is_told_with_the_pipeline_before_a_restart_too
     assert begun == [PIPELINE, "The state is lost."]
 
 
+def test_a_restart_makes_no_slot_of_another_pipeline(begun: list[Any]) -> None:
+    work = _runs()
+    work.once()
+    work.read = lambda: PIPELINE.with_(slot="other")
+    with pytest.raises(Refused, match="name slot 'other' now"):
+        work.once()
+    assert begun[0] is PIPELINE and len(begun) == 2 and "slot 'other'" in begun[1]
+
+
 @pytest.mark.parametrize(
     ("number", "raised"),
     [(errno.ENOSPC, Outage), (errno.EAGAIN, Outage), (errno.EMFILE, Outage), (errno.EACCES, Refused)],

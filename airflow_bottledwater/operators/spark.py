@@ -157,10 +157,6 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
     def _submit(self, context: Any, pipeline: Settings, place: SparkTarget, *, bounded: bool = False) -> Identity:
         """Submit a job. Its identity is stored and announced before it starts, so that no job can run that nobody knows
         of."""
-        from airflow_bottledwater.jobs import submitted
-        from airflow_bottledwater.model.job import Owner
-        from airflow_bottledwater.provision import live
-
         store, ti = context["task_state_store"], context["ti"]
         identity, settings = spark_job.prepare(pipeline, self.job_name, place)
         try:
@@ -182,15 +178,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             note_life(context)
             store.set(_UNTOLD, True, retention=NEVER_EXPIRE)
             store.set(JOB, identity, retention=NEVER_EXPIRE)
-            by = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-            owner = Owner(*by, identity["host"], identity["folder"], place.master, instance())
-            name = ""  # the job itself reports it, if the source does not answer now
-            with contextlib.suppress(BottledWaterError):
-                name = live.name_of(pipeline)
-            try:
-                submitted.announce(pipeline, identity["id"], self.job_name, owner, identity["application"], name)
-            except BottledWaterError as error:
-                self.log.warning("The job could not be announced, it reports itself once it runs: %s", error)
+            self._announce(ti, pipeline, identity, place.master)
             self._check_killed()
             if not place.cluster:
                 spark_job.start(
@@ -215,6 +203,22 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         self.log.info("The cluster has accepted the job: %s", self._identity["application"] or "its name is not known")
         store.set(JOB, self._identity, retention=NEVER_EXPIRE)
         return self._identity
+
+    def _announce(self, ti: Any, pipeline: Settings, identity: Identity, master: str) -> None:
+        """Let others find the job, and whose it is, before it reports itself."""
+        from airflow_bottledwater.jobs import submitted
+        from airflow_bottledwater.model.job import Owner
+        from airflow_bottledwater.provision import live
+
+        by = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+        owner = Owner(*by, identity["host"], identity["folder"], master, instance())
+        name = ""  # the job itself reports it, if the source does not answer now
+        with contextlib.suppress(BottledWaterError):
+            name = live.name_of(pipeline)
+        try:
+            submitted.announce(pipeline, identity["id"], self.job_name, owner, identity["application"], name)
+        except BottledWaterError as error:
+            self.log.warning("The job could not be announced, it reports itself once it runs: %s", error)
 
     def _give_up(self, pipeline: Settings) -> None:
         """Give a job up whose submission failed, or was interrupted: the cluster may have accepted it. The request to

@@ -65,7 +65,7 @@ listed AS (
     SELECT r.prrelid AS oid, r.prattrs, r.prqual, r.oid AS row FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid
     WHERE NOT p.puballtables
 ),
--- since PostgreSQL 19, FOR ALL TABLES EXCEPT (…): the only rows of pg_publication_rel that such a publication has
+-- since PostgreSQL 19, FOR ALL TABLES EXCEPT: the only rows of pg_publication_rel that such a publication has
 excepted AS (
     SELECT r.prrelid AS oid FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid WHERE p.puballtables
     UNION SELECT i.inhrelid FROM excepted e JOIN pg_class c ON c.oid = e.oid AND c.relkind = 'p'

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from airflow_bottledwater.decoding import prepare
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.model.problem import Problem
-from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import Letters
+
+if TYPE_CHECKING:
+    # sensors import this module, and a DAG processor needs no libpq
+    from airflow_bottledwater.pipeline.settings import Settings
+    from airflow_bottledwater.state.pipeline_state import PipelineState
+    from airflow_bottledwater.state.records import Letters
 
 #: the kind of these problems
 KIND = "dead-letters"

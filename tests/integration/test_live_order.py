@@ -210,9 +210,9 @@ def test_a_sweep_waits_until_the_rows_are_published(streamed: Flow, monkeypatch:
     looked: list[str] = []
     ends = reading.Topics.ends
 
-    def looking(self: Any, name: str, partitions: int) -> Any:
+    def looking(self: Any, name: str, partitions: int, **more: bool) -> Any:
         looked.append(name)
-        return ends(self, name, partitions)
+        return ends(self, name, partitions, **more)
 
     streamed.execute("DELETE FROM items WHERE id = 5")
     start, backoff = begin(streamed.pipeline), Backoff(10)

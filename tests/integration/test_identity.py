@@ -517,7 +517,7 @@ def test_a_running_stream_waits_for_a_standby_to_become_the_primary(
             found = status.read_status(flow.pipeline, name)
             return " ".join(map(str, found.problems)) if found is not None else ""
 
-        until(lambda: "is a standby now" in told(), "it waits")
+        until(lambda: "is a standby now" in told(), "it waits", failed=errors)
         assert not errors
         flow.execute("SELECT pg_promote()")
         until(lambda: errors, "the stream ends")

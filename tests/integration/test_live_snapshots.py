@@ -530,8 +530,8 @@ def test_a_sweep_repeats_no_tombstone(flow: Flow, monkeypatch: pytest.MonkeyPatc
     done: list[bool] = []
     ends = reading.Topics.ends
 
-    def late(self: Any, name: str, partitions: int) -> Any:
-        found = ends(self, name, partitions)
+    def late(self: Any, name: str, partitions: int, **more: bool) -> Any:
+        found = ends(self, name, partitions, **more)
         if name == flow.topic("items") and not done:
             done.append(True)
             flow.published("DELETE FROM items WHERE id = 5")

@@ -500,6 +500,7 @@ def test_a_promoted_copy_is_refused_before_its_first_checkpoint(
         flow.stream()
 
 
+@pytest.mark.long
 def test_a_running_stream_waits_for_a_standby_to_become_the_primary(
     kafka: KafkaBroker, twice: tuple[PostgresServer, Callable[[str], None]]
 ) -> None:
@@ -636,6 +637,7 @@ def test_the_topics_of_a_dropped_pipeline_are_taken_up_and_swept_by_the_next_one
 
 
 @pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.long
 def test_the_topic_of_a_table_that_was_let_go_can_be_taken_by_another_pipeline(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:

@@ -76,6 +76,7 @@ def flow_statements() -> tuple[str, ...]:
     )
 
 
+@pytest.mark.long
 def test_a_row_of_50_megabytes_goes_both_ways_where_its_topic_takes_it(make_flow: MakeFlow) -> None:
     flow = make_flow(topic_config={"max.message.bytes": "60000000"})
     flow.create()

@@ -191,6 +191,7 @@ def test_another_version_of_the_default_collation_is_another_order_of_the_keys(e
         assert len(places) == 2
 
 
+@pytest.mark.long
 def test_keys_that_are_sorted_in_a_way_of_their_own_are_refused(make_flow: MakeFlow) -> None:
     """As those of an extension are: citext, say."""
     flow = make_flow(tables="t")

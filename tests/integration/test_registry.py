@@ -446,6 +446,7 @@ def test_a_registry_that_was_emptied_gets_no_new_schema(make_flow: MakeFlow, fro
     assert readable(flow) == {1, 2, 3}
 
 
+@pytest.mark.long
 def test_tables_whose_keys_ids_are_lost_for_good_are_taken_up_with_those_of_today(
     make_flow: MakeFlow, front: RegistryFront
 ) -> None:

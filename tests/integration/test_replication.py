@@ -124,6 +124,7 @@ def test_a_message_larger_than_a_block_comes_whole(database: str, session: Conne
 
 
 # ------------------------------------------------------------------ back-pressure and shutdown
+@pytest.mark.long
 def test_a_consumer_that_pauses_longer_than_the_servers_patience_keeps_its_session(tmp_path: Path) -> None:
     # a status each second, and a new session that checks the server while the buffer is full: four seconds are left for
     # a machine on which that session takes long

@@ -103,6 +103,7 @@ def copied(flow: Flow) -> list[tuple[Any, Any]]:
     return sorted((key, n) for key, (at, n) in rows.items() if at >= last)
 
 
+@pytest.mark.long
 def test_the_time_that_a_restore_took_back_says_nothing_of_what_came_behind_it(
     kafka: KafkaBroker, restored: RestoredServer
 ) -> None:
@@ -209,6 +210,7 @@ def test_a_server_that_was_set_back_behind_a_snapshot_is_refused_before_anything
     assert copied(flow) == []
 
 
+@pytest.mark.long
 def test_a_database_that_was_restored_beside_its_own_and_has_its_name_now_begins_anew(
     kafka: KafkaBroker, restored: RestoredServer
 ) -> None:

@@ -177,6 +177,7 @@ def test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again(fl
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize("new_tables", ["add", "stop"])
+@pytest.mark.long
 def test_a_partition_that_was_detached_for_a_while_is_read_again(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, new_tables: str
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_partition_that_was_detached_for_a_while_is_read_again(
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["ALL TABLES", "TABLES IN SCHEMA public"])
+@pytest.mark.long
 def test_a_table_that_was_unlogged_between_two_looks_is_read_again(flow: Flow, kind: str) -> None:
     name = flow.pipeline.slot
     flow.execute(f"DROP PUBLICATION {name}", f"CREATE PUBLICATION {name} FOR {kind}")

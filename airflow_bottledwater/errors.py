@@ -142,11 +142,16 @@ class CredentialsRefused(Refused):
 
 
 #: what can be done where only what looks beside a stream is refused
-CHANGED = (
+_CHANGED = (
     "If the credentials were changed, put the new ones into the file that the connection names, which is read again; "
     "or into the connection itself, and restart the job, which has those of its start: clear the stream's task, or end "
     "the command and start it again. The stream publishes meanwhile."
 )
+
+
+def beside(error: BottledWaterError) -> str:
+    """The remedy for an error of what looks at the servers beside a stream, which goes on."""
+    return f"{error.remedy} {_CHANGED}" if isinstance(error, CredentialsRefused) else error.remedy
 
 
 def rotated(error: CredentialsRefused) -> Outage:

@@ -8,15 +8,16 @@ patterns. So an operator's outlet is an alias, by the pipeline's name, to which 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from airflow.sdk import Asset, AssetAlias
 
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.pipeline.description import Description
@@ -28,8 +29,8 @@ log = logging.getLogger(__name__)
 
 _Found = TypeVar("_Found")
 
-#: seconds for which an outage is waited out, and between two attempts
-_PATIENCE, _PAUSE = 60.0, 2.0
+#: seconds for which an outage is waited out
+_PATIENCE = 60.0
 #: the alias of pipelines whose name is a template, as in the ready DAGs
 _ANY = "bottledwater"
 
@@ -172,16 +173,19 @@ class AssetEvents:
 
 def _known(ask: Callable[[], _Found]) -> _Found:
     """What a server says. An outage is waited out for a minute, since the task may have no retry."""
-    until = time.monotonic() + _PATIENCE
+    backoff = Backoff(
+        _PATIENCE, report=functools.partial(log.warning, "The assets of the topics are told in a moment: %s")
+    )
     while True:
         try:
             return ask()
         except Outage as error:
-            if time.monotonic() >= until:
-                raise Outage(
-                    f"The assets of the topics cannot be told what this task publishes: {error}",
-                    "What is published stays. A retry tells all of it; if there is none, clear the task when the "
-                    "outage is over.",
-                ) from None
-            log.warning("The assets of the topics are told in a moment: %s", error)
-            time.sleep(_PAUSE)
+            why = error
+        try:
+            backoff.wait(why)
+        except Outage:
+            raise Outage(
+                f"The assets of the topics cannot be told what this task publishes: {why}",
+                "What is published stays. A retry tells all of it; if there is none, clear the task when the outage is "
+                "over.",
+            ) from None

@@ -10,10 +10,10 @@ from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.pressure import drop_cost
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.provision.drop import keeps
+from airflow_bottledwater.provision.drop import keeps, kept_letters
 from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.identity import resolve
-from airflow_bottledwater.state.letters import are_open, kept
+from airflow_bottledwater.state.letters import are_open
 
 #: what becomes of tables that are read again with a sweep
 _SWEPT = {
@@ -36,7 +36,7 @@ def of_drop(pipeline: Settings, when: str) -> str:
             return ""
         cost = str(drop_cost(connection, pipeline.slot, known.tables))
     name = f"Slot {pipeline.slot!r} of database {cluster.database!r}"
-    if count := sum(each.open for each in kept(pipeline, known).values()):
+    if count := sum(each.open for each in kept_letters(pipeline, known).values()):
         cost += (
             f" {are_open(count)}, and {'stays' if count == 1 else 'stay'} so: a pipeline that is made with this slot "
             "name and this topic_prefix can re-drive them."

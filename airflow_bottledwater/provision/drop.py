@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
+from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import DOCS, Refused, SlotError, StateError
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.alive import longest_silence, next_status
@@ -18,7 +19,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
-from airflow_bottledwater.state import control_topic, letters, store
+from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import Claim, read_own, read_state
 from airflow_bottledwater.state.control_records import (
     REPORTED,
@@ -36,7 +37,7 @@ from airflow_bottledwater.state.control_records import (
 )
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import CLAIM, IDS, Letters
+from airflow_bottledwater.state.records import CLAIM, IDS, Letters, letters_of
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +136,23 @@ def keeps(when: str, status: StatusRecord | None) -> bool:
     return when == "never" or (when == "retired" and (status is None or not status.retired))
 
 
+def kept_letters(pipeline: Settings, known: PipelineState) -> dict[str, Letters]:
+    """The counts that stay when the slot is dropped: of open dead letters for which no new snapshot makes up, since it
+    reads no outbox, replaces nothing without a key, and where it sweeps no topic, may leave what they have deleted.
+
+    :param known: as it is before the slot is dropped.
+    """
+    found = {}
+    for key, each in known.letters.items():
+        pinned = known.tables.get(letters_of(key)[0])
+        replaced = pinned is not None and pinned.table.keyed and not (pipeline.share_topics or pipeline.skip_snapshot)
+        if each.open and not replaced:
+            # the settings may have the next topic_prefix already
+            now = "" if known.intent is None else names.service_topic("dead_letters", known.intent.topic_prefix)
+            found[key] = replace(each, topic=each.topic or now)
+    return found
+
+
 def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> str:
     """Drop slot and publications, and delete the slot's saved state, but for the counts of dead letters that no new
     snapshot makes up for; returns a sentence that says what was done. The publications are those that the saved state
@@ -177,7 +195,7 @@ def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> st
         claim = Claim(pipeline, cluster, "drop", Backoff(pipeline.outage_timeout))
         try:
             done = _drop(pipeline, connection, cluster, claim.state)
-            _forget(pipeline, claim, cluster.pipeline(pipeline.slot), letters.kept(pipeline, claim.state))
+            _forget(pipeline, claim, cluster.pipeline(pipeline.slot), kept_letters(pipeline, claim.state))
         finally:
             claim.close()
         return done

@@ -18,7 +18,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.provision.source_rows import StoredDeadLetter
 from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.state.letters import head
-from airflow_bottledwater.state.records import Letters, StateRecord, letters_key
+from airflow_bottledwater.state.records import Letters, StateRecord, letters_key, letters_of
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class LettersTopic:
         left = {
             key: each
             for key, each in self._publishing.state.letters.items()
-            if self._elsewhere(each) and (not tables or self._meant(int(key.split("/", 2)[1]), each.table, tables))
+            if self._elsewhere(each) and (not tables or self._meant(letters_of(key)[0], each.table, tables))
         }
         if left:
             self._publishing.transact([], {key: replace(each, closed=each.written) for key, each in left.items()})

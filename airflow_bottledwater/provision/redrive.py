@@ -282,7 +282,7 @@ class _Letters:
     def _replaced(self, dead_letter: StoredDeadLetter) -> bool:
         """Whether its table has got another key or another topic since, or a successor: a live snapshot has read all
         rows then, under the new key, and has removed the keys of before."""
-        version = msgspec.convert(dead_letter.content["again"], Version)
+        version = dead_letter.version
         table = version.table
         if not table.keyed:
             return False  # a message, an event or a row without a key, which no other one replaces
@@ -298,14 +298,16 @@ class _Letters:
         """Why there is no topic any more for a dead letter of an outbox, or of a table without a key, of which no live
         snapshot publishes the row; empty if there is one. An outbox that was made again has the topics of the one
         before."""
-        version = msgspec.convert(dead_letter.content["again"], Version)
+        version = dead_letter.version
         table, topic = version.table, version.topic
+        if not table.oid or table.keyed:
+            return ""
         followed = [
-            each
+            each.table
             for each in self._tables.values()
             if each.topic == topic and each.table.outbox == table.outbox and not each.table.keyed
         ]
-        if not table.oid or table.keyed or any(table.outbox or each.table.oid == table.oid for each in followed):
+        if any(table.outbox or each.oid == table.oid for each in followed):
             return ""
         what = "no outbox with these topics is" if table.outbox else "its table, without a key and with it, is not"
         return (
@@ -450,8 +452,7 @@ class _Letters:
             list
         )
         for dead_letter, _ in ready:
-            again = dead_letter.content["again"]
-            table = msgspec.convert(again, Version).table
+            again, table = dead_letter.content["again"], dead_letter.version.table
             if table.key:
                 message = with_key(table, pgoutput.row(base64.b64decode(again["message"])))
                 by_table[json.dumps(again["table"]), dead_letter.copied].append((dead_letter, table, message))

@@ -58,6 +58,11 @@ class StoredDeadLetter:
         return str(self.content["op"]) == _SNAPSHOT
 
     @property
+    def version(self) -> Version:
+        """Its table as it was published then, with the topic."""
+        return msgspec.convert(self.content["again"], Version)
+
+    @property
     def label(self) -> str:
         """See :class:`~airflow_bottledwater.kafka.publisher.Records`."""
         return str(self.content["again"].get("label", ""))

@@ -4,20 +4,11 @@ counted in its state by whoever writes or settles one."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from airflow_bottledwater.decoding import prepare
-from airflow_bottledwater.encoding import names
 from airflow_bottledwater.model.problem import Problem
-
-if TYPE_CHECKING:
-    # sensors import this module, and a DAG processor needs no libpq
-    from airflow_bottledwater.pipeline.settings import Settings
-    from airflow_bottledwater.state.pipeline_state import PipelineState
-    from airflow_bottledwater.state.records import Letters
 
 #: the kind of these problems
 KIND = "dead-letters"
@@ -68,23 +59,6 @@ def problems(open_letters: Mapping[str, Mapping[str, int]]) -> list[Problem]:
         )
         for table, counts in open_letters.items()
     ]
-
-
-def kept(pipeline: Settings, known: PipelineState) -> dict[str, Letters]:
-    """The counts that stay when the slot is dropped: of open dead letters for which no new snapshot makes up, since it
-    reads no outbox, replaces nothing without a key, and where it sweeps no topic, may leave what they have deleted.
-
-    :param known: as it is before the slot is dropped.
-    """
-    found = {}
-    for key, each in known.letters.items():
-        pinned = known.tables.get(int(key.split("/", 2)[1]))
-        replaced = pinned is not None and pinned.table.keyed and not (pipeline.share_topics or pipeline.skip_snapshot)
-        if each.open and not replaced:
-            # the settings may have the next topic_prefix already
-            now = "" if known.intent is None else names.service_topic("dead_letters", known.intent.topic_prefix)
-            found[key] = replace(each, topic=each.topic or now)
-    return found
 
 
 def are_open(count: int) -> str:

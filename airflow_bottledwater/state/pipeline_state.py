@@ -290,8 +290,8 @@ class PipelineState:
         found: dict[str, Counter[str]] = {}
         for key, each in self.letters.items():
             if each.open:
-                _, oid, by = key.split("/", 2)
-                pinned = self.tables.get(int(oid))
+                oid, by = records.letters_of(key)
+                pinned = self.tables.get(oid)
                 table = pinned.table.qualified if pinned is not None else each.table
                 found.setdefault(table, Counter())[by.partition("-")[0]] += each.open
         return {table: dict(found[table]) for table in sorted(found)}

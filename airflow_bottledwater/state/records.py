@@ -129,6 +129,12 @@ def letters_key(oid: int, by: str) -> str:
     return f"{LETTERS}/{oid}/{by}"
 
 
+def letters_of(key: str) -> tuple[int, str]:
+    """The table's oid, and what has written them, of a key of :func:`letters_key`."""
+    _, oid, by = key.split("/", 2)
+    return int(oid), by
+
+
 @dataclass(frozen=True, slots=True)
 class Ids:
     """All transactional ids that were ever used: a job that claims the slot initialises them all."""

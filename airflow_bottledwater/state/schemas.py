@@ -25,15 +25,7 @@ from airflow_bottledwater import backoff
 from airflow_bottledwater.backoff import stoppable, threads
 from airflow_bottledwater.encoding import meaning
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import (
-    CHANGED,
-    DOCS,
-    BottledWaterError,
-    CredentialsRefused,
-    Outage,
-    Refused,
-    SchemasLost,
-)
+from airflow_bottledwater.errors import DOCS, BottledWaterError, Outage, Refused, SchemasLost, beside
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
@@ -411,11 +403,9 @@ class SchemaWatch:
                 try:
                     self._found = self._lost()
                 except BottledWaterError as error:
-                    remedy = error.remedy
-                    if isinstance(error, CredentialsRefused):
-                        remedy = f"{remedy} {CHANGED}"
                     what = f"It cannot be asked whether it still has the schemas of the records: {error.what}"
-                    problems = [Problem("schemas-unchecked", f"schema registry {self._registry.url}", what, remedy)]
+                    where = f"schema registry {self._registry.url}"
+                    problems = [Problem("schemas-unchecked", where, what, beside(error))]
                 if not self._ended.is_set():
                     self._problems.tell(_PART, problems)
                 self._ended.wait(self._interval)

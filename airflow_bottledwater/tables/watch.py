@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import psycopg
 
-from airflow_bottledwater.errors import CHANGED, BottledWaterError, CredentialsRefused, Refused, SlotError
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Refused, SlotError, beside
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import Cluster
@@ -251,12 +251,10 @@ class TableWatch:
     def _tell_unchecked(self, error: BottledWaterError | psycopg.Error, opened: bool, ago: float) -> None:
         known = own(error, "Looking at the tables")
         what = f"The tables cannot be looked at, so that nobody notices new ones, or what is altered: {known.what}"
-        remedy = known.remedy or ("It is tried again." if opened else _NO_SESSION)
+        remedy = beside(known) or ("It is tried again." if opened else _NO_SESSION)
         if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
             what += f" Each statement of a look may take {STATEMENT:g} s."
             remedy = _TOO_SLOW
-        if isinstance(error, CredentialsRefused):
-            remedy = f"{remedy} {CHANGED}"
         server = describe(self._pipeline.postgres)
         self._problems.tell(_UNCHECKED, [Problem(_UNCHECKED, server, what, remedy, since=time.time() - ago)])
 

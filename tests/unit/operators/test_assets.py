@@ -148,7 +148,6 @@ def test_no_task_succeeds_without_its_events(events: Events, monkeypatch: pytest
         return ask
 
     monkeypatch.setattr(assets, "_PATIENCE", 0.05 if lasts else 60.0)
-    monkeypatch.setattr(assets, "_PAUSE", 0.0)
     monkeypatch.setattr(Topics, "__init__", lambda *_: None)
     monkeypatch.setattr(changes, "present", answer("present", begun))
     monkeypatch.setattr(changes, "topics_of", answer("topics", {}))

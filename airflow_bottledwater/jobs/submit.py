@@ -163,10 +163,11 @@ _DEFAULT = re.compile(r"\s*(spark\.[^\s=:]+)\s*[\s=:]\s*(.*)")
 #: (https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html). librdkafka allocates several
 #: small pieces of memory for each record, and frees those of thousands of records at once: with a thread's cache (of 7
 #: pieces of each size by default, of 65535 at most) for all records of its queue (kafka/publisher.py), a record of the
-#: stream takes a third less processor time. Only pieces of up to 512 bytes are cached, which are those of rows of 300:
-#: Python frees many larger ones while it imports modules, and a cache that keeps them all takes 20 MB. Two arenas are
-#: for the thread that publishes and for librdkafka's; each of more would keep what its threads have freed
-_MALLOC = {"arena_max": 2, "tcache_count": 12_000, "tcache_max": 512}
+#: stream takes less processor time. Only pieces of up to 256 bytes are cached, which are three of four: nothing returns
+#: from this cache while the thread lives, and with larger pieces it could keep four times as much, of whatever was
+#: freed since the start. Two arenas are for the thread that publishes and for librdkafka's; each of more would keep
+#: what its threads have freed
+_MALLOC = {"arena_max": 2, "tcache_count": 12_000, "tcache_max": 256}
 WORKER_ENVIRONMENT = {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())}
 #: the JVM and the driver have many threads, too
 _JVM_MALLOC = "glibc.malloc.arena_max=2"

@@ -103,9 +103,9 @@ class StreamPublisher:
         self._pipeline = pipeline
         self._start, self._fingerprint = start, fingerprint(pipeline, known, start.cluster)
         memory.keep()
-        warm_up(
-            pipeline.table_options.values()
-        )  # compiling takes time, and must not happen while a transaction is open
+        # compiling takes time, and must not happen while a transaction is open
+        warm_up(pipeline.table_options.values())
+        memory.settle()
         mapping = TableMapping.of(pipeline)
         pinned = pins(known.tables.values())
         self._session = PublishSession(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -69,3 +70,27 @@ def test_freed_memory_is_kept_for_the_next_batch() -> None:
     ]
     assert given_back[0] > 25_000_000
     assert given_back[1] < 5_000_000
+
+
+def test_what_was_loaded_is_not_looked_through_again() -> None:
+    code = (
+        "import gc\n"
+        "from airflow_bottledwater import memory\n"
+        "memory.settle(); first = gc.get_freeze_count()\n"
+        "kept = [[] for _ in range(50_000)]; memory.settle()\n"
+        "print(first > 1000, gc.get_freeze_count() <= first)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.split() == ["True", "True"]
+
+
+def test_what_refers_to_itself_is_freed_when_memory_is_given_back() -> None:
+    class Publisher:
+        pass
+
+    publisher = Publisher()
+    publisher.itself, gone = publisher, []  # type: ignore[attr-defined]
+    weakref.finalize(publisher, gone.append, True)
+    del publisher
+    memory.give_back()
+    assert gone

@@ -5277,6 +5277,18 @@ MUTANTS = (
         "tests/unit/test_memory.py::test_freed_memory_is_kept_for_the_next_batch",
     ),
     Mutant(
+        "Python does not look through what was imported again",
+        "memory.settle",
+        drop("gc.freeze()"),
+        "tests/unit/test_memory.py::test_what_was_loaded_is_not_looked_through_again",
+    ),
+    Mutant(
+        "what refers to itself is freed when a process begins to rest",
+        "memory.give_back",
+        drop("gc.collect()"),
+        "tests/unit/test_memory.py::test_what_refers_to_itself_is_freed_when_memory_is_given_back",
+    ),
+    Mutant(
         "a job without SQL imports no protocol buffers",
         "job.context",
         swap("_left_out('pandas', 'pyarrow', 'google.rpc')", "_left_out('pandas', 'pyarrow')"),

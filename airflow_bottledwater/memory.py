@@ -24,10 +24,9 @@ def keep() -> None:
 def settle() -> None:
     """Once in a process, when it has imported and compiled all that it works with: Python does not look through this
     again when it collects what refers to itself (https://docs.python.org/3/library/gc.html#gc.freeze). It does so when
-    a quarter of what it has looked through is new: beside numba's 300,000 objects, the publishers and sources of many
-    tables that came and went stayed for hours, with their buffers."""
+    a quarter of what it has looked through is new: beside 100,000 objects, most of them numba's, the publishers and
+    sources of many tables that came and went stayed for hours, with their buffers."""
     if not gc.get_freeze_count():
-        gc.collect()
         gc.freeze()
 
 

@@ -25,7 +25,7 @@ def settle() -> None:
     """Once in a process, when it has imported and compiled all that it works with: Python does not look through this
     again when it collects what refers to itself (https://docs.python.org/3/library/gc.html#gc.freeze). It does so when
     a quarter of what it has looked through is new: beside 100,000 objects, most of them numba's, the publishers and
-    sources of many tables that came and went stayed for hours, with their buffers."""
+    sources of many tables that came and went stayed for long, with their buffers."""
     if not gc.get_freeze_count():
         gc.freeze()
 

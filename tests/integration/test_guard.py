@@ -324,7 +324,8 @@ def test_a_live_snapshot_gives_its_locks_to_who_waits(make_flow: MakeFlow) -> No
         flow.streams()
         # a condition that takes long
         request_id = flow.ask("a", where="pg_sleep(0.01) IS NOT NULL")
-        until(lambda: flow.reported(request_id).state == "reading", "it reads", failed=errors)
+        copies = "SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'COPY%pg_sleep%'"
+        until(lambda: flow.execute(copies), "it reads, and has its lock", failed=errors)
         until(lambda: job(flow).pressure, "it is guarded", failed=errors)
         # the condition alone takes minutes
         flow.execute("SET lock_timeout = '60s'", "ALTER TABLE a ADD more int")

@@ -108,7 +108,7 @@ class Reporter(ABC):
         topics = Topics(self._pipeline.kafka)
         if self._pipeline.create_topics and not topics.describe([store.CONTROL_TOPIC], confirm=True):
             log.warning("Topic %r was deleted, and is made again.", store.CONTROL_TOPIC)
-            topics.make(store.new_topic(store.CONTROL_TOPIC, min(self._pipeline.replication_factor, topics.brokers())))
+            topics.make(store.new_topic(store.CONTROL_TOPIC, topics.replicas(self._pipeline.replication_factor)))
         self._topic.end()  # has it read from its start, if it was made again
 
     def _listen(self) -> None:

@@ -271,6 +271,13 @@ class Topics:
 
         return self._patiently(count)
 
+    def replicas(self, wanted: int) -> int:
+        """How many replicas of a partition the cluster can hold, of as many as are wanted: one on each broker.
+
+        :raises Outage: no broker answers.
+        """
+        return min(wanted, self.brokers())
+
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask again until Kafka answers, each time after a look at the cluster: librdkafka sends requests to the
         controller that it knows of, and where it has found none (its only broker was fenced for a moment), it does not

@@ -225,7 +225,7 @@ class Sampler:
         self._tried = time.monotonic()
         if self._pipeline.create_topics:
             topics = Topics(self._pipeline.kafka)
-            topics.make(new_topic(self._pipeline, min(self._pipeline.replication_factor, topics.brokers())))
+            topics.make(new_topic(self._pipeline, topics.replicas(self._pipeline.replication_factor)))
         self._producer = made(
             Producer,
             {

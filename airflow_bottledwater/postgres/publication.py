@@ -424,16 +424,13 @@ def listed(published: Published, tables: Sequence[SourceTable]) -> list[str]:
 
 def _listed(published: Published, table: SourceTable, columns: Sequence[str]) -> str:
     """What is wrong with a table's column list; empty if nothing is yet."""
-    why = (
-        ""
-        if table.oid in published.listed
-        else "is not of the columns that are read from the table: what it lacks is not sent"
-    )
-    if published.updates or published.deletes:
-        if lacking := [name for name in table.key if name not in columns]:
-            why = f"does not cover its key ({', '.join(lacking)}): UPDATE and DELETE would fail for the application"
-        elif table.identity == "f":
-            why = "does not go with REPLICA IDENTITY FULL: UPDATE and DELETE would fail for the application"
+    why, old_rows = "", published.updates or published.deletes
+    if old_rows and (lacking := [name for name in table.key if name not in columns]):
+        why = f"does not cover its key ({', '.join(lacking)}): UPDATE and DELETE would fail for the application"
+    elif old_rows and table.identity == "f":
+        why = "does not go with REPLICA IDENTITY FULL: UPDATE and DELETE would fail for the application"
+    elif table.oid not in published.listed:
+        why = "is not of the columns that are read from the table: what it lacks is not sent"
     return why and f"The column list of {table.qualified} in publication {published.name!r} {why}."
 
 

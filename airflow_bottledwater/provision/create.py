@@ -372,7 +372,7 @@ def pin(
     if pipeline.create_topics:
         wanted = [*(TableMapping.of(pipeline).service_topics if new else ()), *by_topic]
         present = topics.describe(wanted)
-        replication = min(pipeline.replication_factor, topics.brokers())
+        replication = topics.replicas(pipeline.replication_factor)
         missing = [name for name in wanted if name not in present]
         topics.make(*(kafka_checks.new_topic(pipeline, name, by_topic.get(name), replication) for name in missing))
     present = topics.describe(list(by_topic), confirm=True)
@@ -401,7 +401,7 @@ def make_named(pipeline: Settings, cluster: Cluster) -> None:
     if missing := [name for name in names if name not in present]:
         if not pipeline.create_topics:
             raise Refused(f"Kafka does not know topic {missing[0]!r}.", "Create it, or set create_topics.")
-        replication = min(pipeline.replication_factor, topics.brokers())
+        replication = topics.replicas(pipeline.replication_factor)
         topics.make(*(kafka_checks.new_topic(pipeline, name, None, replication) for name in missing))
         topics.describe(missing, confirm=True)
     _own(pipeline, cluster, names)
@@ -421,7 +421,7 @@ def make_chosen(pipeline: Settings, cluster: Cluster, chosen: Sequence[str], tab
     if not pipeline.create_topics:
         refused |= {name: f"topic {name!r} does not exist, and create_topics is off" for name in missing}
     elif missing:
-        replication = min(pipeline.replication_factor, topics.brokers())
+        replication = topics.replicas(pipeline.replication_factor)
         asked = [kafka_checks.new_topic(pipeline, name, table, replication) for name in missing]
         for name, why in topics.uncreatable(asked).items():
             if not why.startswith("TOPIC_EXCEPTION"):

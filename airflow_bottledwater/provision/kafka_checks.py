@@ -65,7 +65,7 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     :raises Refused: Kafka refuses a request, so that the checks cannot go on.
     """
     topics = Topics(pipeline.kafka)
-    brokers = topics.brokers()
+    replicas = topics.replicas(pipeline.replication_factor)
     check_properties(pipeline.kafka)
     state_topic = store.state_topic_name(found.cluster.database, pipeline.slot)
     memory = (state_topic, store.CONTROL_TOPIC)
@@ -87,11 +87,11 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
         if not granted
     ]
     problems += topic_problems(found.state, found.tables, mapping)
-    problems += _missing(pipeline, topics, brokers, {name: data.get(name) for name in wanted if name not in present})
-    if pipeline.create_topics and brokers < pipeline.replication_factor:
+    problems += _missing(pipeline, topics, replicas, {name: data.get(name) for name in wanted if name not in present})
+    if pipeline.create_topics and replicas < pipeline.replication_factor:
         found.warnings.append(
-            f"Kafka has {brokers} broker{'s' if brokers > 1 else ''}: topics will have {brokers} "
-            f"cop{'ies' if brokers > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
+            f"Kafka has {replicas} broker{'s' if replicas > 1 else ''}: topics will have {replicas} "
+            f"cop{'ies' if replicas > 1 else 'y'} instead of {pipeline.replication_factor}, and a lost disk loses data."
         )
     control = present.get(store.CONTROL_TOPIC)
     known_owners = control is None or control.may_read
@@ -148,7 +148,7 @@ def check_topics(
         f"Kafka denies Write on topic {name!r}. {GRANT}" for name, topic in present.items() if not topic.may_write
     ]
     missing = {name: table for name, table in by_topic.items() if name not in present}
-    problems += _missing(pipeline, topics, topics.brokers(), missing)
+    problems += _missing(pipeline, topics, topics.replicas(pipeline.replication_factor), missing)
     ours, strange = _ours(pipeline, cluster, known, by_topic, present)
     problems += [*strange, *_as_they_are(pipeline, known, ours, present)]
     return problems + ([] if pipeline.share_topics else owners_problems(pipeline, cluster, known, list(by_topic)))
@@ -206,16 +206,15 @@ def _named_twice(own: Sequence[str], named: Sequence[str]) -> list[str]:
     ]
 
 
-def _missing(pipeline: Settings, topics: Topics, brokers: int, missing: Mapping[str, SourceTable | None]) -> list[str]:
+def _missing(pipeline: Settings, topics: Topics, replicas: int, missing: Mapping[str, SourceTable | None]) -> list[str]:
     """The missing topics that are not, or cannot be, created.
 
     :param missing: topic → the table whose rows it receives; None for a service or state topic.
     """
     if not pipeline.create_topics:
         return [f"Topic {name!r} does not exist and create_topics is off. Create it." for name in missing]
-    replication = min(pipeline.replication_factor, brokers)
     asked = [
-        store.new_topic(name, replication) if _of_memory(name) else new_topic(pipeline, name, table, replication)
+        store.new_topic(name, replicas) if _of_memory(name) else new_topic(pipeline, name, table, replicas)
         for name, table in missing.items()
     ]
     return [

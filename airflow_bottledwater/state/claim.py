@@ -57,7 +57,7 @@ def ensure_state_topics(pipeline: Settings, topic: str, topics: Topics, *, new: 
     :raises StateError: one is missing and may not be created, or has settings under which records would be lost.
     """
     present = topics.describe([store.CONTROL_TOPIC, topic], confirm=not new)
-    replication = min(pipeline.replication_factor, topics.brokers())
+    replication = topics.replicas(pipeline.replication_factor)
     for name in (store.CONTROL_TOPIC, topic):
         if name not in present:
             if name == topic and not new:

@@ -150,7 +150,8 @@ def test_brokers_that_are_not_known_for_a_moment_are_asked_for_again(monkeypatch
 
     monkeypatch.setattr(topics, "AdminClient", lambda config: Brokerless())
     monkeypatch.setattr(topics, "_kept", {})
-    assert Topics({"bootstrap.servers": "nowhere"}).brokers() == 2
+    assert Topics({"bootstrap.servers": "nowhere"}).replicas(3) == 2
+    assert Topics({"bootstrap.servers": "nowhere"}).replicas(1) == 1
 
 
 _UNLIMITED = str(2**63 - 1)

@@ -47,7 +47,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     class Topics:
         def __init__(self, kafka: dict[str, str]) -> None: ...
 
-        def brokers(self) -> int:
+        def replicas(self, wanted: int) -> int:
             return 1
 
         def make(self, topic: Any) -> None:

@@ -46,7 +46,7 @@ class World:
     def names(self) -> list[str]:
         return ["payments"]
 
-    def brokers(self) -> int:
+    def replicas(self, wanted: int) -> int:
         return 1
 
     def describe(self, names: Sequence[str]) -> dict[str, Topic]:

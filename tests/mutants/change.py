@@ -8,8 +8,7 @@ breaks, comments and brackets do not count. In it
 * ``{key: value}`` stands for a dictionary that has this entry among others.
 
 A clause that is not there as it is written may have other names for its variables, if only one place of the function is
-like that. If the function has another name now, or the clause is in another function, it is looked for in the whole
-package, as it is written.
+like that. It is looked for nowhere else: the same clause of another function may keep another rule.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: a clause with fewer nodes is too common to be looked for in the whole package
-_SPECIFIC = 5
 #: what a ``...`` takes along, where the clause itself has none
 _TAKEN_ALONG = ("keywords", "orelse", "handlers", "finalbody")
 _WITHOUT_MEANING = ("ctx", "type_comment", "kind")
@@ -163,11 +160,7 @@ def _find(package: Path, place: str, change: Change) -> _Found:
         for renamed in (False, True):
             if found := _only([each for path, node in scopes for each in _matches(path, node, change, renamed)], place):
                 return found
-    if change.text or _size(change.clause) >= _SPECIFIC:
-        everywhere = [each for path, node in _trees(package).items() for each in _matches(path, node, change, False)]
-        if found := _only(everywhere, place):
-            return found
-    raise Gone(f"{place} has no clause like this any more, and no other place has it: {change.clause}")
+    raise Gone(f"{place} has no clause like this any more: {change.clause}")
 
 
 def _only(found: list[_Found], place: str) -> _Found | None:
@@ -196,11 +189,6 @@ def _is_expression(code: str | None) -> bool:
 
 def _clause(change: Change) -> ast.expr | list[ast.stmt]:
     return _parsed(change.clause, not _is_expression(change.by))
-
-
-def _size(clause: str) -> int:
-    nodes = (node for node in ast.walk(ast.parse(clause)) if not isinstance(node, ast.expr_context))
-    return sum(isinstance(node, ast.expr | ast.stmt) for node in nodes)
 
 
 def _matches(path: Path, scope: ast.AST, change: Change, renamed: bool) -> Iterator[_Found]:

@@ -229,10 +229,7 @@ MUTANTS = (
     Mutant(
         "a table that the settings do not name any more is verified by its filter of before",
         "Moments._checked",
-        swap(
-            "replace(pinned.check_key(...), where=pinned.table.where, filtered=pinned.table.filtered)",
-            "pinned.check_key(...)",
-        ),
+        swap("replace(as_before, where=pinned.table.where, filtered=pinned.table.filtered)", "as_before"),
         f"{_ROWS}::test_a_table_with_another_filter_is_not_verified_before_it_is_read",
     ),
     Mutant(
@@ -4243,7 +4240,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dead letter of a table that is held waits",
-        "_Letters._redrive",
+        "_Letters._ready",
         never("(gap := self._held.get(int(dead_letter.content['oid']))) is not None"),
         f"{_PAUSE}::test_dead_letters_of_a_paused_table_wait",
     ),
@@ -4324,7 +4321,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dead letter of an earlier key is not published",
-        "_Letters._redrive",
+        "_Letters._ready",
         never("self._replaced(dead_letter)"),
         "tests/integration/test_new_key.py::test_dead_letters_of_before_are_not_published",
     ),
@@ -4825,8 +4822,8 @@ MUTANTS = (
     ),
     Mutant(
         "who writes to a partition is waited for",
-        "Moments.settle",
-        drop("*partitions.names(self._connection, oids)"),
+        "locks.writing",
+        drop("*(part.oid for part in below.get(oid, ()))"),
         "tests/integration/test_verify.py::test_a_commit_that_waits_for_its_standby_is_no_difference[items_1]",
     ),
     Mutant(
@@ -4941,8 +4938,8 @@ MUTANTS = (
     ),
     Mutant(
         "keys of another pipeline are not removed from a topic that it shares",
-        "shared",
-        never("len(names) > 1"),
+        "identity.shared",
+        never("{*names} - {name}"),
         f"{_RECOVERY}::test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_shared",
     ),
     Mutant(
@@ -5407,7 +5404,7 @@ MUTANTS = (
     ),
     Mutant(
         "a schema that rows have since an ALTER is recorded",
-        "PublishSession.transact",
+        "PublishSession._last",
         swap("{**self._later_schemas(), **progress}", "{**progress}"),
         f"{_REGISTRY}::test_a_schema_of_altered_rows_is_known_and_compared",
     ),

@@ -14,16 +14,21 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "airflow_bottledwater"
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
-def test_a_mutant_fits(mutant: Mutant) -> None:
+def test_each_mutant_fits() -> None:
+    """All in one: to parse the package takes longer than to look for a clause, and each process would do so."""
+    assert not (wrong := [problem for mutant in MUTANTS if (problem := misfit(mutant))]), "\n".join(wrong)
+
+
+def misfit(mutant: Mutant) -> str:
     try:
         path, source = mutated(PACKAGE, mutant.place, mutant.change)
     except Gone as gone:
-        pytest.fail(f"Nobody keeps the rule that {mutant.rule}: {gone}", pytrace=False)
+        return f"Nobody keeps the rule that {mutant.rule}: {gone}"
     compile(source, path, "exec")
     file, *names = mutant.caught_by.split("::")
     function = names[-1].partition("[")[0]
-    assert f"def {function}(" in (ROOT / file).read_text()
+    there = f"def {function}(" in (ROOT / file).read_text()
+    return "" if there else f"Nobody tests the rule that {mutant.rule}: {mutant.caught_by} does not exist any more."
 
 
 CODE = """
@@ -74,18 +79,19 @@ def test_a_clause_is_changed(tmp_path: Path, change: Change, line: str) -> None:
         ("Claim.check", CODE.replace("job", "run").replace("claim", "found"), "if found.id == run.id and"),
         ("Claim.check", CODE.replace("job.id", "self._job.id"), "if claim.id == self._job.id and"),
         ("elsewhere.Claim.check", CODE, "if claim.id == job.id and"),
-        ("Claim.verify", CODE, "if claim.id == job.id and"),
     ],
-    ids=["other variables", "an attribute for a variable", "another file", "another function"],
+    ids=["other variables", "an attribute for a variable", "another file"],
 )
 def test_a_clause_is_found_after(tmp_path: Path, place: str, code: str, line: str) -> None:
     assert changed(tmp_path, swap("claim.id != job.id", "claim.id == job.id"), place, code).startswith(line)
 
 
-@pytest.mark.parametrize("clause", ["claim.id == job.id", "claim.name != job.name", "claim.epoch"])
-def test_a_clause_that_is_not_there_or_too_common_is_gone(tmp_path: Path, clause: str) -> None:
-    with pytest.raises(Gone, match=r"^Claim\.verify"):
-        changed(tmp_path, never(clause), place="Claim.verify")
+@pytest.mark.parametrize(("place", "clause"), [("Claim.check", "claim.id == job.id"), ("tell", "claim.id != job.id")])
+def test_a_clause_that_is_not_there_is_gone_although_another_function_has_it(
+    tmp_path: Path, place: str, clause: str
+) -> None:
+    with pytest.raises(Gone, match=f"^{place}"):
+        changed(tmp_path, never(clause), place=place)
 
 
 def test_a_clause_that_stands_twice_is_none(tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ def test_a_live_snapshot_whose_job_is_killed_behind_its_last_rows_ends(make_flow
     assert flow.reported(asked).state == "finished"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", _first(FOLLOWING_POINTS))
 def test_a_job_that_is_killed_while_it_begins_to_follow_a_table(
     make_flow: MakeFlow, jobs: Jobs, draw: Draw, seed: int, point: str

@@ -212,6 +212,7 @@ def test_a_registry_that_is_away_while_the_columns_change_is_waited_out(
 
 
 # ---------------------------------------------------------------------- the source
+@pytest.mark.long
 def test_postgres_shuts_down_in_seconds_while_the_broker_is_away(
     make_flow: MakeFlow, jobs: Jobs, postgres: PostgresServer, kafka: KafkaBroker, draw: Draw, seed: int
 ) -> None:
@@ -236,6 +237,7 @@ def test_postgres_shuts_down_in_seconds_while_the_broker_is_away(
     audit(flow, TABLES).check()
 
 
+@pytest.mark.long
 def test_analyze_and_other_tables_inside_a_transaction_tear_nothing(make_flow: MakeFlow, draw: Draw, seed: int) -> None:
     flow = _ready(make_flow(tables=TABLES, max_transaction_bytes=1 << 20), draw, seed)
     flow.execute("CREATE TABLE elsewhere (id int)")
@@ -295,6 +297,7 @@ def test_a_slot_that_was_set_back_replays_silently(
     audit(flow, TABLES).check()
 
 
+@pytest.mark.long
 def test_a_slot_that_was_dropped_and_made_again_is_refused(make_flow: MakeFlow, draw: Draw, seed: int) -> None:
     flow = _ready(make_flow(tables=TABLES), draw, seed)
     flow.snapshot()

@@ -50,9 +50,8 @@ def _held(flow: Flow) -> bool:
     return bool(read_state(flow.pipeline, state_topic(flow)).held)
 
 
-@pytest.mark.parametrize(
-    "point", [each if not n else pytest.param(each, marks=pytest.mark.long) for n, each in enumerate(PAUSE_POINTS)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("point", PAUSE_POINTS)
 def test_a_job_that_is_killed_while_a_table_is_paused_and_goes_on(
     make_flow: MakeFlow, jobs: Jobs, draw: Draw, seed: int, point: str
 ) -> None:

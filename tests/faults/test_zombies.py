@@ -93,7 +93,7 @@ def test_a_stream_that_was_replaced_wakes_and_ends(
     audit(flow, TABLES).check()
 
 
-@pytest.mark.some(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point",
     ["in-range", *_in_full("before-progress", "before-commit", "between-ranges", "before-init"), "before-complete"],

@@ -112,6 +112,7 @@ def test_a_key_change_that_is_undone_lets_the_snapshot_go_on(make_flow: MakeFlow
     assert flow.compare("a").differences == []
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("adopt", [True, False], ids=["adopted", "dropped-by-hand"])
 def test_a_pipeline_that_lost_its_records_begins_anew(make_flow: MakeFlow, adopt: bool) -> None:
     flow = make_flow()

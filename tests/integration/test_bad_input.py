@@ -828,6 +828,7 @@ def test_a_slot_that_lost_its_wal_is_refused(small: Source) -> None:
 # ---------------------------------------------------------------------- Kafka and the registry
 
 
+@pytest.mark.long
 def test_a_broker_that_does_not_answer_is_an_outage_in_time(source: Source) -> None:
     deaf = socket.create_server(("127.0.0.1", 0))
     servers = ["127.0.0.1:1", f"127.0.0.1:{deaf.getsockname()[1]}"]

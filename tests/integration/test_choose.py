@@ -243,6 +243,7 @@ def test_hashes_are_the_same_in_all_tables_and_the_values_are_nowhere(
     assert number.to_bytes(4, "big") not in found
 
 
+@pytest.mark.long
 def test_another_key_of_hashes_is_refused_unless_it_is_meant(make_flow: MakeFlow) -> None:
     options = {"people": {"mask": {"email": "hash"}}}
     flow = make_flow(tables=("people",), table_options=options)
@@ -270,6 +271,7 @@ def test_another_key_of_hashes_is_refused_unless_it_is_meant(make_flow: MakeFlow
         flow.stream()
 
 
+@pytest.mark.long
 def test_a_table_is_not_added_with_another_key_of_hashes(make_flow: MakeFlow) -> None:
     """The settings of a creation that was refused, or has failed, are not those of the last start."""
     options = {"people": {"mask": {"email": "hash"}}}
@@ -290,6 +292,7 @@ def test_a_table_is_not_added_with_another_key_of_hashes(make_flow: MakeFlow) ->
     verified(flow)
 
 
+@pytest.mark.long
 def test_the_settings_of_a_creation_that_fails_are_not_those_of_the_last_start(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -612,6 +615,7 @@ def test_a_new_name_of_a_column_does_not_show_what_is_hidden_by_the_old_one(make
     assert SECRET.encode() not in everything(flow)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "options", [{"exclude": ["secret*"]}, {"mask": {"secret*": "null"}}], ids=["left out", "masked"]
 )
@@ -688,6 +692,7 @@ def test_a_hidden_column_that_changes_its_name_for_a_visible_one_is_not_shown(ma
     assert SECRET.encode() not in everything(flow)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("again", ["stream", "create"])
 def test_a_detached_partition_hides_what_its_table_has_hidden(make_flow: MakeFlow, again: str) -> None:
     options = {"exclude": ["email"], "mask": {"note": "null"}, "where": "id > 0"}
@@ -828,6 +833,7 @@ def _with_a_letter(make_flow: MakeFlow, **options: Any) -> Flow:
     return flow
 
 
+@pytest.mark.long
 def test_what_is_left_out_at_the_next_start_is_not_redriven(make_flow: MakeFlow) -> None:
     flow = _with_a_letter(make_flow)
     flow.change(table_options={"people": {"exclude": "emails"}})
@@ -871,6 +877,7 @@ def test_a_letter_is_not_published_behind_a_row_that_shows_more(make_flow: MakeF
     verified(flow)
 
 
+@pytest.mark.long
 def test_a_letter_is_redriven_by_the_options_of_its_tables_new_name(make_flow: MakeFlow) -> None:
     flow = _with_a_letter(make_flow)
     flow.execute("ALTER TABLE people RENAME TO staff")

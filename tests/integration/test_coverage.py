@@ -99,6 +99,7 @@ def test_what_was_not_published_of_all_tables_is_read_at_the_start(make_flow: Ma
         flow.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP ROLE {role}")
 
 
+@pytest.mark.long
 def test_a_publication_that_had_another_name_for_a_while_is_known_in_every_language(
     tmp_path: Path, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_publication_that_had_another_name_for_a_while_is_known_in_every_langu
     assert "existiert nicht" in caplog.text
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("which", ["", "_unkeyed"])
 def test_a_publication_that_is_dropped_while_the_stream_runs_is_made_again(make_flow: MakeFlow, which: str) -> None:
     flow = make_flow()
@@ -452,6 +454,7 @@ def test_a_gap_is_noticed_although_a_name_in_the_settings_matches_nothing(make_f
     assert flow.compare("a").equal
 
 
+@pytest.mark.long
 def test_a_renamed_table_is_still_watched(make_flow: MakeFlow) -> None:
     flow = make_flow(tables=("a", "b"))
     flow.create()

@@ -95,6 +95,7 @@ def test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled(mak
     assert report.job is not None and report.job.problems == [] and report.job.open_dead_letters == 0
 
 
+@pytest.mark.long
 def test_a_letter_does_not_overwrite_what_a_live_snapshot_has_published_since(make_flow: MakeFlow) -> None:
     flow = _with_a_letter(make_flow)
     flow.execute("UPDATE c SET words = 'new'")
@@ -106,6 +107,7 @@ def test_a_letter_does_not_overwrite_what_a_live_snapshot_has_published_since(ma
     assert flow.read("c")[-1].value["words"] == "'new'" and flow.compare("c").equal
 
 
+@pytest.mark.long
 def test_a_letter_does_not_overwrite_what_a_new_snapshot_has_published_since(make_flow: MakeFlow) -> None:
     flow = _with_a_letter(make_flow)
     limit_records(flow, "c", 100_000)
@@ -123,6 +125,7 @@ def test_a_letter_does_not_overwrite_what_a_new_snapshot_has_published_since(mak
     assert flow.read("c")[-1].value["words"] == "'new'" and flow.compare("c").equal
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("shared", "result"),
     [(False, redrive.RedriveResult(overtaken=1)), (True, redrive.RedriveResult(failed=1))],
@@ -154,6 +157,7 @@ def test_a_letter_whose_row_is_as_it_was_is_published_with_what_the_server_makes
     assert flow.read("c")[-1].value["words"] == "'old'" and flow.compare("c").equal
 
 
+@pytest.mark.long
 def test_a_letter_deletes_the_key_of_before_also_when_its_row_was_rewritten_since(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log", topic_config={"max.message.bytes": "20000"}, tables="a")
     flow.execute("INSERT INTO a VALUES (1, 'x', 1.5)")

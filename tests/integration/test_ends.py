@@ -95,6 +95,7 @@ def test_a_dead_letter_is_a_record_of_its_transaction(make_flow: MakeFlow) -> No
     assert _counts(flow) == [{"a": 1, "_bottledwater_dead_letters": 1}]
 
 
+@pytest.mark.long
 def test_the_topic_is_made_when_the_setting_comes_later(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
     flow = make_flow(registry, transaction_topic="")
     flow.create()

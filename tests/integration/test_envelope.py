@@ -156,7 +156,8 @@ def test_a_pipeline_publishes_events_throughout(make_flow: MakeFlow, request: py
     }, found  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["json", *(pytest.param(form, marks=pytest.mark.long) for form in ("schema", "avro"))])
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["json", "schema", "avro"])
 def test_a_difference_in_the_new_row_is_found_and_swept(
     make_flow: MakeFlow, request: pytest.FixtureRequest, form: str
 ) -> None:

@@ -503,6 +503,7 @@ def test_a_large_value_is_read_from_nothing_that_a_crash_of_the_server_can_undo(
     assert flow.compare("w").equal
 
 
+@pytest.mark.long
 def test_a_slice_is_found_by_nothing_that_a_crash_of_the_server_can_undo(
     fragile: PostgresServer, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,6 +217,7 @@ ERROR_ACTIONS: dict[str, Callable[[Source | Flow], object]] = {
 }
 
 
+@pytest.mark.long
 def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: Source, staging: Source) -> None:
     production = source.pipeline.with_(transaction_timeout=5.0)
     source.execute("INSERT INTO items VALUES (1, 'production')")

@@ -220,6 +220,7 @@ def test_a_job_reports_who_has_stopped_it(flow: Flow, make: MakeJob, by: str) ->
     assert found is not None and not found.wanted
 
 
+@pytest.mark.long
 def test_a_job_that_is_taken_over_names_the_task_that_did_it(flow: Flow, make: MakeJob) -> None:
     """Also if it has nothing to publish, which would fail."""
     flow.change(keepalive_interval=600)

@@ -166,7 +166,7 @@ def test_columns_come_and_go_under_the_registrys_default_level(make_flow: MakeFl
     assert verified(flow)
 
 
-@pytest.mark.some(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("alter", "told", "row"),
     [
@@ -196,6 +196,7 @@ def test_what_readers_would_misread_becomes_letters_and_is_published_at_a_person
     assert rows(flow)[2] == row
 
 
+@pytest.mark.long
 def test_schemas_that_the_registry_has_lost_are_registered_again_and_a_keys_id_never_changes(
     make_flow: MakeFlow, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ print(len(encoded.records), len(encoded.rejections), (peak - before) / size)
 """
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("format", "limit", "fill", "made"),
     [

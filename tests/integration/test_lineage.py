@@ -184,6 +184,7 @@ def test_a_job_that_fails_says_why(make_flow: MakeFlow, events: Callable[[], lis
     assert flow.pipeline.slot in events()[-1]["run"]["facets"]["errorMessage"]["message"]
 
 
+@pytest.mark.long
 def test_a_job_goes_on_if_nobody_takes_what_it_tells(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

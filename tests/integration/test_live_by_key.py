@@ -147,7 +147,7 @@ def test_rows_that_are_attached_behind_it_are_read(make_flow: MakeFlow) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.some(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "altered",
     [

@@ -168,6 +168,7 @@ def test_a_slice_with_an_index_while_its_rows_move(make_flow: MakeFlow, monkeypa
     assert flow.compare("items").equal
 
 
+@pytest.mark.long
 def test_places_that_rows_outside_the_slice_have_got_are_left_out(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

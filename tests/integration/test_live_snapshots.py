@@ -93,6 +93,7 @@ def test_a_slice(flow: Flow) -> None:
     assert flow.reported(request_id).rows == ROWS // 10
 
 
+@pytest.mark.long
 def test_beside_a_stream_without_changes_it_may_take_all_the_time(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +316,7 @@ def test_a_condition_that_is_changed_later_runs_no_other_statement(
     assert not errors
 
 
+@pytest.mark.long
 def test_a_condition_that_fails_at_a_row_does_not_tell_the_row(make_flow: MakeFlow) -> None:
     flow = _make(make_flow(tables="items", table_options={"items": {"mask": {"name": "null"}}}), 5)
     asked = flow.ask("items", where="name::int > 0")
@@ -404,7 +406,7 @@ def test_a_request_that_was_answered_is_not_begun_again_when_a_job_starts(
     assert not read_state(flow.pipeline, state_topic(flow)).lives
 
 
-@pytest.mark.some(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tables", "changes"),
     [

@@ -197,6 +197,7 @@ class TestRegistry:
         assert client.get_latest_version(subject).schema_id == number
         assert client.get_compatibility() == "BACKWARD"
 
+    @pytest.mark.long
     def test_asks_for_a_password(self, tmp_path: Path) -> None:
         with SchemaRegistry(tmp_path / "registry", basic_auth=("bob", "se:cret")) as registry:
             named = SchemaRegistryClient({"url": registry.url, "basic.auth.user.info": "bob:se:cret"})

@@ -91,6 +91,7 @@ def test_messages_of_no_transaction_are_published_at_once(make_flow: MakeFlow) -
     assert len(events(flow, "order")) == 1
 
 
+@pytest.mark.long
 def test_each_message_comes_once_wherever_the_stream_stops(make_flow: MakeFlow) -> None:
     """P is behind each of them in turn; the slot does not know."""
     flow = make_flow()
@@ -110,6 +111,7 @@ def test_each_message_comes_once_wherever_the_stream_stops(make_flow: MakeFlow) 
         ]
 
 
+@pytest.mark.long
 def test_a_stream_that_stopped_inside_a_transaction_goes_on(make_flow: MakeFlow) -> None:
     flow = make_flow(max_transaction_bytes=64 << 10, batch_bytes=64 << 10)
     flow.create()
@@ -170,6 +172,7 @@ def test_a_message_that_is_no_record_is_a_dead_letter_and_can_be_published_later
         flow.stream()  # the message is nowhere else
 
 
+@pytest.mark.long
 def test_a_message_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log")
     other = other_pipeline(flow)

@@ -157,6 +157,7 @@ def test_messages_without_a_topic_are_left_out(make_flow: MakeFlow) -> None:
     assert [each.end["count"] for each in put_together(flow, ("a", "b"), ("mails",))] == [2, 1]
 
 
+@pytest.mark.long
 def test_messages_that_were_written_while_a_publication_did_not_exist_are_told(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +313,7 @@ def test_each_version_of_postgresql_sends_the_end_of_a_message(
     drop(flow.pipeline, when="always")
 
 
+@pytest.mark.long
 def test_topics_of_messages_are_made_and_checked(make_flow: MakeFlow) -> None:
     flow = make_flow(messages={})
     flow.create()

@@ -75,7 +75,8 @@ def test_a_table_with_another_key_is_read_again(make_flow: MakeFlow, registry: S
     assert flow.compare("t").equal and flow.compare("u").equal
 
 
-@pytest.mark.parametrize("format", [pytest.param("protobuf", marks=pytest.mark.long), "json-schema"])
+@pytest.mark.long
+@pytest.mark.parametrize("format", ["protobuf", "json-schema"])
 def test_the_schema_of_a_new_key_has_no_column_of_the_key_before(
     make_flow: MakeFlow, registry: SchemaRegistry, format: str
 ) -> None:
@@ -157,12 +158,13 @@ def test_another_key_of_columns_with_the_same_names_is_taken_up(make_flow: MakeF
     assert {len(flow.read(name)) for name in ("same", "reindexed", "rewritten")} == {4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("column", "value", "ranges"),
     [
-        pytest.param("numeric", "1.5", "text", marks=pytest.mark.long),
-        pytest.param("numeric[]", "'{1.5}'", "text", marks=pytest.mark.long),
-        pytest.param("numrange", "'[1.5,2)'", "record", marks=pytest.mark.long),
+        ("numeric", "1.5", "text"),
+        ("numeric[]", "'{1.5}'", "text"),
+        ("numrange", "'[1.5,2)'", "record"),
         ("part", "ROW(1.5)::part", "text"),
     ],
 )
@@ -191,6 +193,7 @@ def test_a_key_is_another_one_when_the_settings_give_what_is_inside_of_it_anothe
     assert row.value["v"] == 3 and [m.value for m in flow.read("k") if m.key == first.key][2:] == [None]
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_when_the_registry_takes_the_schema(make_flow: MakeFlow, registry: SchemaRegistry) -> None:
     flow = _make(make_flow, registry)
     flow.execute("ALTER TABLE t ALTER other TYPE text", "UPDATE t SET text = 'refused' WHERE id = 30")
@@ -237,9 +240,8 @@ def test_a_key_that_changes_inside_a_transaction_that_is_published_in_part(make_
     assert len(flow.read("u")) == 1 + 400
 
 
-@pytest.mark.parametrize(
-    "how", [*(pytest.param(each, marks=pytest.mark.long) for each in ("another key", "another column")), "a successor"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["another key", "another column", "a successor"])
 def test_dead_letters_of_before_are_not_published(make_flow: MakeFlow, how: str) -> None:
     """Nothing would ever remove a record of the earlier key; and a tombstone of the table before would remove its
     successor's row."""
@@ -302,7 +304,8 @@ def test_a_successor_gets_the_topic(make_flow: MakeFlow) -> None:
     assert flow.compare("t").equal
 
 
-@pytest.mark.parametrize("first", ["the snapshot", pytest.param("the stream", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("first", ["the snapshot", "the stream"])
 def test_a_live_snapshot_of_a_dropped_table_goes_on_with_its_successor(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:

@@ -513,6 +513,7 @@ def test_a_bounded_run_publishes_what_was_dropped_and_then_takes_its_heir_up(flo
     assert len([m for m in flow.read("first") if m.value and m.value.get("name") == "last"]) == 2901
 
 
+@pytest.mark.long
 def test_the_topic_of_a_table_that_was_dropped_may_be_deleted(flow: Flow) -> None:
     flow.execute("CREATE TABLE other (id int PRIMARY KEY)")
     flow.stream()

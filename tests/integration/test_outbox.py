@@ -136,7 +136,7 @@ def test_rows_become_the_records_that_they_describe(
     assert row.verdict == "outbox" and "nothing to compare" in row.reason and verified.equal
 
 
-@pytest.mark.some(1)
+@pytest.mark.long
 @pytest.mark.parametrize("gone", ["order", "customer"])
 def test_a_chosen_topic_that_is_deleted_ends_nothing(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gone: str
@@ -308,6 +308,7 @@ def test_a_topic_that_another_pipeline_takes_at_the_same_moment_is_theirs(
     control_topic.write(flow.pipeline.kafka, {taken: None})
 
 
+@pytest.mark.long
 def test_options_of_its_key_leave_an_outbox_published(make_flow: MakeFlow) -> None:
     none = f"'{uuid.UUID(int=0)}'"
     rule = {"outbox": "outbox.{aggregatetype}", "where": f"id <> {none}"}
@@ -324,6 +325,7 @@ def test_options_of_its_key_leave_an_outbox_published(make_flow: MakeFlow) -> No
     assert [each.payload for each in events(flow, "order")] == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_what_an_outbox_is_does_not_change(make_flow: MakeFlow) -> None:
     flow = make_flow(create_topics=True, on_error="log", skip_snapshot=True)
     flow.create()
@@ -379,6 +381,7 @@ def test_an_outbox_is_taken_in_while_the_stream_does_not_run(make_flow: MakeFlow
         flow.stream()
 
 
+@pytest.mark.long
 def test_an_outbox_that_is_made_again_is_taken_in_again(make_flow: MakeFlow) -> None:
     """Its topics are those of the one before, whose last rows are published first."""
     flow = make_flow(skip_snapshot=True)
@@ -406,6 +409,7 @@ def test_an_outbox_that_is_made_again_is_taken_in_again(make_flow: MakeFlow) -> 
     ]
 
 
+@pytest.mark.long
 def test_the_letters_of_an_outbox_wait_for_the_one_that_has_its_topics(
     make_flow: MakeFlow, caplog: pytest.LogCaptureFixture
 ) -> None:

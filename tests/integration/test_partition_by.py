@@ -216,6 +216,7 @@ def test_topics_whose_keys_are_in_other_partitions_are_refused(
         drop(flow.pipeline, when="always")
 
 
+@pytest.mark.long
 def test_a_later_table_is_not_followed_into_a_topic_whose_keys_are_in_other_partitions(make_flow: MakeFlow) -> None:
     flow = make_flow(tables=("late",), new_tables="add", table_options={"late": {"partition_by": "a"}})
     flow.execute("DROP TABLE plain", "CREATE TABLE late (a int, b int, PRIMARY KEY (a, b))")
@@ -279,6 +280,7 @@ def test_columns_that_cannot_choose_are_found_before_anything_is_made(
         flow.create()
 
 
+@pytest.mark.long
 def test_the_columns_of_a_table_that_exists_stay_what_they_are(make_flow: MakeFlow) -> None:
     flow = make_flow(tables=("orders", "masked"), table_options={"orders": _OPTIONS["orders"]})
     flow.create()
@@ -346,6 +348,7 @@ def test_a_renamed_table_keeps_its_columns_and_a_renamed_column_needs_new_keys(m
     assert check_partitions(flow, "orders", rows) >= 200
 
 
+@pytest.mark.long
 def test_new_keys_that_are_accepted_may_be_in_other_partitions(make_flow: MakeFlow) -> None:
     """Although the keys of before have the column by which the new ones are divided."""
     flow = make_flow(tables=("orders",), table_options={"orders": _OPTIONS["orders"]})

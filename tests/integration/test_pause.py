@@ -125,6 +125,7 @@ def _held(flow: Flow) -> bool:
     return bool(read_state(flow.pipeline, state_topic(flow)).held)
 
 
+@pytest.mark.long
 def test_what_no_job_hears_waits_for_the_next_one_which_publishes_nothing_before(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_what_is_done_to_a_paused_table_is_taken_up_when_it_goes_on(make_flow: M
     assert errors == []
 
 
+@pytest.mark.long
 def test_a_paused_table_that_the_settings_do_not_name_any_more_is_told_and_read_when_it_goes_on(
     make_flow: MakeFlow,
 ) -> None:
@@ -195,6 +197,7 @@ def test_a_paused_table_that_the_settings_do_not_name_any_more_is_told_and_read_
     assert errors == []
 
 
+@pytest.mark.long
 def test_a_paused_table_whose_new_keys_are_accepted_stays_paused(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="a", json_numeric="string")
     flow.execute("CREATE TABLE a (id numeric PRIMARY KEY, text text)", "INSERT INTO a VALUES (1.5, 'first'), (2, NULL)")
@@ -297,6 +300,7 @@ def test_what_nobody_has_answered_is_forgotten_with_the_pipeline(make_flow: Make
     assert left and all(key.startswith("owner/") and value["dropped"] for key, value in left.items())
 
 
+@pytest.mark.long
 def test_a_registry_that_lost_schemas_has_nothing_of_a_paused_table_published(
     make_flow: MakeFlow, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

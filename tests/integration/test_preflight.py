@@ -68,6 +68,7 @@ def test_each_catalog_that_may_not_be_read_is_named_and_all_that_are_read_are_kn
     assert source.picture() == before
 
 
+@pytest.mark.long
 def test_transactions_that_are_read_only_by_default_are_refused_and_the_advice_helps(source: Source) -> None:
     dsn = source.role("SUPERUSER")
     role = re.findall(r"user=(\w+)", dsn)[-1]

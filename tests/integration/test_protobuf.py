@@ -111,6 +111,7 @@ def test_columns_come_and_go_and_readers_of_all_versions_read_all_records(
     assert read(flow, "t")[1] is None
 
 
+@pytest.mark.long
 def test_another_type_is_refused_whatever_the_registry_says_and_published_at_a_persons_word(
     make_flow: MakeFlow, registry: SchemaRegistry
 ) -> None:

@@ -161,6 +161,7 @@ def test_the_snapshots_locks_are_watched_while_it_is_planned(
     assert flow.compare("a").differences == []
 
 
+@pytest.mark.long
 def test_a_password_that_is_rotated_while_a_snapshot_runs_is_a_transient_error(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +232,7 @@ def test_a_letter_of_a_truncated_table_or_of_a_key_that_was_deleted_is_dropped(m
     assert [m.op for m in flow.read("a")] == ["d"]
 
 
-@pytest.mark.some(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pipeline", "shared", "result"),
     [
@@ -263,6 +264,7 @@ def test_a_truncate_of_another_source_overtakes_no_letter(
     assert redrive.redrive(flow.pipeline) == result
 
 
+@pytest.mark.long
 def test_a_letter_of_a_truncated_table_without_a_key_is_dropped(make_flow: MakeFlow) -> None:
     flow = make_flow(
         on_error="log", skip_snapshot=True, allow_unkeyed=True, topic_config={"max.message.bytes": "20000"}
@@ -320,6 +322,7 @@ def test_a_snapshots_letter_is_overtaken_only_by_what_its_row_does_not_show(make
     assert flow.compare("a").differences == []
 
 
+@pytest.mark.long
 def test_a_live_snapshots_letter_becomes_the_row_that_was_read_again(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log", skip_snapshot=True)
     flow.create()
@@ -338,6 +341,7 @@ def test_a_live_snapshots_letter_becomes_the_row_that_was_read_again(make_flow: 
     assert flow.compare("a").differences == []
 
 
+@pytest.mark.long
 def test_a_letter_does_not_bring_back_what_compaction_has_forgotten_the_delete_of(make_flow: MakeFlow) -> None:
     flow = make_flow(
         on_error="log",
@@ -372,7 +376,7 @@ def test_a_letter_is_dropped_whose_row_was_published_since_as_it_is_in_the_lette
     assert_exactly_once_in_order(flow.read("a"))
 
 
-@pytest.mark.some(1)
+@pytest.mark.long
 @pytest.mark.parametrize("copied", [True, False])
 def test_a_letter_of_a_row_that_was_only_rewritten_since_stays(make_flow: MakeFlow, copied: bool) -> None:
     flow = make_flow(tables="p", on_error="log", skip_snapshot=not copied, topic_config={"max.message.bytes": "20000"})
@@ -431,6 +435,7 @@ def test_whatever_rewrites_a_row_is_no_change_of_it(make_flow: MakeFlow, alter: 
     assert redrive.redrive(flow.pipeline) == redrive.RedriveResult(failed=1)
 
 
+@pytest.mark.long
 def test_a_letter_of_a_row_that_has_changed_since_is_dropped_and_the_change_follows(make_flow: MakeFlow) -> None:
     flow = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
     flow.create()
@@ -551,6 +556,7 @@ def test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_share
         drop(two.pipeline, when="always")
 
 
+@pytest.mark.long
 def test_dead_letters_of_another_pipeline_in_a_shared_topic_are_left_alone(
     make_flow: MakeFlow, kafka: KafkaBroker, postgres: PostgresServer
 ) -> None:

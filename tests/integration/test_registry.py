@@ -96,6 +96,7 @@ def readable(flow: Flow) -> set[int]:
 
 
 # ---------------------------------------------------------------------- what it says of a schema, and of itself
+@pytest.mark.long
 def test_a_registry_that_is_read_only_is_waited_for_and_no_row_is_a_dead_letter(
     make_flow: MakeFlow, front: RegistryFront
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_registry_that_is_read_only_is_waited_for_and_no_row_is_a_dead_letter(
     assert says(flow, 3, {"x": "x"})
 
 
+@pytest.mark.long
 def test_under_exit_it_is_an_outage_that_ends_with_its_time(make_flow: MakeFlow, front: RegistryFront) -> None:
     flow = followed(make_flow, front, outage_timeout=0.5)
     front.answer = read_only
@@ -225,6 +227,7 @@ def test_a_field_that_was_gone_meanwhile_is_compared_with_what_it_was(
     assert set(records(flow)) == {1, 2}
 
 
+@pytest.mark.long
 def test_at_a_transitive_level_a_schema_is_compared_with_all_versions(
     make_flow: MakeFlow, registry: SchemaRegistry
 ) -> None:
@@ -264,6 +267,7 @@ def test_a_value_schema_that_is_lost_while_the_stream_runs_is_registered_again_a
     flow.stream()
 
 
+@pytest.mark.long
 def test_a_label_in_a_key_that_is_renamed_before_a_schema_is_lost_leaves_no_keys(
     make_flow: MakeFlow, front: RegistryFront
 ) -> None:
@@ -290,6 +294,7 @@ def altered(flow: Flow, x: int = 2) -> int:
     return used
 
 
+@pytest.mark.long
 def test_a_schema_of_altered_rows_is_known_and_compared(make_flow: MakeFlow, front: RegistryFront) -> None:
     flow = followed(make_flow, front)
     used = altered(flow)
@@ -304,7 +309,7 @@ def test_a_schema_of_altered_rows_is_known_and_compared(make_flow: MakeFlow, fro
     assert used not in ids(flow) and not state_of(flow).later
 
 
-@pytest.mark.some(1)
+@pytest.mark.long
 @pytest.mark.parametrize("format", ["avro", "protobuf", "json-schema"])
 def test_schemas_of_columns_that_come_and_go_are_not_taken_for_lost(
     make_flow: MakeFlow, front: RegistryFront, format: str
@@ -511,6 +516,7 @@ def test_a_registry_that_is_away_at_the_start_is_a_problem_and_not_needed(
     assert not errors
 
 
+@pytest.mark.long
 def test_verification_says_what_carries_the_id_of_another_schema(make_flow: MakeFlow, front: RegistryFront) -> None:
     flow = followed(make_flow, front)
     _, value = ids(flow)
@@ -527,6 +533,7 @@ def test_verification_says_what_carries_the_id_of_another_schema(make_flow: Make
     assert f"no schema {value} of this topic's records" in str(found.differences[0])
 
 
+@pytest.mark.long
 def test_a_live_snapshot_publishes_no_id_that_is_lost(
     make_flow: MakeFlow, front: RegistryFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:

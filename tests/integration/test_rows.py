@@ -121,6 +121,7 @@ def test_rows_come_and_go_with_the_filter(make_flow: MakeFlow, request: pytest.F
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_large_value_that_is_unchanged_enters_the_filter(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("items"))
     flow.execute(f"INSERT INTO items SELECT i, i || {_LARGE} FROM generate_series(1, 210) i")
@@ -159,6 +160,7 @@ def test_large_values_of_full_rows_enter_the_filter(make_flow: MakeFlow) -> None
     verified(flow)
 
 
+@pytest.mark.long
 def test_live_snapshots_backfills_and_sweeps_see_the_rows_of_the_filter(make_flow: MakeFlow) -> None:
     flow = make_flow(**made_of("orders", "items"))
     flow.execute("INSERT INTO orders SELECT i, CASE WHEN i < 5 THEN 'EU' ELSE 'US' END FROM generate_series(1, 9) i")

@@ -522,6 +522,7 @@ def test_dropping_keeps_or_drops_slot_and_publications(source: Source, when: str
         assert left == ([(2,)], True, False)
 
 
+@pytest.mark.long
 def test_a_publication_that_another_pipeline_has_is_not_dropped(source: Source) -> None:
     """Without it, the other one would stop for good: PostgreSQL looks it up as it was at each change."""
     first, name = source.pipeline, source.name

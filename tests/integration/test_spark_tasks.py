@@ -33,6 +33,7 @@ from tests.support.waiting import until
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.mark.long
 def test_a_job_imports_neither_pandas_nor_arrow() -> None:
     code = (
         "import sys; from airflow_bottledwater.spark import job\n"

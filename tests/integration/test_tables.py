@@ -120,6 +120,7 @@ def test_a_table_is_followed_as_soon_as_it_has_a_key(make_flow: MakeFlow) -> Non
         until(lambda: not problems(flow), "nothing is wrong any more", failed=errors)
 
 
+@pytest.mark.long
 def test_a_publication_of_others_is_followed_when_it_has_the_table_again(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="*", create_publication=False)
     name = flow.pipeline.publication_name
@@ -187,6 +188,7 @@ def test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one(make_fl
     assert errors == [] and flow.compare("t").equal and flow.compare("u").equal
 
 
+@pytest.mark.long
 def test_a_table_that_cannot_leave_its_publication_yet_keeps_nobody_waiting(make_flow: MakeFlow) -> None:
     flow = _make(make_flow, "t", "u", "v")
     flow.execute("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE u DROP CONSTRAINT u_pkey")
@@ -513,6 +515,7 @@ def test_a_job_that_dies_while_it_publishes_them_leaves_nothing_of_them(
     assert set(problems(flow)) == {"public.log"} and len(flow.read("log")) == 500 + writers.written["log"]
 
 
+@pytest.mark.long
 def test_a_row_of_a_new_table_that_cannot_be_published_stops_no_other_table(make_flow: MakeFlow) -> None:
     flow = _make(make_flow, "first", tables="*", allow_unkeyed=True)
     with flow.streaming() as errors:

@@ -116,7 +116,7 @@ def test_a_job_that_lives_and_never_reads_is_not_waited_for_without_a_limit(
         _verify(flow)
 
 
-@pytest.mark.some(1)
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["running", "over", "retired"])
 def test_a_pipeline_that_was_stopped_is_not_started_by_a_verification(make_flow: MakeFlow, how: str) -> None:
     flow = make_flow(tables="keyed")
@@ -142,6 +142,7 @@ def test_a_pipeline_that_was_stopped_is_not_started_by_a_verification(make_flow:
     assert _verify(flow).equal and _status(flow).wanted
 
 
+@pytest.mark.long
 def test_beside_bounded_runs_a_verification_publishes_more_than_once(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="keyed", verify_timeout=10.0)
     flow.create()

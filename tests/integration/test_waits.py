@@ -442,8 +442,8 @@ def transactions(monkeypatch: pytest.MonkeyPatch, most: float) -> list[float]:
     return seconds
 
 
-@pytest.mark.some(1)
-@pytest.mark.parametrize("visible", ["none", "the first", pytest.param("the last", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("visible", ["none", "the first", "the last"])
 def test_blocks_without_a_visible_row_do_not_outlive_a_transaction(
     direct: Flow, monkeypatch: pytest.MonkeyPatch, visible: str
 ) -> None:

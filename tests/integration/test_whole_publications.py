@@ -134,7 +134,7 @@ def test_a_table_that_is_created_in_a_large_transaction_is_taken_in(flow: Flow) 
     assert _tables(flow) == {"first", "fresh"} and flow.compare("fresh").equal
 
 
-@pytest.mark.some(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ALL TABLES", "TABLES IN SCHEMA public"])
 def test_a_followed_table_that_is_not_sent_for_a_while_is_told_and_read_again(flow: Flow, kind: str) -> None:
     name = flow.pipeline.slot

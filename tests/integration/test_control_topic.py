@@ -92,7 +92,6 @@ def test_a_jobs_parts_hear_and_write_by_one_client(pipeline: Settings, monkeypat
 def test_a_record_that_kafka_does_not_take_is_logged_once_and_costs_no_client(
     pipeline: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
     failed, controller = list[str](), Controller(pipeline, Cluster("1", 1, "d", 160000), Job.next(None, "stream"))
     writer, write = controller._topic._producer(), controller._write
 

@@ -130,8 +130,7 @@ def test_a_job_is_watched_and_stopped_from_another_host(
     assert record.owner is not None and record.owner.run_id == "r"
     assert orphans.unfinished(flow.pipeline, flow.name) == [(record.owner, job.identity)]
     assert watch.still_runs(flow.pipeline, job.identity) is None
-    with caplog.at_level(logging.INFO):
-        assert stop.stop(flow.pipeline, job.identity)
+    assert stop.stop(flow.pipeline, job.identity)
     assert "The job has ended." in caplog.text and "is free" in caplog.text
     end = job.end()
     assert end.outcome.ok and end.outcome.stopped and end.asked and not end.lost
@@ -254,8 +253,7 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     until(lambda: len(_published(flow)) == 100, "its records")
     job.send(signal.SIGSTOP)
     _insert(flow, 101, 200)
-    with caplog.at_level(logging.INFO):
-        assert not stop.stop(flow.pipeline, job.identity, timeout=2.0)
+    assert not stop.stop(flow.pipeline, job.identity, timeout=2.0)
     assert "has not answered" in caplog.text and "publishes nothing any more" in caplog.text
     with psycopg.connect(flow.dsn) as connection:
         row = connection.execute(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -186,7 +185,6 @@ def test_a_session_that_is_ended_between_its_steps_reads_again(
 def test_after_too_many_changes_to_note_rows_are_read_again(
     streamed: Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     monkeypatch.setattr(live_snapshots, "MOST", 50)
     original, done = LiveReader._hand_over, list[bool]()
 

@@ -337,7 +337,6 @@ def test_those_that_are_unfit_are_named_and_the_others_taken_in(flow: Flow, capl
 def test_otherwise_it_is_named_or_ends_the_stream(
     flow: Flow, new_tables: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     flow.change(new_tables=new_tables)
     with flow.streaming() as errors:
         flow.execute("INSERT INTO first VALUES (2, 'two')")

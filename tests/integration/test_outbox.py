@@ -142,7 +142,6 @@ def test_a_chosen_topic_that_is_deleted_ends_nothing(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gone: str
 ) -> None:
     """A tenant is gone, with the topic of its events, which is the first one that was chosen or the last one."""
-    caplog.set_level("INFO")
     monkeypatch.setattr(session, "_COMPARE_AGAIN", 0.2)
     flow = make_flow()
     flow.create()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -119,8 +118,7 @@ def test_whoever_comes_later_needs_the_name_and_the_connections_only(
     # a start with other settings, and one that takes tables in
     driver.run(made, in_threads(made))
     made = made.with_(outage_timeout=78)
-    with caplog.at_level(logging.INFO):
-        run_stream(made, bounded=True)
+    run_stream(made, bounded=True)
     assert "Setting outage_timeout is 78.0 now; at the last start it was 77.0." in caplog.text
     source.execute("CREATE TABLE later (id int PRIMARY KEY)")
     run_stream(made, bounded=True)

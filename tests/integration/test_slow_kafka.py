@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -83,7 +82,6 @@ def test_a_stream_moves_at_the_rate_that_kafka_takes(make_flow: MakeFlow, slow: 
 def test_a_snapshot_is_read_in_ranges_that_kafka_takes(
     make_flow: MakeFlow, slow: ProxiedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     flow = make_flow(broker=slow)
     flow.create()
     flow.execute(_ROWS.format(1, 500))

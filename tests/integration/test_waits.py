@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import time
@@ -464,7 +463,6 @@ def test_blocks_without_a_visible_row_do_not_outlive_a_transaction(
 def test_a_table_that_has_grown_since_the_slot_was_made_is_split_by_its_real_size(
     direct: Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     direct.change(tables=("a",), lanes=1, transaction_timeout=2.0)
     direct.execute("TRUNCATE a")
     direct.create()

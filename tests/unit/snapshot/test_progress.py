@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import pytest
@@ -60,16 +59,15 @@ def test_nothing_is_promised_before_anything_is_done(clock: list[float]) -> None
 
 
 def test_a_line_now_and_then_and_a_summary_by_table(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        meter = SnapshotMeter([SMALL, LARGE], state(FIRST))
-        clock[0] += 9
-        meter.update(state(FIRST))
-        assert caplog.messages == []
-        clock[0] += 1
-        meter.update(state(FIRST, (1, 1, Progress(2000, 70, False, 1, 2))))
-        assert caplog.messages == ["Snapshot: 6,000 rows (200 a second), 573 kB of 819 kB, about 10 s left."]
-        caplog.clear()
-        meter.sum_up(state(FIRST, (1, 1, Progress(6000, LAST_BLOCK, True, 1, 2))), 3)
+    meter = SnapshotMeter([SMALL, LARGE], state(FIRST))
+    clock[0] += 9
+    meter.update(state(FIRST))
+    assert caplog.messages == []
+    clock[0] += 1
+    meter.update(state(FIRST, (1, 1, Progress(2000, 70, False, 1, 2))))
+    assert caplog.messages == ["Snapshot: 6,000 rows (200 a second), 573 kB of 819 kB, about 10 s left."]
+    caplog.clear()
+    meter.sum_up(state(FIRST, (1, 1, Progress(6000, LAST_BLOCK, True, 1, 2))), 3)
     assert caplog.messages == [
         "Snapshot of 2 tables: 6,000 rows and 3 dead letters, 492 kB in 10 s (600 rows a second); 4,000 rows were "
         "there before.",

@@ -3,7 +3,6 @@ reads it."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -70,7 +69,6 @@ def test_a_status_has_room_for_the_problems_of_thousands_of_tables(clock: list[f
 def test_it_is_logged_once_again_every_hour_and_when_it_is_gone(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     told = Problems()
     for seconds in (0, 10, 3589, 2):
         clock[0] += seconds

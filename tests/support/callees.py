@@ -17,7 +17,8 @@ def called(function: Any) -> Any:
 def write_value(program: Any, column: Any, b: Any, p: Any, n: Any, out: Any, o: Any) -> Any:
     """Write a value; it calls itself, so it cannot be compiled once more under its own name. To compile it takes 15
     seconds, which one of the processes that test does for all."""
-    compiling.warm_up("test of one value", lambda: _write_value(program, column, b, p, n, out, o))
+    if not _write_value.signatures:
+        compiling.warm_up("test of one value", lambda: _write_value(program, column, b, p, n, out, o))
     return _write_value(program, column, b, p, n, out, o)
 
 

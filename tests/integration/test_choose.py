@@ -833,7 +833,6 @@ def _with_a_letter(make_flow: MakeFlow, **options: Any) -> Flow:
     return flow
 
 
-@pytest.mark.long
 def test_what_is_left_out_at_the_next_start_is_not_redriven(make_flow: MakeFlow) -> None:
     flow = _with_a_letter(make_flow)
     flow.change(table_options={"people": {"exclude": "emails"}})
@@ -877,7 +876,6 @@ def test_a_letter_is_not_published_behind_a_row_that_shows_more(make_flow: MakeF
     verified(flow)
 
 
-@pytest.mark.long
 def test_a_letter_is_redriven_by_the_options_of_its_tables_new_name(make_flow: MakeFlow) -> None:
     flow = _with_a_letter(make_flow)
     flow.execute("ALTER TABLE people RENAME TO staff")

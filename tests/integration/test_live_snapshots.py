@@ -316,7 +316,6 @@ def test_a_condition_that_is_changed_later_runs_no_other_statement(
     assert not errors
 
 
-@pytest.mark.long
 def test_a_condition_that_fails_at_a_row_does_not_tell_the_row(make_flow: MakeFlow) -> None:
     flow = _make(make_flow(tables="items", table_options={"items": {"mask": {"name": "null"}}}), 5)
     asked = flow.ask("items", where="name::int > 0")

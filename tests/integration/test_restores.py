@@ -163,7 +163,6 @@ def test_the_time_that_a_restore_took_back_says_nothing_of_what_came_behind_it(
         assert verified.verdict == "equal" and not errors
 
 
-@pytest.mark.long
 def test_a_truncate_of_before_a_new_snapshot_deletes_nothing_of_it(make_flow: MakeFlow) -> None:
     flow = make_flow()
     flow.execute("CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1)")

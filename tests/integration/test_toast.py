@@ -65,7 +65,6 @@ def test_all_values_of_a_batch_are_read_by_one_query_a_table(make_flow: MakeFlow
     assert [m.toast for m in messages] == ["reread"] * 10
 
 
-@pytest.mark.long
 def test_a_policy_that_hides_rows_is_an_error_and_drops_none(make_flow: MakeFlow) -> None:
     flow = make_flow()
     role = f"cdc_{flow.pipeline.slot}"

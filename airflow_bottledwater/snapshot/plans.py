@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.kafka.offsets import has_records
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.boundary import Boundary
 from airflow_bottledwater.model.relation import SourceTable
@@ -109,15 +110,23 @@ class Plans:
             return False
         if all(progress is not None and progress.done for progress in ranges):
             return True
-        raise Refused(
-            f"The snapshot of {table.qualified}, which has no key, was interrupted when a part of its rows was "
-            "published: which of them are left cannot be told.",
-            f"Drop the slot (bottledwater drop-slot --when always), delete topic {known.tables[table.oid].topic!r} (or "
-            "take another topic_prefix), and start again. A table with a key is resumed: give it one, if you can.",
+        raise self._unclear(table, "was interrupted when a part of its rows was published")
+
+    def _unclear(self, table: SourceTable, why: str) -> Refused:
+        """What to do if nothing tells which rows of a table without a key are published."""
+        return Refused(
+            f"The snapshot of {table.qualified}, which has no key, {why}: which of them are left cannot be told.",
+            "Drop the slot (bottledwater drop-slot --when always), delete topic "
+            f"{self._claim.state.tables[table.oid].topic!r} (or take another topic_prefix), and start again. A table "
+            "with a key is resumed: give it one, if you can.",
         )
 
     def _boundaries(self, held: pg.ExportedSnapshot, oldest: int) -> dict[str, records.StateRecord | None]:
-        """The records of tables that have no boundary yet, and of partitions that are read for the first time."""
+        """The records of tables that have no boundary yet, and of partitions that are read for the first time.
+
+        :raises Refused: the topic of a table without a key has records, of which the saved state does not know: it was
+            lost in part. Its rows would come twice.
+        """
         known = self._claim.state
         changes: dict[str, records.StateRecord | None] = {}
         published = self._published(
@@ -135,6 +144,8 @@ class Plans:
                 continue
             topic = known.tables[table.oid].topic
             ends = published[topic]
+            if not table.keyed and self._holds_records(topic, ends):
+                raise self._unclear(table, f"has published rows to topic {topic!r} that its saved state does not know")
             # The stream may leave out what the snapshot contains only if nothing of the table was published before: a
             # key could go back in time. Rows without a key cannot, but they could come twice
             filtered = not any(ends) or not table.keyed
@@ -158,6 +169,11 @@ class Plans:
                     each.table.qualified,
                 )
         return found
+
+    def _holds_records(self, topic: str, ends: Sequence[int]) -> bool:
+        """Whether a topic that only this pipeline writes to has records: its end may also be behind markers of
+        transactions, of a job that died."""
+        return not self._pipeline.share_topics and has_records(self._pipeline.kafka, topic, ends)
 
     def _lanes(
         self, plans: Mapping[int, records.Plan], numbers: Sequence[int], held: pg.ExportedSnapshot

@@ -18,6 +18,8 @@ from airflow_bottledwater.provision import preflight, redrive
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.snapshot import driver, lane
 from airflow_bottledwater.snapshot.task import LaneTask
+from airflow_bottledwater.state import store
+from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.verify import driver as verification
 from tests.support.topics import Flow, MakeFlow, delete_topic, limit_records
@@ -137,6 +139,22 @@ def test_a_snapshot_that_had_published_nothing_begins_anew(flow: Flow) -> None:
     flow.snapshot()
     flow.stream()
     assert published(flow) == there(flow)
+
+
+def test_a_snapshot_whose_progress_was_lost_adds_no_row_again(flow: Flow) -> None:
+    """By an unclean election, for example: the topic has the rows, and the saved state does not know of them."""
+    flow.create()
+    interrupted(flow, 1)
+    state, producer = store.state_topic_name(flow.cluster.database, flow.pipeline.slot), Producer(flow.pipeline.kafka)
+    lost = [key for key in read_own(flow.pipeline, flow.cluster).raw if key.startswith("progress/")]
+    for key in lost:
+        producer.produce(state, None, key)
+    assert lost and producer.flush(60) == 0
+    with pytest.raises(
+        Refused, match=r"has published rows to topic .* that its saved state does not know.*Drop the slot"
+    ):
+        flow.snapshot()
+    assert len(published(flow)) < len(there(flow))
 
 
 def test_a_topic_that_has_the_rows_is_not_filled_by_another_snapshot(flow: Flow) -> None:

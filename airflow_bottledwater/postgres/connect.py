@@ -402,6 +402,8 @@ _REMEDIES = {
 }
 
 
+#: PostgreSQL's functions that miss a segment of WAL (SQLSTATE 58P01, of the file that is not there)
+_WAL_READERS = ("WalSndSegmentOpen", "CheckXLogRemoved")
 #: the classes of errors whose messages quote values of rows, which may be masked or left out in what is published: of
 #: data, of constraints, and of functions' own
 _QUOTING = ("22", "23", "P0")
@@ -443,10 +445,17 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
             f"{what}: {message} (SQLSTATE {code}): a message of PostgreSQL has at most 1 GB, and that of a row would "
             "have more."
         )
-    # PostgreSQL's functions that raised the error (src/backend/utils/cache/lsyscache.c, src/backend/utils/misc/rls.c):
-    # its messages may be in any language
+    # PostgreSQL's functions that raised the error (src/backend/utils/cache/lsyscache.c, src/backend/utils/misc/rls.c;
+    # those that read WAL: src/backend/replication/walsender.c, src/backend/access/transam/xlog.c): its messages may be
+    # in any language
     if code == "42704" and error.diag.source_function == "get_publication_oid":
         return PublicationMissing(f"{what}: {message} (SQLSTATE {code}).")
+    if code == "58P01" and error.diag.source_function in _WAL_READERS:
+        return Refused(
+            f"{what}: {message}. The server has lost WAL that the slot needs, though it takes the slot for valid.",
+            "Changes are missing: 'bottledwater drop-slot --when always', then start again with a snapshot. That "
+            "happens by pg_resetwal, by files that were removed from pg_wal, and by a restore without them.",
+        )
     if error.diag.source_function == "check_enable_rls":
         return Refused(
             f"{what}: {message}: a policy would hide rows from this role.",

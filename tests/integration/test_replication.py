@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -142,6 +143,28 @@ def test_a_consumer_that_pauses_longer_than_the_servers_patience_keeps_its_sessi
         assert session.execute("SELECT active_pid FROM pg_replication_slots").fetchone() == pid
         follower.close()
         session.close()
+
+
+def test_a_slot_whose_wal_is_gone_says_so(tmp_path: Path) -> None:
+    """PostgreSQL takes such a slot for valid."""
+    with PostgresServer(tmp_path / "server", initdb_args=["--wal-segsize=1"]) as server:
+        dsn = server.createdb("d")
+        with connect(dsn) as session:
+            session.execute("CREATE TABLE public.t (id bigint PRIMARY KEY); CREATE PUBLICATION p FOR TABLE public.t")
+            session.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+            session.execute("INSERT INTO public.t SELECT generate_series(1, 100000)")
+            ((first,),) = session.execute("SELECT pg_walfile_name(pg_current_wal_insert_lsn())").fetchall()
+        server.stop("fast")
+        for file in (server.data / "pg_wal").glob("0000*"):
+            if file.name < first:
+                file.unlink()
+        server.start()
+        with (
+            closing(ReplicationStream(dsn, "s", ["p"], 0)) as stream,
+            pytest.raises(Refused, match=r"lost WAL that the slot needs.*drop-slot --when always"),
+        ):
+            while True:
+                stream.take(0.1)
 
 
 @pytest.mark.parametrize(("idle", "hosts"), [(True, 1), (False, 1), (False, 2)])

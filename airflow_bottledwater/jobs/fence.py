@@ -125,9 +125,10 @@ def fence(pipeline: Settings, claim: str, why: Why) -> str:
 
 
 def asked_meanwhile(pipeline: Settings, since: float) -> bool:
-    """Whether the pipeline was asked to stop while no job ran, so that the next one is not to be started: the request
-    is answered here, or the job that did not answer it was fenced. A job that was stopped with its task does not count.
-    False if the servers do not answer: a job that is started hears a request, too.
+    """Whether the pipeline was asked to stop while no job of the caller ran, so that the next one is not to be started:
+    the request is answered here, or another job has answered it, or the one that did not was fenced. A job that was
+    stopped with its task does not count. False if the servers do not answer: a job that is started hears a request,
+    too.
 
     :param since: seconds since 1970; what was requested before does not count.
     """
@@ -136,6 +137,8 @@ def asked_meanwhile(pipeline: Settings, since: float) -> bool:
         answered, status = requests.answer(pipeline, cluster, since)
         if answered or status is None or status.state != "stopped":
             return answered
+        if not status.wanted and status.at >= since:
+            return True
         last = _claim(pipeline, cluster)
     except BottledWaterError as error:
         log.info("Whether the pipeline was asked to stop is not known: %s", error)

@@ -53,6 +53,15 @@ JOB = "bottledwater_job"
 _ENDED = "ended"
 #: the key for whether a job was submitted since Airflow was last told all that the task's jobs have published
 _UNTOLD = "bottledwater_untold"
+#: the key for whose the task's last job is, see :func:`_whose`
+_WHOSE = "bottledwater_whose"
+
+
+def _whose(pipeline: Settings) -> str:
+    """Database and slot of a pipeline, with a slash between them: they stay when its server moves or is upgraded."""
+    from airflow_bottledwater.postgres import dsn
+
+    return f"{dsn.parse(pipeline.postgres).get('dbname', '')}/{pipeline.slot}"
 
 
 class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator):
@@ -177,6 +186,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             self._identity = identity
             note_life(context)
             store.set(_UNTOLD, True, retention=NEVER_EXPIRE)
+            store.set(_WHOSE, _whose(pipeline), retention=NEVER_EXPIRE)
             store.set(JOB, identity, retention=NEVER_EXPIRE)
             self._announce(ti, pipeline, identity, place.master)
             self._check_killed()
@@ -244,11 +254,15 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
 
     def _earlier(self, context: Context, pipeline: Settings) -> Identity | Ended | None:
         """The job of an earlier try: to attach to, or how it has finished. If the task was cleared since, that
-        job is stopped instead; if it has failed or fallen silent, it is replaced: then the result is None."""
+        job is stopped instead; if it has failed or fallen silent, it is replaced: then the result is None.
+
+        :raises Refused: it is another pipeline's, see :meth:`_refuse_other`.
+        """
         store: Any = context["task_state_store"]
         known: Any = store.get(JOB)
         if known is None:
             return None
+        self._refuse_other(context, pipeline)
         if is_first_try(context, self.retries):
             if _ENDED not in known:
                 self._identity = known  # should the task be ended meanwhile
@@ -265,6 +279,24 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         self._clear_away(context, pipeline, known, ended)
         self._identity = None
         return ended if self._is_done(ended) else None
+
+    @staticmethod
+    def _refuse_other(context: Context, pipeline: Settings) -> None:
+        """Check that the task's job is of the pipeline that its DAG describes, which may have been changed since: one
+        entry fewer in the list of a mapped task gives each task behind it the pipeline of the next one.
+
+        :raises Refused: it is another one's, which is neither followed, stopped nor replaced.
+        """
+        now, known = _whose(pipeline), context["task_state_store"].get(_WHOSE)
+        if known in (None, now):
+            return
+        raise Refused(
+            f"The job of this task is of the pipeline with the slot {known!r} (database/slot), and the DAG describes "
+            f"{now!r} here now. Nothing was done with either.",
+            f"Let the DAG describe {known!r} here again (in the list of a mapped task: at the same place), and clear "
+            f"the task; nobody starts the job of {known!r} again until then. Or stop that pipeline (bottledwater "
+            "stop), and trigger a new run of the DAG for what it describes now.",
+        )
 
     def _clear_away(self, context: Context, pipeline: Settings, identity: Identity, ended: Ended) -> None:
         """Remove what is left of a job that has ended. First Airflow is told what it has published: if this process
@@ -400,7 +432,12 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """If the trigger itself failed, the job may still run. A retry attaches to it; if there are no retries left, it
-        is stopped."""
+        is stopped.
+
+        :raises AirflowFailException: the job is of another pipeline than the one that the DAG describes by now.
+        """
+        with failing():
+            self._refuse_other(context, self.pipeline_hook.pipeline())
         if next_method == "__fail__":
             store: Any = context["task_state_store"]
             known = store.get(JOB)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, SlotInUse
+from airflow_bottledwater.errors import BottledWaterError, Outage, SlotInUse, TakenOver
 from airflow_bottledwater.hooks.holder import living
 from airflow_bottledwater.hooks.tasks import Fate, owners_fate
 from airflow_bottledwater.jobs import restarts as policy
@@ -133,16 +133,20 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             store.set(_BEGAN, AssetEvents(context, self.outlets, pipeline).begin(), retention=NEVER_EXPIRE)
         return self._submit(context, pipeline, place, bounded=true(self.bounded))
 
-    def _make_way(self, context: Context, pipeline: Settings) -> None:
+    def _make_way(self, context: Context, pipeline: Settings, *, again: bool = False) -> None:
         """See who works on the slot. A job whose task has ended, or is gone, is stopped in order: this one takes its
         place.
 
+        :param again: whether a job of this task has ended, and this one is to continue it: nobody has asked then that
+            a stream takes the slot from another one, which may have been begun meanwhile.
         :raises SlotInUse: a bounded run would end a stream that lives.
+        :raises TakenOver: a stream that is submitted again would.
         :raises Outage: it is not known whether it would.
         """
         from airflow_bottledwater.provision import live
 
-        spares = true(self.bounded) and not true(self.take_over)
+        bounded = true(self.bounded)
+        spares = not true(self.take_over) if bounded else again
         try:
             holder = living(pipeline, live.name_of(pipeline))
         except Outage as error:
@@ -162,6 +166,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
                 self.log.info("Nobody waits for it any more: it is stopped, and this task goes on.")
                 stop.stop_and_forget(pipeline, holder.identity, final=False)
                 return
+        if spares and not bounded:
+            raise TakenOver(f"The slot was taken over by the {holder}: the job that has ended is not submitted again.")
         if spares:
             raise SlotInUse(
                 f"The slot {pipeline.slot!r} is held by a stream that lives, the {holder}: a bounded run would end it "
@@ -311,12 +317,19 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
 
     def _submit_again(self, context: Context) -> Identity | float:
         """Submit the job again; or, if that failed for a transient reason, when it is to be tried again (seconds since
-        1970)."""
+        1970).
+
+        :raises SlotInUse: a bounded run would end a stream that was begun meanwhile.
+        :raises AirflowFailException: it cannot be submitted; or such a stream has taken over.
+        """
         try:
             with failing():
                 pipeline = self.pipeline_hook.pipeline()
                 with self.noting(context, pipeline, again=True):
+                    self._make_way(context, pipeline, again=True)
                     return self._submit(context, pipeline, self._place(), bounded=true(self.bounded))
+        except SlotInUse:
+            raise  # as at the first start: it would be there at each of the restarts
         except BottledWaterError as error:
             self._check_killed()
             outcome = Outcome(ok=False, kind=type(error).__name__, error=str(error), transient=True)

@@ -279,6 +279,19 @@ def test_a_frozen_job_is_fenced_and_publishes_nothing_when_it_wakes(
     assert successor.process.poll() is None, successor.log.read_text()
 
 
+def test_a_stop_that_another_job_has_answered_is_not_undone(flow: Flow, make: MakeJob) -> None:
+    """Whoever waits for the first one, as a triggerer that was away, does not start it again."""
+    began = time.time()
+    first = make()
+    first.streams()
+    second = make()
+    until(lambda: first.process.poll() is not None, "the end of the one that was taken over")
+    second.streams()
+    assert not asked_meanwhile(flow.pipeline, began)
+    _stop(flow)
+    assert asked_meanwhile(flow.pipeline, began) and not asked_meanwhile(flow.pipeline, time.time())
+
+
 def test_a_job_that_begins_after_it_was_given_up_takes_nothing(flow: Flow, make: MakeJob, tmp_path: Path) -> None:
     """It waited in a queue, was replaced, and begins."""
     late = Job(flow, tmp_path / "late", begin=False)

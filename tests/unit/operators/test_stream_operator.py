@@ -407,6 +407,42 @@ def test_asked_to_stop_in_the_pause_it_ends_instead_of_submitting_again(world: W
     assert world.done == ([] if later else ["start"])
 
 
+@pytest.mark.parametrize(("bounded", "take_over"), [(False, False), (True, False), (True, True)])
+def test_a_job_that_continues_one_ends_no_stream_that_was_begun_meanwhile(
+    world: World, bounded: bool, take_over: bool
+) -> None:
+    """A command, for example, that was started while no triggerer ran; a job of this task that fell silent is not."""
+    restarts = {"count": 3, "at": time.time() + 8, "position": None, "before": time.time() - 60}
+    made, store = operator(bounded=bounded, take_over=take_over), Store(bottledwater_restarts=dict(restarts))
+    before = dict(store.values)
+    world.holder = Holder(JOB)
+    if take_over:
+        again(made, store)
+        assert world.done == ["start"]
+        return
+    error = SlotInUse if bounded else AirflowFailException
+    with pytest.raises(error, match="would end it for good" if bounded else "was taken over by the"):
+        made.submit_again(context(store), {"status": "over"})  # type: ignore[arg-type]
+    assert world.done == [] and store.values == before
+
+
+def test_a_task_has_nothing_to_do_with_the_job_of_another_pipeline(world: World) -> None:
+    """One entry fewer in the list of a mapped task gives it the pipeline of the next one, while its job runs."""
+    store, other = Store(), operator(pipeline=Description("other", source=Source(tables=("a",))), retries=2)
+    deferred(lambda: operator(retries=2).execute(context(store, max_tries=2)))
+    kept, event = dict(store.values), ended(world)
+    for act in (
+        lambda: other.execute(context(store, try_number=2, max_tries=2)),
+        lambda: other.execute(context(store, try_number=2, max_tries=3)),  # cleared
+        lambda: other.resume_execution("execute_complete", {"event": event}, context(store)),
+        lambda: other.resume_execution("submit_again", {"event": {"status": "over"}}, context(store)),
+        lambda: other.resume_execution("__fail__", {"error": "it failed"}, context(store, try_number=3, max_tries=2)),
+    ):
+        with pytest.raises(AirflowFailException, match=r"slot '\w*/orders' .* describes '\w*/other' here now"):
+            act()
+    assert world.done == ["start"] and store.values == kept
+
+
 def test_a_task_that_stays_ends_when_it_is_asked_to_stop_in_the_pause(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

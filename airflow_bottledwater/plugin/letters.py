@@ -29,9 +29,9 @@ def newest(kafka: Mapping[str, str], name: str, prefix: str, *, keys: bool) -> d
     topics = Topics(kafka)
     if topic not in topics.describe([topic]):
         return {"letters": [], "complete": True}
-    (end,) = topics.ends(topic, 1, committed=True)
+    (end,), (begin,) = topics.ends(topic, 1, committed=True), topics.begins({topic: 1})[topic]
     found: dict[bytes, dict[str, Any] | None] = {}
-    start, late = max(0, end - _LAST), False
+    start, late = max(begin, end - _LAST), False
     with RangeReader(kafka) as reader:
         for message in reader.read(topic, {0: start}, {0: end}):
             found.pop(message.key(), None)
@@ -40,13 +40,13 @@ def newest(kafka: Mapping[str, str], name: str, prefix: str, *, keys: bool) -> d
             if late := time.monotonic() - begun > _WITHIN:
                 break
     letters = [each for each in found.values() if each is not None]
-    complete = start == 0 and not late and len(letters) <= _SHOWN
+    complete = start == begin and not late and len(letters) <= _SHOWN
     return {"letters": letters[: -_SHOWN - 1 : -1], "complete": complete}
 
 
 def _shown(raw: bytes, name: str, at: float, keys: bool) -> dict[str, Any] | None:
     """None for what is no dead letter of this pipeline."""
-    if (letter := head(raw, name)) is None:
+    if (letter := head(raw, [name])) is None:
         return None
     return {
         "table": letter.relation,

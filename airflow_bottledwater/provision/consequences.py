@@ -32,11 +32,12 @@ def of_drop(pipeline: Settings, when: str) -> str:
     with session(pipeline.postgres, f"Reading slot {pipeline.slot!r}") as connection:
         cluster = identify(connection)
         found, known = slot.state(connection, pipeline.slot), read_own(pipeline, cluster)
-        if keeps(when, read_status(pipeline, cluster.pipeline(pipeline.slot))) or (found is None and not known.tables):
+        whole = cluster.pipeline(pipeline.slot)
+        if keeps(when, read_status(pipeline, whole)) or (found is None and not known.tables):
             return ""
         cost = str(drop_cost(connection, pipeline.slot, known.tables))
     name = f"Slot {pipeline.slot!r} of database {cluster.database!r}"
-    if count := sum(each.open for each in kept_letters(pipeline, known).values()):
+    if count := sum(each.open for each in kept_letters(pipeline, known, whole).values()):
         cost += (
             f" {are_open(count)}, and {'stays' if count == 1 else 'stay'} so: a pipeline that is made with this slot "
             "name and this topic_prefix can re-drive them."

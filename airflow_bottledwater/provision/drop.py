@@ -71,7 +71,7 @@ def forget(pipeline: Settings, system_identifier: str) -> str:
     _refuse_alive(pipeline, owner, known.claim, _LEAVE)
     claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
     try:
-        _forget(pipeline, claim, owner, {})
+        _forget(pipeline, claim, owner, kept_letters(pipeline, claim.state, owner))
     finally:
         claim.close()
     return (
@@ -136,11 +136,12 @@ def keeps(when: str, status: StatusRecord | None) -> bool:
     return when == "never" or (when == "retired" and (status is None or not status.retired))
 
 
-def kept_letters(pipeline: Settings, known: PipelineState) -> dict[str, Letters]:
+def kept_letters(pipeline: Settings, known: PipelineState, name: str) -> dict[str, Letters]:
     """The counts that stay when the slot is dropped: of open dead letters for which no new snapshot makes up, since it
     reads no outbox, replaces nothing without a key, and where it sweeps no topic, may leave what they have deleted.
 
     :param known: as it is before the slot is dropped.
+    :param name: the pipeline's: the next one of this slot may be of another cluster.
     """
     found = {}
     for key, each in known.letters.items():
@@ -149,7 +150,7 @@ def kept_letters(pipeline: Settings, known: PipelineState) -> dict[str, Letters]
         if each.open and not replaced:
             # the settings may have the next topic_prefix already
             now = "" if known.intent is None else names.service_topic("dead_letters", known.intent.topic_prefix)
-            found[key] = replace(each, topic=each.topic or now)
+            found[key] = replace(each, topic=each.topic or now, pipeline=each.pipeline or name)
     return found
 
 
@@ -195,7 +196,8 @@ def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> st
         claim = Claim(pipeline, cluster, "drop", Backoff(pipeline.outage_timeout))
         try:
             done = _drop(pipeline, connection, cluster, claim.state)
-            _forget(pipeline, claim, cluster.pipeline(pipeline.slot), kept_letters(pipeline, claim.state))
+            name = cluster.pipeline(pipeline.slot)
+            _forget(pipeline, claim, name, kept_letters(pipeline, claim.state, name))
         finally:
             claim.close()
         return done

@@ -62,11 +62,12 @@ class LettersTopic:
     def places(self) -> list[LetterPosition]:
         """The dead letters of this pipeline; afterwards, its counts of open ones are right."""
         found: dict[bytes, LetterPosition] = {}
+        names = {self._name, *(each.pipeline for each in self._publishing.state.letters.values() if each.pipeline)}
         for block in self.blocks(self._topic):
             for i in range(len(block)):
                 key, value = block.key(i), block.value(i)
                 found.pop(key, None)
-                if value is not None and (said := head(value, self._name)) is not None:
+                if value is not None and (said := head(value, names)) is not None:
                     found[key] = LetterPosition(
                         said.pos, key, len(value), letters_key(said.oid, said.by), said.relation, said.oid
                     )

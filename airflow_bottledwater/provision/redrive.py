@@ -200,6 +200,9 @@ class _Letters:
         """Those that may be published unless something is newer, with their records."""
         ready: list[tuple[StoredDeadLetter, Records]] = []
         for written in dead_letters:
+            if self._is_mistaken(written):
+                self._fails(written, "it is of another cluster, in which its table had the oid of another one", result)
+                continue
             try:
                 dead_letter = self._as_published(written)
             except RecordError as error:
@@ -273,6 +276,12 @@ class _Letters:
             if why := options.exposed_table(self._mapping, self._tables[today.oid].table, *named, columns):
                 raise RecordError(why)
         return written.as_published(self._mapping, named)
+
+    def _is_mistaken(self, written: StoredDeadLetter) -> bool:
+        """Whether its table's oid is another table's here: it may be of a cluster that was there before."""
+        pinned = self._tables.get(int(written.content["oid"]))
+        foreign = written.content["pipeline"] != self._name
+        return foreign and pinned is not None and pinned.table.qualified != written.content["relation"]
 
     @staticmethod
     def _fails(dead_letter: StoredDeadLetter, why: object, result: RedriveResult) -> None:

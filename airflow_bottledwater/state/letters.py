@@ -3,7 +3,7 @@ counted in its state by whoever writes or settles one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -31,17 +31,17 @@ class LetterHead(msgspec.Struct):
 prepare(LetterHead)
 
 
-def head(raw: bytes, name: str) -> LetterHead | None:
+def head(raw: bytes, names: Collection[str]) -> LetterHead | None:
     """A dead letter of a pipeline; None for one of another pipeline, and for what is none: others may write to the
     topic, too.
 
-    :param name: the pipeline's.
+    :param names: the pipeline's, and those that it had.
     """
     try:
         found = msgspec.json.decode(raw, type=LetterHead)
     except ValueError:
         return None
-    return found if found.pipeline == name else None
+    return found if found.pipeline in names else None
 
 
 def problems(open_letters: Mapping[str, Mapping[str, int]]) -> list[Problem]:

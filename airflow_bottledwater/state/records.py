@@ -296,12 +296,15 @@ class Letters:
     :param written: how many, since the slot was created; of these, ``closed`` were re-driven, overtaken or dismissed.
         Some are of before, if they were open when an earlier slot was dropped.
     :param topic: the topic that has those of before; empty if there are none.
+    :param pipeline: the name of the pipeline that has written those of before, which had another one if it was of
+        another cluster (pg_upgrade, a restored dump); empty if there are none.
     """
 
     table: str
     written: int
     closed: int = 0
     topic: str = ""
+    pipeline: str = ""
 
     @property
     def open(self) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +16,12 @@ from confluent_kafka.admin import AdminClient
 from airflow_bottledwater.errors import PreflightError, RecordError
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.local.postgres import PostgresServer
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import create
-from airflow_bottledwater.provision.drop import drop
+from airflow_bottledwater.provision.drop import drop, forget
 from airflow_bottledwater.provision.redrive import RedriveResult, dismiss, redrive
 from airflow_bottledwater.publish import session
 from airflow_bottledwater.state import control_topic
@@ -436,3 +439,33 @@ def test_the_letters_of_an_outbox_wait_for_the_one_that_has_its_topics(
     assert "no outbox with these topics is followed any more" in caplog.text
     assert [len(each.value) for each in events(flow, "order")] == [30_002]
     assert status.report(flow.pipeline).open_letters == {}
+
+
+@pytest.mark.parametrize("first", ["drop", "forget"])
+def test_the_letters_of_an_outbox_are_published_from_another_cluster(
+    make_flow: MakeFlow, tmp_path: Path, first: str
+) -> None:
+    """As behind pg_upgrade, or a restored dump: its row may be gone, so that only the letter has it."""
+    flow = make_flow(on_error="log", skip_snapshot=True, topic_config={"max.message.bytes": "20000"})
+    flow.create()
+    flow.transaction(event("order", "1", "x" * 30_000), "DELETE FROM outbox")
+    flow.stream()
+    limit_topic(flow, flow.topic("outbox.order"), 200_000)
+    before = flow.cluster
+    # what a job begins beside its stream ends with its process
+    until(lambda: "tables" not in {thread.name for thread in threading.enumerate()}, "the end of its last look")
+    if first == "drop":
+        drop(flow.pipeline, when="always")
+    with PostgresServer(tmp_path / "upgraded") as server:
+        flow.dsn = server.createdb(before.database)
+        flow.change(postgres=flow.dsn)
+        flow.execute("CREATE TABLE a (id int PRIMARY KEY)", OUTBOX)
+        if first == "forget":
+            forget(flow.pipeline, before.system_identifier)
+        flow.create()
+        assert status.report(flow.pipeline).open_letters == {"public.outbox": {"stream": 1}}
+        flow.execute(event("order", "2", "second"))
+        flow.stream()
+        assert redrive(flow.pipeline) == RedriveResult(published=1)
+        assert [len(each.value) for each in unsorted(flow, "order")] == [30_002, 8]
+        assert status.report(flow.pipeline).open_letters == {}

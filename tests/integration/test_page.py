@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from airflow_bottledwater.plugin.detail import detail
 from airflow_bottledwater.plugin.letters import newest
@@ -13,7 +15,7 @@ from airflow_bottledwater.plugin.overview import rows
 from airflow_bottledwater.plugin.past import past
 from airflow_bottledwater.plugin.watch import KafkaWatch
 from airflow_bottledwater.provision import redrive
-from tests.support.topics import Flow, MakeFlow
+from tests.support.topics import Flow, MakeFlow, alter_topic
 from tests.support.waiting import until
 
 
@@ -74,8 +76,14 @@ def test_the_newest_dead_letters_have_their_rows_and_reasons(make_flow: MakeFlow
     assert "20,000" in first["reason"] and first["position"] and time.time() - 600 < first["at"] < time.time() + 60
     assert {each["key"] is None for each in newest(kafka, flow.name, prefix, keys=False)["letters"]} == {True}
     assert newest(kafka, "another", prefix, keys=True) == {"letters": [], "complete": True}
+    # what a retention has taken is not looked for
+    topic, admin = flow.topic("_bottledwater_dead_letters"), AdminClient(kafka)
+    alter_topic(flow, "_bottledwater_dead_letters", cleanup_policy="compact,delete")
+    (deleted,) = admin.delete_records([TopicPartition(topic, 0, 2)]).values()
+    deleted.result()
+    assert newest(kafka, flow.name, prefix, keys=True) == found
     # those that are settled are not open any more
-    assert redrive.dismiss(flow.pipeline, ["a"]).dismissed == 60
+    assert redrive.dismiss(flow.pipeline, ["a"]).dismissed == 58
     assert newest(kafka, flow.name, prefix, keys=True) == {"letters": [], "complete": True}
 
 

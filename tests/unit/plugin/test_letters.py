@@ -40,7 +40,9 @@ def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
                 made = {"key": str(number).encode(), "value": value, "timestamp": (1, 5000)}
                 yield SimpleNamespace(**{name: lambda held=held: held for name, held in made.items()})
 
-    topics = SimpleNamespace(describe=lambda names: names, ends=lambda *_, **__: [len(values)])
+    topics = SimpleNamespace(
+        describe=lambda names: names, ends=lambda *_, **__: [len(values)], begins=lambda of: {name: [0] for name in of}
+    )
     monkeypatch.setattr(letters, "Topics", lambda kafka: topics)
     monkeypatch.setattr(letters, "RangeReader", Reader)
     large = LargeRow("(0,1)", {"email": "j@x.y"}, 1 << 30)

@@ -34,7 +34,7 @@ def test_a_schema_or_a_table_may_have_a_dot_in_its_name(pattern: str, meant: set
 def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may write to the topic, too, also under the key of a dead letter."""
     letter = {"pipeline": "7/d/s", "relation": "a.t", "oid": 1, "op": "c", "pos": "0/1", "by": "stream", "error": "bad"}
-    ours, others = json.dumps(letter).encode(), json.dumps({**letter, "pipeline": "8/d/s"}).encode()
+    ours, others, earlier = (json.dumps({**letter, "pipeline": f"{of}/d/s"}).encode() for of in (7, 8, 6))
     records = [
         (b"1", ours),
         (b"2", b"not json"),
@@ -43,6 +43,7 @@ def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
         (b"5", ours),
         (b"5", b"\xff"),
         (b"6", b""),
+        (b"7", earlier),
     ]
 
     class Block(list[Any]):
@@ -54,9 +55,12 @@ def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 
     topic = object.__new__(LettersTopic)
     topic._name, topic._topic = "7/d/s", "letters"
+    # it was of another cluster before, which was upgraded for example
+    counts = {letters_key(1, "stream"): encode(Letters("a.t", 1, 0, "letters", "6/d/s"))}
+    topic._publishing = SimpleNamespace(state=PipelineState(counts))  # type: ignore[assignment]
     monkeypatch.setattr(topic, "blocks", lambda name: [Block(records)])
     monkeypatch.setattr(topic, "_reconcile", lambda places: None)
-    assert [place.key for place in topic.places()] == [b"1"]
+    assert [place.key for place in topic.places()] == [b"1", b"7"]
 
 
 def test_letters_of_another_topic_prefix_are_open_until_they_are_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +69,7 @@ def test_letters_of_another_topic_prefix_are_open_until_they_are_dismissed(monke
     keys = {name: letters_key(oid, "stream") for oid, name in enumerate(counts)}
     state = PipelineState({keys[name]: encode(each) for name, each in counts.items()})
     topic = object.__new__(LettersTopic)
-    topic._topic = "now"
+    topic._name, topic._topic = "7/d/s", "now"
     topic._publishing = SimpleNamespace(  # type: ignore[assignment]
         state=state, transact=lambda _, values: state.apply(values)
     )

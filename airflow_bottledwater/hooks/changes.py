@@ -26,6 +26,9 @@ READ_AT = "bottledwater_read_at"
 #: the key in the asset's store of the last run of each DAG that reads what no event tells any more, and of how far the
 #: DAG had read before it
 _BEHIND = "bottledwater_behind"
+#: the key in the asset's store of the last event by which each DAG was told that tables are missing: its time, in
+#: seconds since 1970
+_MISSING = "bottledwater_missing"
 #: earlier events of the asset that are looked at: more than are announced twice or too late
 _EARLIER = 100
 
@@ -81,7 +84,8 @@ class ChangesHook(BaseHook):
         :param context: the task's; the asset has to be among its ``inlets``.
         :return: an empty range, if the run was not triggered by the asset.
         :raises AirflowFailException: the asset is not among the task's inlets; or the events are of several pipelines,
-            in which tables of one name have several topics.
+            in which tables of one name have several topics; or the trigger has found that there is no table of a name
+            that it was given.
         """
         events = sorted(context["triggering_asset_events"].get(asset, ()), key=lambda event: event.timestamp)
         if not events:
@@ -95,9 +99,16 @@ class ChangesHook(BaseHook):
             ) from None
         known = list(inlet.before(events[-1].timestamp.isoformat()).ascending(False).limit(_EARLIER + len(events)))
         reading = _Reading(context, asset)
-        found = ChangeRange()
-        for event in events:
-            told = _range(event) or ChangeRange()
+        found, ranges = ChangeRange(), [_range(event) or ChangeRange() for event in events]
+        missing = {f"{pattern} (pipeline {told.pipeline})" for told in ranges for pattern in told.missing}
+        if missing and reading.hears_of(events[-1].timestamp.timestamp()):
+            raise AirflowFailException(
+                f"No table matches what the asset {asset.name!r} is to tell of: {', '.join(sorted(missing))}. It may "
+                "have been renamed, or be an outbox. Correct the trigger's tables (a schema other than public has to "
+                "be named; 'bottledwater status' shows the tables), unless it is still to come. This is told once: "
+                "then clear this task, and it reads the changes of its run."
+            )
+        for event, told in zip(events, ranges, strict=True):
             earlier = [before for each in known if each.timestamp < event.timestamp and (before := _range(each))]
             part = reading.from_where_it_was(told, [*earlier, found])
             try:
@@ -184,6 +195,16 @@ class _Reading:
 
     def _of(self, key: str, default: Any) -> Any:
         return default if self._store is None else (self._store.get(key) or {}).get(self._dag, default)
+
+    def hears_of(self, at: float) -> bool:
+        """Whether the DAG is told for the first time of events by which tables are missing; from now on, it has been.
+
+        :param at: the last event's time, in seconds since 1970.
+        """
+        if self._store is None or at <= self._of(_MISSING, 0.0):
+            return False
+        self._set(_MISSING, at)
+        return True
 
     def from_where_it_was(self, told: ChangeRange, earlier: Sequence[ChangeRange]) -> ChangeRange:
         """The part of a range that no earlier one tells, and what lies between where the DAG was and that part."""

@@ -16,7 +16,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.changes import ChangeRange, TopicRange
 from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.slot import parts
-from airflow_bottledwater.pipeline.patterns import describes
+from airflow_bottledwater.pipeline.patterns import describes, describes_one
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_state
@@ -132,6 +132,8 @@ class ChangeWatch:
         self._kept = store.Kept()
         self._since: float | None = None
         self.last = last
+        #: the patterns that match no table; None as long as that is not known
+        self.missing: tuple[str, ...] | None = None
 
     def close(self) -> None:
         """End the watch."""
@@ -191,11 +193,9 @@ class ChangeWatch:
         if self._known is None or now or time.monotonic() - self._known[0] > _TABLES:
             patterns = ["*.*"] if self._tables is None else self._tables
             known = topics_of(self._pipeline, self._name, patterns, self._topics, searched=now, kept=self._kept)
-            if not known and self._tables is not None:
-                raise StateError(
-                    f"The pipeline {self._name!r} has no table that matches {', '.join(self._tables)}.",
-                    "See which tables it has with 'bottledwater status'; a schema other than public has to be named.",
-                )
+            self.missing = tuple(
+                sorted(each for each in self._tables or () if not any(describes_one(each, table) for table in known))
+            )
             self._known = time.monotonic(), known
         return self._known[1]
 
@@ -209,11 +209,15 @@ class ChangeWatch:
         """From where the last range has ended up to these offsets."""
         last = ChangeRange(self._name) if self.last is None else self.last
         known = {(each.topic, each.id): each.end for each in last.tables.values()}
+        topics = self._of_tables()
+        before = {table: known.get((topic.name, topic.id), ()) for table, topic in topics.items()}
+        # a table that is new, or has another topic by now, is told from its topic's beginning
+        new = [topic for table, topic in topics.items() if len(before[table]) < topic.partitions]
+        begins = self._topics.begins({topic.name: topic.partitions for topic in new})
         tables = {}
-        for table, topic in self._of_tables().items():
-            # a table that is new, or has another topic by now, is told from its topic's beginning
-            before = known.get((topic.name, topic.id), ())
-            start = (*before, *(0 for _ in ends[table][len(before) :]))
+        for table, topic in topics.items():
+            begin = begins.get(topic.name, ())[len(before[table]) :]
+            start = (*before[table], *map(min, begin, ends[table][len(before[table]) :]))
             tables[table] = TopicRange(topic.name, topic.id, start, ends[table])
         lsn = last.end if last.pipeline == self._name else 0
         return ChangeRange(self._name, lsn, lsn, tables)
@@ -289,6 +293,11 @@ class ChangeWatch:
                 "Wait until it has (StreamPositionSensor).",
             )
         topics = self._of_tables(now=True)
+        if self.missing:
+            raise StateError(
+                f"The pipeline {self._name!r} has no table that matches {', '.join(self.missing)}.",
+                "See which tables it has with 'bottledwater status'; a schema other than public has to be named.",
+            )
         if (ends := self._committed_ends()) is None:
             raise Outage("A transaction is open in one of the topics.", "It ends with its producer's time-out.")
         tables = {}
@@ -297,7 +306,26 @@ class ChangeWatch:
                 until = self._end(search, topics[table], whole, end)
                 begins = self._end(search, topics[table], dataclasses.replace(whole, end=until), start)
                 tables[table] = TopicRange(whole.topic, whole.id, begins, until)
+                self._check_whole(topics[table], whole.start, begins, start)
         return ChangeRange(self._name, start, end, tables)
+
+    @staticmethod
+    def _check_whole(topic: FollowedTopic, first: Sequence[int], begins: Sequence[int], lsn: int) -> None:
+        """Check that the topic still has a change before those of the range, if a retention has deleted any: otherwise
+        some of the range may be among these.
+
+        :param first: per partition, the offset of the topic's first record.
+        :param begins: per partition, where the range begins.
+        """
+        for partition, (low, start, at) in enumerate(zip(first, topic.start, begins, strict=True)):
+            if start < low >= at:
+                raise StateError(
+                    f"Topic {topic.name!r} has lost the records of partition {partition} up to offset {low} by its "
+                    f"retention, and has no change from before {format_lsn(lsn)} any more: some of the range may be "
+                    "among the lost ones.",
+                    "Begin the range at a later position; or read the table itself, or publish it again by a backfill. "
+                    "Give the topic a longer retention.",
+                )
 
     @staticmethod
     def _end(search: OffsetSearch, topic: FollowedTopic, within: TopicRange, lsn: int) -> tuple[int, ...]:

@@ -88,6 +88,23 @@ class _Reader:
             "It is tried again.",
         )
 
+    def _heard(self, topic: str, partition: int, end: int, deadline: float) -> list[Message]:
+        """The next records; none where the broker answers, and has sent nothing but markers for a while.
+
+        :param end: an offset of the partition up to which records are asked for.
+        :param deadline: of the monotonic clock, after which that is no excuse any more.
+        :raises Outage: the brokers do not answer, or a transaction is open before the end.
+        """
+        try:
+            return self._next(f"topic {topic!r}")
+        except Outage:
+            with errors(self._config):
+                # to a consumer of committed records, a partition ends before the first open transaction
+                _, stable = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=15.0)
+            if stable < end or time.monotonic() > deadline:
+                raise
+            return []
+
 
 class OffsetSearch(_Reader):
     """Searches topics for positions of the source. Per partition, changes are in the order of their positions; rows of
@@ -125,23 +142,12 @@ class OffsetSearch(_Reader):
         self._consumer.assign([TopicPartition(topic, partition, at)])
         deadline = time.monotonic() + _MARKERS
         while True:
-            for message in self._heard(topic, partition, deadline):
+            for message in self._heard(topic, partition, end, deadline):
                 # the offset of a partition's end also counts what is no record
                 if (message.offset() or 0) >= end or message.error() is not None:
                     return None
                 if (position := position_of(message)) is not None:
                     return _Found(message.offset() or 0, position.lsn)
-
-    def _heard(self, topic: str, partition: int, deadline: float) -> list[Message]:
-        """The next records; none where the broker answers, and has sent nothing but markers for a while."""
-        try:
-            return self._next(f"topic {topic!r}")
-        except Outage:
-            if time.monotonic() > deadline:
-                raise
-            with errors(self._config):
-                self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=15.0)
-            return []
 
 
 class RangeReader(_Reader):
@@ -179,8 +185,11 @@ class RangeReader(_Reader):
                     "it there, or publish it again by a backfill.",
                 )
         self._consumer.assign([TopicPartition(topic, partition, start[partition]) for partition in waited_for])
+        deadline = time.monotonic() + _MARKERS
         while waited_for:
-            for message in self._next(f"topic {topic!r}"):
+            left = next(iter(waited_for))
+            for message in self._heard(topic, left, end[left], deadline):
+                deadline = time.monotonic() + _MARKERS
                 partition, offset = message.partition() or 0, message.offset() or 0
                 if message.error() is None and offset < end[partition]:
                     yield message

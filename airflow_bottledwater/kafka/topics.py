@@ -471,7 +471,14 @@ class Topics:
         :param topics: for each topic, how many partitions it has.
         """
         # a topic that was just created has no leader for a moment
-        return self._patiently(lambda: self._ends(topics, committed))
+        return self._patiently(lambda: self._ends(topics, committed)) if topics else {}
+
+    def begins(self, topics: Mapping[str, int]) -> dict[str, list[int]]:
+        """The offset of each partition's first record: it rises with what a retention deletes.
+
+        :param topics: for each topic, how many partitions it has.
+        """
+        return self._patiently(lambda: self._ends(topics, False, begins=True)) if topics else {}
 
     def filled(self, topics: Mapping[str, int]) -> set[str]:
         """The topics among these that have records.
@@ -480,7 +487,7 @@ class Topics:
         """
         if not topics:
             return set()
-        ends, begins = self.all_ends(topics), self._patiently(lambda: self._ends(topics, False, begins=True))
+        ends, begins = self.all_ends(topics), self.begins(topics)
         return {name for name in topics if ends[name] != begins[name]}
 
     def _ends(self, topics: Mapping[str, int], committed: bool, *, begins: bool = False) -> dict[str, list[int]]:

@@ -55,12 +55,14 @@ class ChangeRange:
         and no others are. So a source transaction is in one range, with all of its tables.
     :param tables: by ``schema.table``, where their records are: those of the changes; and rows that were read again,
         and dead letters that were re-driven, which lie between them.
+    :param missing: patterns of whoever follows the changes that match no table of the pipeline.
     """
 
     pipeline: str = ""
     start: int = 0
     end: int = 0
     tables: Mapping[str, TopicRange] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -83,6 +85,7 @@ class ChangeRange:
                 table: {"topic": each.topic, "topic_id": each.id, "from": list(each.start), "to": list(each.end)}
                 for table, each in self.tables.items()
             },
+            **({"missing": list(self.missing)} if self.missing else {}),
         }
 
     @classmethod
@@ -96,7 +99,8 @@ class ChangeRange:
                 table: TopicRange(each["topic"], each["topic_id"], tuple(each["from"]), tuple(each["to"]))
                 for table, each in event["tables"].items()
             }
-            return cls(event["pipeline"], parse_lsn(event["from"]), parse_lsn(event["to"]), tables)
+            missing = tuple(event.get("missing", ()))
+            return cls(event["pipeline"], parse_lsn(event["from"]), parse_lsn(event["to"]), tables, missing)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no range of changes: {event!r}") from error
 
@@ -154,8 +158,9 @@ class ChangeRange:
             name: json.dumps({each.topic: dict(enumerate(getattr(each, at))) for each in chosen})
             for name, at in (("startingOffsets", "start"), ("endingOffsets", "end"))
         }
+        # not "subscribe": a topic may have got more partitions since, of which nothing is asked
         return {
-            "subscribe": ",".join(each.topic for each in chosen),
+            "assign": json.dumps({each.topic: list(range(len(each.start))) for each in chosen}),
             "kafka.isolation.level": "read_committed",
             **offsets,
         }

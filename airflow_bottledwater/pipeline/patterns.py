@@ -27,6 +27,14 @@ def describes(pattern: str, schema: str, name: str) -> bool:
     return is_named(pattern, schema, name) or is_meant(pattern, schema, name)
 
 
+def describes_one(pattern: str, qualified: str) -> bool:
+    """Whether a pattern is the name of a table, or matches it.
+
+    :param qualified: ``schema.table``.
+    """
+    return describes(pattern, *qualified.split(".", 1))
+
+
 def specificity(pattern: str, schema: str, name: str) -> int:
     """How closely a pattern describes a table: above all patterns is its name, then those with more letters that are
     no wildcards; -1 if it does not match it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import TriggerEvent
 
 from airflow_bottledwater.errors import BottledWaterError, SettingError, StateError
-from airflow_bottledwater.pipeline.patterns import describes
+from airflow_bottledwater.pipeline.patterns import describes_one
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
 from airflow_bottledwater.triggers.watching import SETTLED, AsyncWatch
@@ -61,7 +61,7 @@ class LettersWatch:
             raise StateError(f"There is no pipeline {self._pipeline.slot!r}.", "Check the name and the connections.")
         # those of tables that are gone may be open, too
         known = {each.table for each in report.tables}.union(report.open_letters)
-        meant = {pattern: {each for each in known if _is(pattern, each)} for pattern in self._tables}
+        meant = {pattern: {each for each in known if describes_one(pattern, each)} for pattern in self._tables}
         for pattern, tables in meant.items():
             if not tables:
                 raise SettingError("tables", pattern, "[schema.]table, or a pattern, of tables that the pipeline has")
@@ -75,11 +75,6 @@ class LettersWatch:
 
     def close(self) -> None:
         """Nothing is kept open."""
-
-
-def _is(pattern: str, qualified: str) -> bool:
-    schema, _, name = qualified.partition(".")
-    return describes(pattern, schema, name)
 
 
 class DeadLettersTrigger(PipelineTrigger):

@@ -51,16 +51,24 @@ class _ReadWatch:
         self._behind: dict[str, tuple[Any, int]] = {}
         self._next = time.monotonic() + _READ_EVERY
 
-    async def fetch(self) -> tuple[ChangeRange, bool] | None:
-        """What is to be kept, and whether it is an event."""
-        found = await asyncio.to_thread(self._changes.fetch)
-        if found is not None:
-            self._last = found
-            return found, not found.empty
-        if self._last is None or time.monotonic() < self._next or not await self._again(self._last):
-            return None
-        tables = {table: each.begun_at(each.end) for table, each in self._last.tables.items()}
-        return dataclasses.replace(self._last, start=self._last.end, tables=tables), True
+    async def fetch(self) -> tuple[ChangeRange, ChangeRange | None] | None:
+        """What is to be kept, and what is told of it, if anything."""
+        found, last = await asyncio.to_thread(self._changes.fetch), self._last
+        known = () if last is None else last.missing
+        missing = known if self._changes.missing is None else self._changes.missing
+        # nobody else tells of a name without a table: nothing is wrong with the pipeline
+        news = tuple(each for each in missing if each not in known)
+        if last is not None:
+            self._last = last = dataclasses.replace(last, missing=missing)
+        if found is None:
+            if last is None or not (news or (time.monotonic() >= self._next and await self._again(last))):
+                return None
+            tables = {table: each.begun_at(each.end) for table, each in last.tables.items()}
+            tells, found = True, dataclasses.replace(last, start=last.end, tables=tables)
+        else:
+            tells = bool(news) or not found.empty
+        self._last = dataclasses.replace(found, missing=missing)
+        return self._last, dataclasses.replace(found, missing=news) if tells else None
 
     async def _again(self, last: ChangeRange) -> bool:
         """Look how far the DAGs have read; returns whether one is to be told again, ever more seldom while it does not
@@ -94,7 +102,8 @@ class TableChangedTrigger(WatcherTrigger):
 
     :param pipeline: see :class:`~airflow_bottledwater.triggers.watcher.WatcherTrigger`.
     :param tables: ``[schema.]table``, with ``*`` and ``?``; without a schema, ``public`` is meant. One that is new, for
-        the pipeline or here, begins with all that is in its topic.
+        the pipeline or here, begins with all that is in its topic. One that matches no table of the pipeline, or none
+        any more, is told once: ``of_run`` fails in the run that this event begins.
     :param min_rows: how many rows have to be changed until it fires. They are counted by Kafka's offsets, of which each
         Kafka transaction takes one for itself: of transactions with one row, half as many rows are enough.
     :param max_wait: seconds after the first change after which it fires for fewer rows, too; None: never.
@@ -167,11 +176,11 @@ class TableChangedTrigger(WatcherTrigger):
         tables = {table: each for of in kept for table, each in of["tables"].items()}
         return {**kept[0], "tables": tables} if kept else None
 
-    def _told(self, found: tuple[ChangeRange, bool]) -> tuple[dict[str, Any] | None, Any]:
-        changes, tell = found
-        event = changes.as_event()
-        if not tell:
-            return None, event
-        slot = changes.pipeline.rpartition("/")[2]
-        stats.incr("bottledwater.changes.events", tags={"slot": slot})
-        return event, event
+    def _told(self, found: tuple[ChangeRange, ChangeRange | None]) -> tuple[dict[str, Any] | None, Any]:
+        kept, told = found
+        if told is None:
+            return None, kept.as_event()
+        if told.missing:
+            log.warning("The pipeline %s has no table that matches %s.", told.pipeline, ", ".join(told.missing))
+        stats.incr("bottledwater.changes.events", tags={"slot": told.pipeline.rpartition("/")[2]})
+        return told.as_event(), kept.as_event()

@@ -424,6 +424,31 @@ def test_records_that_are_gone_are_said(flow: Flow) -> None:
         records([ChangeRange.of_event(other)])
 
 
+def test_a_range_of_which_retention_has_taken_some_is_refused(flow: Flow) -> None:
+    def published_up_to(n: int) -> int:
+        flow.execute(f"INSERT INTO orders SELECT i, 1 FROM generate_series({n - 99}, {n}) i")
+        flow.stream()
+        return changes.published(flow.pipeline, flow.name)
+
+    alter_topic(flow, "orders", cleanup_policy="compact,delete")
+    first, second, third = published_up_to(100), published_up_to(200), published_up_to(300)
+    whole_range = between(flow.pipeline, flow.name, ["orders"], first, third)
+    later = between(flow.pipeline, flow.name, ["orders"], second, third)
+    assert len(records([whole_range])) == 200
+    topic = later.tables["public.orders"]
+    # the last record of before the later range stays
+    kept = [TopicPartition(topic.topic, partition, start - 2) for partition, start in enumerate(topic.start)]
+    admin = AdminClient(flow.pipeline.kafka)
+    for future in admin.delete_records(kept).values():
+        future.result()
+    assert between(flow.pipeline, flow.name, ["orders"], second, third) == later
+    with pytest.raises(StateError, match=r"has lost the records of partition .*some of the range may be among"):
+        between(flow.pipeline, flow.name, ["orders"], first, third)
+    # for a watch that does not know the table yet, the topic begins where its records do
+    with closing(ChangeWatch(flow.pipeline, flow.name, ["orders"], last=ChangeRange(flow.name, first, first))) as watch:
+        assert records([watch.present()])
+
+
 @pytest.mark.long
 def test_a_broker_that_is_away_loses_and_doubles_nothing(
     make_flow: MakeFlow, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.kafka import offsets
-from airflow_bottledwater.kafka.offsets import OffsetSearch
+from airflow_bottledwater.kafka.offsets import OffsetSearch, RangeReader
 from airflow_bottledwater.model.lsn import Position
 
 
@@ -21,10 +21,13 @@ class Log:
     :param changes: their LSNs by offset.
     :param silent: how often nothing comes before the first record.
     :param away: whether the broker does not answer.
+    :param stable: the offset before which no transaction is open; None for the end.
     """
 
-    def __init__(self, changes: dict[int, int], *, silent: int = 0, away: bool = False) -> None:
-        self.changes, self.silent, self.away = changes, silent, away
+    def __init__(
+        self, changes: dict[int, int], *, silent: int = 0, away: bool = False, stable: int | None = None
+    ) -> None:
+        self.changes, self.silent, self.away, self.stable = changes, silent, away, stable
         self.looks = list[int]()
 
     def assign(self, places: list[TopicPartition]) -> None:
@@ -37,7 +40,7 @@ class Log:
             return None
         found = min(offset for offset in self.changes if offset >= self.looks[-1])
         headers = [("pos", str(Position(self.changes[found], 1)).encode())]
-        return SimpleNamespace(error=lambda: None, offset=lambda: found, headers=lambda: headers)
+        return SimpleNamespace(error=lambda: None, partition=lambda: 0, offset=lambda: found, headers=lambda: headers)
 
     def consume(self, *_: object) -> list[Any]:
         return []
@@ -45,7 +48,7 @@ class Log:
     def get_watermark_offsets(self, *_: object, timeout: float) -> tuple[int, int]:
         if self.away:
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
-        return 0, max(self.changes)
+        return 0, max(self.changes) + 1 if self.stable is None else self.stable
 
     def close(self) -> None:
         pass
@@ -68,6 +71,18 @@ def test_a_stretch_of_markers_is_no_outage(search: OffsetSearch, monkeypatch: py
     search._consumer = Log({5: 100, 9: 200}, silent=3)  # type: ignore[assignment]
     with pytest.raises(Outage, match="gives no more records"):
         search.find("t", 0, 0, 10, 150)
+
+
+def test_a_stretch_of_markers_in_a_range_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open transaction is one: the records behind it are not to be had."""
+    monkeypatch.setattr(offsets, "_SILENCE", 0.01)
+    reader = RangeReader({"bootstrap.servers": "nowhere:1"})
+    reader._consumer = Log({9: 200}, silent=3)  # type: ignore[assignment]
+    assert [message.offset() for message in reader.read("t", {0: 0}, {0: 10})] == [9]
+    for log in (Log({9: 200}, silent=3, away=True), Log({9: 200}, silent=3, stable=7)):
+        reader._consumer = log  # type: ignore[assignment]
+        with pytest.raises(Outage):
+            list(reader._heard("t", 0, 10, time.monotonic() + 60))
 
 
 def test_a_stretch_of_markers_is_read_few_times(search: OffsetSearch) -> None:

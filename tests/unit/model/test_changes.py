@@ -63,7 +63,7 @@ def test_ranges_of_several_pipelines_are_one_unless_their_tables_have_the_same_n
 
 def test_spark_reads_the_same_offsets() -> None:
     options = FIRST.spark_options("public.a")
-    assert options["subscribe"] == "p.a" and options["kafka.isolation.level"] == "read_committed"
+    assert json.loads(options["assign"]) == {"p.a": [0, 1]} and options["kafka.isolation.level"] == "read_committed"
     assert json.loads(options["startingOffsets"]) == {"p.a": {"0": 0, "1": 5}}
     assert json.loads(options["endingOffsets"]) == {"p.a": {"0": 4, "1": 9}}
-    assert FIRST.spark_options("public.b")["subscribe"] == ""
+    assert FIRST.spark_options("public.b")["assign"] == "{}"

@@ -60,6 +60,8 @@ class Found:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *found: Any) -> None:
         self.found, self.last = list(found), list[Any]()
+        #: the patterns that match no table
+        self.missing: tuple[str, ...] | None = None
         monkeypatch.setattr(changes, "ChangeWatch", self._begun)
         monkeypatch.setattr(live, "name_of", lambda _: "1/d/shop")
 
@@ -74,6 +76,9 @@ class Found:
         if isinstance(found, float):
             time.sleep(found)
             return self.fetch()
+        if isinstance(found, tuple):
+            self.missing = found
+            return None
         return found
 
     def close(self) -> None:
@@ -118,6 +123,27 @@ def watched(store: Any, looks: int, *tables: str) -> list[tuple[Any, Any]]:
         return events
 
     return asyncio.run(run())
+
+
+@pytest.mark.usefixtures("connections")
+def test_a_name_without_a_table_is_told_once(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
+    """One that was mistyped, or whose table was renamed: otherwise its DAGs just never run again."""
+    connect("pg", conn_type="postgres", host="db", schema="shop")
+    connect("k", conn_type="kafka", extra={"bootstrap.servers": "k:9092"})
+    found = Found(monkeypatch, at(5, 5), None, ("nope",), None, at(5, 9), (), at(9, 12), ("nope",), None)
+    store = Store()
+    told = [payload for payload, _ in watched(store, 9)]
+    named, unnamed = {**at(5, 5).as_event(), "missing": ["nope"]}, {**at(12, 12).as_event(), "missing": ["nope"]}
+    assert [each | {"tables": {}} for each in told] == [
+        each | {"tables": {}} for each in (named, at(5, 9).as_event(), at(9, 12).as_event(), unnamed)
+    ]
+    # nor again by a new watch, of this triggerer or of another one
+    found.found, found.missing = [None, ("nope",)], None
+    assert not watched(store, 2) and found.last[-1].missing == ("nope",)
+    # one that is wrong from the beginning is told with the place where it begins
+    found.missing, found.found = ("nope",), [at(5, 5)]
+    ((payload, _),) = watched(Store(), 1)
+    assert payload == {**at(5, 5).as_event(), "missing": ["nope"]}
 
 
 @pytest.mark.usefixtures("connections")
@@ -370,6 +396,41 @@ def test_a_run_with_events_of_several_pipelines_reads_all_of_their_changes() -> 
     assert run(ChangeRange("2/d/shop", 1, 2, other)).tables == {**at(5, 9).tables, **other}
     assert store["bottledwater_read"] == {"d": {"i": [9], "j": [2]}}
     assert 0 <= time.time() - store["bottledwater_read_at"]["d"] < 600
+
+
+def test_a_name_without_a_table_fails_a_run_once_and_takes_nothing_from_it() -> None:
+    asset, store = Asset("a"), dict[str, Any]()
+    told = [
+        at(5, 9),
+        ChangeRange("1/d/shop", 9, 9, {}, ("nope",)),
+        at(9, 12),
+        ChangeRange("1/d/shop", 12, 12, {}, ("o",)),
+    ]
+    events = [
+        SimpleNamespace(
+            timestamp=datetime.datetime(2026, 1, day, tzinfo=datetime.UTC), extra={"payload": each.as_event()}
+        )
+        for day, each in enumerate(told, 1)
+    ]
+    inlet = SimpleNamespace(before=lambda _: inlet, ascending=lambda _: inlet, limit=lambda _: events[::-1])
+
+    def run(*triggering: Any) -> ChangeRange:
+        context: dict[str, Any] = {"triggering_asset_events": {asset: triggering}, "inlet_events": {asset: inlet}}
+        kept = {asset: SimpleNamespace(get=store.get, set=store.__setitem__)}
+        return ChangesHook.of_run(
+            {**context, "asset_state_store": kept, "dag": SimpleNamespace(dag_id="d"), "run_id": str(triggering)}, asset
+        )
+
+    with pytest.raises(
+        AirflowFailException, match=r"No table matches .* 'a' is to tell of: nope \(pipeline 1/d/shop\)"
+    ):
+        run(*events[:3])
+    assert "bottledwater_read" not in store
+    # cleared
+    assert run(*events[:3]) == at(5, 12)
+    with pytest.raises(AirflowFailException, match=r"No table matches .* o "):
+        run(events[3])
+    assert run(events[3]).empty
 
 
 def test_two_assets_with_the_same_trigger_are_refused() -> None:

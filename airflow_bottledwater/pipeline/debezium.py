@@ -396,8 +396,14 @@ class _Import:
         registry = self.given.get("value.converter.schema.registry.url", "")
         formats = {"Avro": "", "JsonSchema": "json-schema", "Protobuf": "protobuf"}
         if (found := next((format for name, format in formats.items() if name in converter), None)) is not None:
-            if found:
+            if found and flat:
                 self._put("kafka.format", found)
+            elif found:
+                self._say(
+                    "value.converter",
+                    f"Envelopes are Avro or JSON: it is Avro, which has its schemas in the same registry. With {found} "
+                    "(kafka.format), remove kafka.envelope: records are rows then.",
+                )
             self._put("kafka.registry", f"{self.made['name']}_registry")
             url = re.sub(r"(https?://)[^/?#@\s,]*@", r"\1", registry)
             if url != registry or "@" in url:

@@ -22,6 +22,7 @@ from airflow_bottledwater.pipeline.debezium import imported
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.expressions import as_patterns
 from airflow_bottledwater.pipeline.patterns import is_meant
+from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.pipeline.table import Table
 
 CLASS = {"connector.class": "io.debezium.connector.postgresql.PostgresConnector"}
@@ -85,11 +86,18 @@ def test_a_connector_becomes_a_pipeline() -> None:
         ("avro.AvroConverter", "avro"),
     ],
 )
-def test_a_converter_with_a_registry_becomes_a_format_with_one(converter: str, format: str) -> None:
-    config = {**SHOP, "value.converter": f"io.confluent.connect.{converter}"}
-    made = Description.of(imported({"name": "shop", "config": config}).description)
-    assert made.settings().get("format", "avro") == format
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_converter_with_a_registry_becomes_a_format_with_one(converter: str, format: str, flat: bool) -> None:
+    unwrap = {"transforms": "u", "transforms.u.type": "io.debezium.transforms.ExtractNewRecordState"} if flat else {}
+    config = {**SHOP, "value.converter": f"io.confluent.connect.{converter}", **unwrap}
+    found = imported({"name": "shop", "config": config})
+    made = Description.of(found.description)
+    # an envelope is there in some formats only
+    put = format if flat else "avro"
+    assert made.settings().get("format", "avro") == put
+    assert put == format or f"With {format}" in said(found)["value.converter"]
     assert made.kafka.registry == "shop_cdc_registry"
+    Settings.of(postgres="x", **made.settings())
 
 
 _ROUTED = {

@@ -34,7 +34,8 @@ with dag_of(
             type=["array", "null"],
             items={"type": "string"},
             title="Pipelines",
-            description="Replication slots, one a line, with * and ?; empty: all pipelines of this Kafka.",
+            description="Replication slots, one a line, with * and ?; empty: all pipelines of this Kafka. Where slots "
+            "of several servers have one name: system identifier/database/slot.",
         ),
         "postgres_conn_ids": Param(
             [],

@@ -28,7 +28,8 @@ class PipelineHealthOperator(ConstantsMixin, BaseOperator):
 
     :param kafka_conn_id: connection of type Apache Kafka: whose pipelines. (templated)
     :param pipelines: patterns of slots, a list or comma-separated; empty means all pipelines of this Kafka. A pattern
-        that none has is an error. (templated)
+        that none has is an error. Where slots of several servers have one name, any of them is enough for it: give the
+        whole name then (system identifier, database and slot, with slashes between them). (templated)
     :param postgres_conn_ids: connections of type Postgres, a list or comma-separated, of the sources whose slots are
         looked at, too: that they exist and are not lost, and their lag. (templated)
     :param max_lag: bytes of WAL that a stream may be behind, as it has measured, or one of these slots; None: any

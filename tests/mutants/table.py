@@ -1534,7 +1534,7 @@ MUTANTS = (
     Mutant(
         "the stream of a table without a key leaves out what the snapshot has",
         "Plans._boundaries",
-        drop("not table.keyed"),
+        swap("not any(ends) or not table.keyed", "not any(ends)"),
         "tests/integration/test_unkeyed.py::test_a_snapshot_that_had_published_nothing_begins_anew",
     ),
     Mutant(
@@ -1576,7 +1576,7 @@ MUTANTS = (
     Mutant(
         "dead letters of another pipeline are left alone",
         "letters.head",
-        always("found.pipeline == name"),
+        always("found.pipeline in names"),
         "tests/integration/test_recovery.py::test_dead_letters_of_another_pipeline_in_a_shared_topic_are_left_alone",
     ),
     Mutant(
@@ -3281,8 +3281,59 @@ MUTANTS = (
     Mutant(
         "a bounded run ends no stream that lives",
         "StreamToKafkaOperator._make_way",
-        never("true(self.bounded) and not true(self.take_over)"),
+        swap("not true(self.take_over) if bounded else again", "again"),
         f"{_STREAM_OPERATOR}::test_a_bounded_run_ends_no_stream_that_lives",
+    ),
+    Mutant(
+        "a job that continues one ends no stream that was begun meanwhile",
+        "StreamToKafkaOperator._make_way",
+        swap("not true(self.take_over) if bounded else again", "not true(self.take_over) if bounded else False"),
+        f"{_STREAM_OPERATOR}::test_a_job_that_continues_one_ends_no_stream_that_was_begun_meanwhile[False-False]",
+    ),
+    Mutant(
+        "a task does nothing with the job of another pipeline",
+        "BottledWaterSparkOperator._refuse_other",
+        always("known in (None, now)"),
+        f"{_STREAM_OPERATOR}::test_a_task_has_nothing_to_do_with_the_job_of_another_pipeline",
+    ),
+    Mutant(
+        "a stop that another job has answered is not undone",
+        "asked_meanwhile",
+        never("not status.wanted and status.at >= since"),
+        f"{_STOPPING}::test_a_stop_that_another_job_has_answered_is_not_undone",
+    ),
+    Mutant(
+        "a table without a key whose progress was lost is not read again",
+        "Plans._boundaries",
+        never("not table.keyed and self._holds_records(topic, ends)"),
+        "tests/integration/test_unkeyed.py::test_a_snapshot_whose_progress_was_lost_adds_no_row_again",
+    ),
+    Mutant(
+        "a range of which records were deleted is not a shorter one",
+        "ChangeWatch._check_whole",
+        never("start < low >= at"),
+        "tests/integration/test_changes.py::test_a_range_of_which_retention_has_taken_some_is_refused",
+    ),
+    Mutant(
+        "a name without a table is told",
+        "_ReadWatch.fetch",
+        swap("tuple((each for each in missing if each not in known))", "()"),
+        "tests/unit/triggers/test_watcher.py::test_a_name_without_a_table_is_told_once",
+    ),
+    Mutant(
+        "an open transaction in a range is no stretch of markers",
+        "_Reader._heard",
+        drop("stable < end"),
+        "tests/unit/kafka/test_offsets.py::test_a_stretch_of_markers_in_a_range_is_no_outage",
+    ),
+    Mutant(
+        "dead letters of the pipeline's earlier cluster are its own",
+        "LettersTopic.places",
+        swap(
+            "{self._name, *(each.pipeline for each in self._publishing.state.letters.values() if each.pipeline)}",
+            "{self._name}",
+        ),
+        "tests/unit/provision/test_letters.py::test_what_is_no_dead_letter_is_left_out",
     ),
     Mutant(
         "a bounded run ends no stream of which it does not know",
@@ -5825,7 +5876,7 @@ MUTANTS = (
     Mutant(
         "the dead letters of other pipelines are not shown",
         "letters.head",
-        always("found.pipeline == name"),
+        always("found.pipeline in names"),
         "tests/integration/test_page.py::test_the_newest_dead_letters_have_their_rows_and_reasons",
     ),
     Mutant(
@@ -5994,7 +6045,7 @@ MUTANTS = (
     Mutant(
         "a DAG that has not read what was told is told again",
         "_ReadWatch.fetch",
-        always("await self._again(self._last)"),
+        always("await self._again(last)"),
         "tests/unit/triggers/test_watcher.py::test_a_dag_that_has_not_read_what_was_told_is_told_again",
     ),
     Mutant(

@@ -25,16 +25,19 @@ _DEFAULT = "kafka_default"
 #: seconds for which the connections are not looked up again
 _KEPT = 30.0
 
-#: of each connection the one under whose id its Kafka is listed, and the properties of that one's client
+#: of each connection the one under whose id its Kafka is listed, and the properties of its own client
 _Known = dict[str, tuple[str, dict[str, str]]]
 _found: tuple[float, _Known] = (0.0, {})
 _lock = threading.Lock()
 
 
 def watches() -> dict[str, KafkaWatch]:
-    """The watch of each Kafka, by the id of its connection; of several connections with the same brokers, the first."""
-    known = _connections().items()
-    return {conn_id: KafkaWatch.of(conn_id, kafka) for conn_id, (first, kafka) in known if conn_id == first}
+    """The watch of each Kafka, by the id of its connection; of several connections with the same brokers, the first. It
+    has the others' properties, too: the first one may be a consumer's, which may not read what pipelines report."""
+    clients: dict[str, list[dict[str, str]]] = {}
+    for first, kafka in _connections().values():
+        clients.setdefault(first, []).append(kafka)
+    return {first: KafkaWatch.of(first, *kafkas) for first, kafkas in clients.items()}
 
 
 def listed_as(conn_id: str) -> str:
@@ -54,7 +57,7 @@ def _connections() -> _Known:
         at, before = _found
         if time.monotonic() - at < _KEPT and before:
             return before
-        by_brokers: _Known = {}
+        by_brokers: dict[str, str] = {}
         known: _Known = {}
         # Airflow does not tell a secrets backend that does not answer from a connection that is not defined
         backend = bool(conf.get("secrets", "backend", fallback=""))
@@ -63,7 +66,7 @@ def _connections() -> _Known:
             if kafka is None and backend and conn_id in before:
                 kafka = before[conn_id][1]
             if kafka:
-                known[conn_id] = by_brokers.setdefault(kafka["bootstrap.servers"], (conn_id, kafka))
+                known[conn_id] = by_brokers.setdefault(kafka["bootstrap.servers"], conn_id), kafka
         _found = time.monotonic(), known
         return known
 

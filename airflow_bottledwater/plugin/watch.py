@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.errors import BottledWaterError, Refused
 from airflow_bottledwater.jobs.alive import longest_silence, suspect
 from airflow_bottledwater.jobs.pipelines import statuses
 from airflow_bottledwater.metrics.pipelines import Pipelines
@@ -49,14 +50,16 @@ class KafkaWatch:
     """Reads what the pipelines of a Kafka report, in a thread, for as long as somebody asks.
 
     :param conn_id: the connection, for messages.
-    :param kafka: properties of the client.
+    :param kafkas: properties of clients of this Kafka: where it refuses one, the next one reads.
+    :ivar kafka: those of the one that reads.
     """
 
     _of: ClassVar[dict[str, KafkaWatch]] = {}
     _all: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, conn_id: str, kafka: dict[str, str]) -> None:
-        self.conn_id, self.kafka = conn_id, kafka
+    def __init__(self, conn_id: str, *kafkas: dict[str, str]) -> None:
+        self.conn_id, self.kafka = conn_id, kafkas[0]
+        self._clients, self._several = itertools.cycle(kafkas), len(kafkas) > 1
         self._asked = self._began = time.monotonic()
         self._error = ""
         self._seen = KafkaLook()
@@ -64,13 +67,13 @@ class KafkaWatch:
         self._thread = threading.Thread(target=self._run, name=f"bottledwater {conn_id}", daemon=True)
 
     @classmethod
-    def of(cls, conn_id: str, kafka: dict[str, str]) -> KafkaWatch:
+    def of(cls, conn_id: str, *kafkas: dict[str, str]) -> KafkaWatch:
         """The one of this process for these properties."""
-        key = json.dumps(kafka, sort_keys=True)
+        key = json.dumps(kafkas, sort_keys=True)
         with cls._all:
             found = cls._of.get(key)
             if found is None or not found._thread.is_alive():
-                found = cls._of[key] = cls(conn_id, kafka)
+                found = cls._of[key] = cls(conn_id, *kafkas)
                 found._thread.start()
             found._asked = time.monotonic()
             return found
@@ -91,13 +94,18 @@ class KafkaWatch:
         try:
             while time.monotonic() - self._asked < _IDLE:
                 try:
-                    found = found or Pipelines(self.kafka)
+                    if found is None:
+                        self.kafka = next(self._clients)
+                        found = Pipelines(self.kafka)
                     self._seen, self._error = self._look(found), ""
                 except Exception as error:
                     # the thread goes on: without it, the page would be wrong for good
                     if not isinstance(error, BottledWaterError):
                         log.warning("What pipelines report cannot be read (%s).", self.conn_id, exc_info=error)
                     self._error = str(error)
+                    if found is not None and self._several and isinstance(error, Refused):
+                        found.close()
+                        found = None
                 self._read.set()
                 time.sleep(_INTERVAL)
         finally:

@@ -3336,6 +3336,12 @@ MUTANTS = (
         "tests/unit/provision/test_letters.py::test_what_is_no_dead_letter_is_left_out",
     ),
     Mutant(
+        "a connection that Kafka refuses hides no pipelines from the page",
+        "KafkaWatch._run",
+        never("found is not None and self._several and isinstance(error, Refused)"),
+        "tests/unit/plugin/test_app.py::test_a_connection_that_is_refused_hides_no_kafka",
+    ),
+    Mutant(
         "a bounded run ends no stream of which it does not know",
         "StreamToKafkaOperator._make_way",
         drop("if spares:\n    raise"),

@@ -17,13 +17,14 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, event, insert
 
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.metrics.registry import SECONDS
 from airflow_bottledwater.metrics.sample import Distribution, Labelled, Sample
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.argument import as_values
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
-from airflow_bottledwater.plugin import PREFIX, BottledWaterPlugin, app, detail, kafkas, rights
+from airflow_bottledwater.plugin import PREFIX, BottledWaterPlugin, app, detail, kafkas, rights, watch
 from airflow_bottledwater.plugin.app import make
 from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
 from airflow_bottledwater.state.control_records import (
@@ -36,6 +37,7 @@ from airflow_bottledwater.state.control_records import (
 )
 from airflow_bottledwater.tables.plan import NOT_FOLLOWED
 from tests.support import page
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -370,6 +372,37 @@ def test_a_kafka_that_never_answers_is_said_within_two_seconds(monkeypatch: pyte
     assert waited[0] < 2 and waited[1] == 0
 
 
+def test_a_connection_that_is_refused_hides_no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one of a Kafka may be a consumer's, without rights on what pipelines report."""
+    opened, closed = list[str](), list[str]()
+
+    class Refusing:
+        def __init__(self, kafka: dict[str, str]) -> None:
+            self.user = kafka["sasl.username"]
+            opened.append(self.user)
+
+        def read(self) -> dict[str, Any]:
+            if self.user == "consumer":
+                raise Refused("Kafka denies every access to topic '_bottledwater'.")
+            return {}
+
+        def close(self) -> None:
+            closed.append(self.user)
+
+    monkeypatch.setattr(watch, "Pipelines", Refusing)
+    monkeypatch.setattr(watch, "_INTERVAL", 0.01)
+    of = [{"bootstrap.servers": "k:1", "sasl.username": user} for user in ("consumer", "cdc")]
+    several = KafkaWatch.of("consumer", *of)
+    until(lambda: several.look().read and not several.look().away, "the other connection reads")
+    assert (opened, closed, several.kafka) == (["consumer", "cdc"], ["consumer"], of[1])
+    alone = KafkaWatch.of("consumer", of[0])
+    assert "denies every access" in alone.look().away
+    monkeypatch.setattr(watch, "_IDLE", 0.0)
+    for each in (several, alone):
+        each._thread.join(10)
+    assert opened == ["consumer", "cdc", "consumer"]
+
+
 def test_three_hundred_pipelines_take_no_more_queries_of_airflow_than_three(
     client: Client, seen: Callable[..., None]
 ) -> None:
@@ -423,7 +456,7 @@ def test_a_secrets_backend_that_is_away_hides_no_kafka(
     connect("hidden", conn_type="kafka", extra={"bootstrap.servers": "k:2"})
     monkeypatch.setattr(kafkas, "_KEPT", 0.0)
     monkeypatch.setattr(kafkas, "_found", (0.0, {}))
-    monkeypatch.setattr(KafkaWatch, "of", lambda conn_id, _: Stub(KafkaLook(read=1.0)))
+    monkeypatch.setattr(KafkaWatch, "of", lambda conn_id, *_: Stub(KafkaLook(read=1.0)))
     set_to = {"kafka_conn_ids": "hidden, mistyped", "backend": "a.Vault"}
     monkeypatch.setattr(kafkas, "conf", SimpleNamespace(get=lambda _, key, fallback: set_to.get(key, fallback)))
     answer = client("OP").get("/api/pipelines").json()

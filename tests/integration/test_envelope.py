@@ -174,7 +174,7 @@ def test_a_difference_in_the_new_row_is_found_and_swept(
     keys = sorted(published)
     producer = Producer(flow.pipeline.kafka)
     producer.produce(topic, published[keys[1]], keys[0], 0)
-    surplus = keys[5].replace(b"6", b"7") if form != "avro" else keys[5][:-1] + bytes([14])
+    surplus = keys[5].replace(b'"id":6', b'"id":7') if form != "avro" else keys[5][:-1] + bytes([14])
     producer.produce(topic, published[keys[5]], surplus, 0)
     assert not producer.flush(60)
     found = verify_beside_a_stream(flow)

@@ -266,7 +266,7 @@ class ChangeWatch:
         without a search. If the last range ends behind that, the source was restored to an earlier moment, and the
         range begins at 0.
 
-        :raises StateError: there is no such pipeline, or it has no such table.
+        :raises StateError: there is no such pipeline.
         :raises Outage: Kafka does not answer, or a transaction stays open behind the last range.
         """
         if self.last is None:
@@ -306,11 +306,13 @@ class ChangeWatch:
                 until = self._end(search, topics[table], whole, end)
                 begins = self._end(search, topics[table], dataclasses.replace(whole, end=until), start)
                 tables[table] = TopicRange(whole.topic, whole.id, begins, until)
-                self._check_whole(topics[table], whole.start, begins, start)
+                self._check_whole(search, topics[table], whole.start, begins, start)
         return ChangeRange(self._name, start, end, tables)
 
     @staticmethod
-    def _check_whole(topic: FollowedTopic, first: Sequence[int], begins: Sequence[int], lsn: int) -> None:
+    def _check_whole(
+        search: OffsetSearch, topic: FollowedTopic, first: Sequence[int], begins: Sequence[int], lsn: int
+    ) -> None:
         """Check that the topic still has a change before those of the range, if a retention has deleted any: otherwise
         some of the range may be among these.
 
@@ -318,7 +320,7 @@ class ChangeWatch:
         :param begins: per partition, where the range begins.
         """
         for partition, (low, start, at) in enumerate(zip(first, topic.start, begins, strict=True)):
-            if start < low >= at:
+            if start < low and not search.has_change(topic.name, partition, low, at):
                 raise StateError(
                     f"Topic {topic.name!r} has lost the records of partition {partition} up to offset {low} by its "
                     f"retention, and has no change from before {format_lsn(lsn)} any more: some of the range may be "

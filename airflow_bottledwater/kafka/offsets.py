@@ -137,6 +137,13 @@ class OffsetSearch(_Reader):
             high, back = at, back * 4
         return found
 
+    def has_change(self, topic: str, partition: int, start: int, end: int) -> bool:
+        """Whether there is a change between two offsets: rows of snapshots and the ends of transactions are none.
+
+        :raises Outage: Kafka does not answer.
+        """
+        return start < end and self._first(topic, partition, start, end) is not None
+
     def _first(self, topic: str, partition: int, at: int, end: int) -> _Found | None:
         """The first change between two offsets."""
         self._consumer.assign([TopicPartition(topic, partition, at)])

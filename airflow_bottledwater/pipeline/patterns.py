@@ -30,9 +30,10 @@ def describes(pattern: str, schema: str, name: str) -> bool:
 def describes_one(pattern: str, qualified: str) -> bool:
     """Whether a pattern is the name of a table, or matches it.
 
-    :param qualified: ``schema.table``.
+    :param qualified: ``schema.table``, both of which may have dots.
     """
-    return describes(pattern, *qualified.split(".", 1))
+    parts = qualified.split(".")
+    return any(describes(pattern, ".".join(parts[:n]), ".".join(parts[n:])) for n in range(1, len(parts)))
 
 
 def specificity(pattern: str, schema: str, name: str) -> int:

@@ -30,3 +30,19 @@ def test_so_it_is_in_patterns_of_options_and_columns() -> None:
     assert patterns.specificity("tenant[1].*", "tenant[1]", "t") > patterns.specificity("*.*", "tenant[1]", "t")
     assert patterns.specificity("tenant[1].*", "tenant1", "t") == -1
     assert mapping.matches(["a[1]*"], "a[1]b") and not mapping.matches(["a[1]*"], "a1b")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "qualified", "fits"),
+    [
+        ("orders", "public.orders", True),
+        ("orders", "sales.orders", False),
+        ("sales.*", "sales.orders", True),
+        ("my.app.*", "my.app.orders", True),
+        ("my.app.orders", "my.app.orders", True),
+        ("my.app.*", "my.apps.orders", False),
+        ("*.orders", "my.app.orders", True),
+    ],
+)
+def test_a_whole_name_may_have_several_dots(pattern: str, qualified: str, fits: bool) -> None:
+    assert patterns.describes_one(pattern, qualified) == fits

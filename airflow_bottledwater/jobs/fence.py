@@ -137,7 +137,8 @@ def asked_meanwhile(pipeline: Settings, since: float) -> bool:
         answered, status = requests.answer(pipeline, cluster, since)
         if answered or status is None or status.state != "stopped":
             return answered
-        if not status.wanted and status.at >= since:
+        # a job that a person begins does not hear of a stop of before, however long that took
+        if not status.wanted and status.job.started >= since:
             return True
         last = _claim(pipeline, cluster)
     except BottledWaterError as error:

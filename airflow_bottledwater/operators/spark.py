@@ -57,11 +57,12 @@ _UNTOLD = "bottledwater_untold"
 _WHOSE = "bottledwater_whose"
 
 
-def _whose(pipeline: Settings) -> str:
-    """Database and slot of a pipeline, with a slash between them: they stay when its server moves or is upgraded."""
+def _whose(pipeline: Settings) -> list[str]:
+    """Database and slot of a pipeline, which stay when its server moves or is upgraded. The first is empty if the
+    connection does not name it."""
     from airflow_bottledwater.postgres import dsn
 
-    return f"{dsn.parse(pipeline.postgres).get('dbname', '')}/{pipeline.slot}"
+    return [dsn.parse(pipeline.postgres).get("dbname", ""), pipeline.slot]
 
 
 class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator):
@@ -262,8 +263,10 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         known: Any = store.get(JOB)
         if known is None:
             return None
-        self._refuse_other(context, pipeline)
-        if is_first_try(context, self.retries):
+        first = is_first_try(context, self.retries)
+        if not (first and _ENDED in known):  # of which nothing is left that could be harmed
+            self._refuse_other(context, pipeline)
+        if first:
             if _ENDED not in known:
                 self._identity = known  # should the task be ended meanwhile
                 self.log.info("The job of the task's earlier life is stopped first.")
@@ -288,14 +291,15 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         :raises Refused: it is another one's, which is neither followed, stopped nor replaced.
         """
         now, known = _whose(pipeline), context["task_state_store"].get(_WHOSE)
-        if known in (None, now):
+        # without a name, it is the server's default database, which may have been named since
+        if known is None or all(a == b or not (a and b) for a, b in zip(known, now, strict=True)):
             return
         raise Refused(
-            f"The job of this task is of the pipeline with the slot {known!r} (database/slot), and the DAG describes "
-            f"{now!r} here now. Nothing was done with either.",
-            f"Let the DAG describe {known!r} here again (in the list of a mapped task: at the same place), and clear "
-            f"the task; nobody starts the job of {known!r} again until then. Or stop that pipeline (bottledwater "
-            "stop), and trigger a new run of the DAG for what it describes now.",
+            f"The job of this task is of the pipeline with slot {known[1]!r} in database {known[0]!r}, and the DAG "
+            f"describes the one with slot {now[1]!r} in database {now[0]!r} here now. Nothing was done with either.",
+            f"Let the DAG describe {known[1]!r} here again (in the list of a mapped task: at the same place), and "
+            "clear the task; nobody starts its job again until then. Or stop that pipeline (bottledwater stop), and "
+            "trigger a new run of the DAG for what it describes now.",
         )
 
     def _clear_away(self, context: Context, pipeline: Settings, identity: Identity, ended: Ended) -> None:

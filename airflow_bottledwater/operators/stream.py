@@ -141,7 +141,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
             a stream takes the slot from another one, which may have been begun meanwhile.
         :raises SlotInUse: a bounded run would end a stream that lives.
         :raises TakenOver: a stream that is submitted again would.
-        :raises Outage: it is not known whether it would.
+        :raises Outage: it is not known whether a bounded run would. A stream is submitted all the same: its job waits
+            for the servers, for longer than restarts do.
         """
         from airflow_bottledwater.provision import live
 
@@ -150,7 +151,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         try:
             holder = living(pipeline, live.name_of(pipeline))
         except Outage as error:
-            if spares:
+            if spares and bounded:
                 raise
             self.log.warning("Whether a job works on the slot is not known: %s", error)
             return

@@ -426,6 +426,48 @@ def test_a_job_that_continues_one_ends_no_stream_that_was_begun_meanwhile(
     assert world.done == [] and store.values == before
 
 
+@pytest.mark.parametrize("bounded", [True, False])
+def test_an_outage_in_the_pause_is_waited_for_by_the_next_job(
+    world: World, monkeypatch: pytest.MonkeyPatch, bounded: bool
+) -> None:
+    """A stream's own patience is longer than that of all restarts together."""
+
+    def away(*_: Any) -> None:
+        raise Outage("away")
+
+    monkeypatch.setattr(stream_operator, "living", away)
+    restarts = {"count": 10, "at": time.time() + 8, "position": None, "before": time.time() - 60}
+    made, store = operator(bounded=bounded), Store(bottledwater_restarts=restarts)
+    if bounded:
+        with pytest.raises(JobFailed, match="away"):
+            made.submit_again(context(store), {"status": "over"})  # type: ignore[arg-type]
+    else:
+        again(made, store)
+    assert world.done == ([] if bounded else ["start"])
+
+
+@pytest.mark.parametrize(("known", "same"), [("shop", True), ("", True), ("other", False)])
+def test_a_database_that_the_connection_does_not_name_is_any(world: World, known: str, same: bool) -> None:
+    store = Store()
+    deferred(lambda: operator(retries=2).execute(context(store, max_tries=2)))
+    store.values["bottledwater_whose"] = [known, "orders"]
+    act = lambda: operator(retries=2).execute(context(store, try_number=2, max_tries=2))  # noqa: E731
+    if same:
+        deferred(act)
+    else:
+        with pytest.raises(AirflowFailException, match="in database 'other'"):
+            act()
+
+
+def test_a_cleared_task_whose_job_has_ended_begins_with_another_pipeline(world: World) -> None:
+    store = Store(bottledwater_job={**OLD, "ended": Ended(Outcome(ok=True)).as_event()})
+    store.values["bottledwater_whose"] = ["shop", "before"]
+    with pytest.raises(AirflowFailException, match="slot 'before'"):
+        operator(retries=1).execute(context(store, try_number=2, max_tries=1))
+    deferred(lambda: operator(retries=1).execute(context(store, try_number=3, max_tries=3)))
+    assert world.done == ["start"] and store.values["bottledwater_whose"][1] == "orders"
+
+
 def test_a_task_has_nothing_to_do_with_the_job_of_another_pipeline(world: World) -> None:
     """One entry fewer in the list of a mapped task gives it the pipeline of the next one, while its job runs."""
     store, other = Store(), operator(pipeline=Description("other", source=Source(tables=("a",))), retries=2)
@@ -438,7 +480,7 @@ def test_a_task_has_nothing_to_do_with_the_job_of_another_pipeline(world: World)
         lambda: other.resume_execution("submit_again", {"event": {"status": "over"}}, context(store)),
         lambda: other.resume_execution("__fail__", {"error": "it failed"}, context(store, try_number=3, max_tries=2)),
     ):
-        with pytest.raises(AirflowFailException, match=r"slot '\w*/orders' .* describes '\w*/other' here now"):
+        with pytest.raises(AirflowFailException, match=r"slot 'orders' .* with slot 'other' .* here now"):
             act()
     assert world.done == ["start"] and store.values == kept
 

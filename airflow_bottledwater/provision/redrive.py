@@ -201,7 +201,8 @@ class _Letters:
         ready: list[tuple[StoredDeadLetter, Records]] = []
         for written in dead_letters:
             if self._is_mistaken(written):
-                self._fails(written, "it is of another cluster, in which its table had the oid of another one", result)
+                why = "it is of another cluster, in which its table had the oid that another one has here"
+                self._fails(written, f"{why}. Give it up (bottledwater dismiss), and change its row again", result)
                 continue
             try:
                 dead_letter = self._as_published(written)
@@ -301,6 +302,8 @@ class _Letters:
                 pinned.check_key(table)
         except Refused:
             return True
+        if pinned is None and dead_letter.content["pipeline"] != self._name:
+            return False  # in another cluster its table had another oid
         return pinned is None or pinned.topic != version.topic
 
     def _unfollowed(self, dead_letter: StoredDeadLetter) -> str:
@@ -330,6 +333,9 @@ class _Letters:
         the keys that have no row. A topic that had records and is not swept (it is shared) may have the key that the
         change deleted."""
         state, oid = self._publishing.state, int(dead_letter.content["oid"])
+        if dead_letter.content["pipeline"] != self._name and oid not in self._tables:
+            topic = dead_letter.version.topic
+            oid = next((of for of, pinned in self._tables.items() if pinned.topic == topic), oid)
         boundary = state.boundaries.get(oid)
         if not dead_letter.earlier or boundary is None:
             return False

@@ -290,8 +290,10 @@ def test_a_table_that_lives_for_a_moment_leaves_nothing(make_flow: MakeFlow, mon
             time.sleep(0.5)
             flow.execute("DROP TABLE helper")
         _equal(flow, errors, "late")
+        # on a slow machine it may have been there for long enough to be taken in, and gone when that was tried
+        until(lambda: not problems(flow), "nothing is left to be told", failed=errors)
     assert set(_topics(flow)) == {"first", "late"}
-    assert errors == [] and not problems(flow)
+    assert errors == []
 
 
 @pytest.mark.long

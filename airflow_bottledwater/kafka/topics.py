@@ -485,8 +485,6 @@ class Topics:
 
         :param topics: for each topic, how many partitions it has.
         """
-        if not topics:
-            return set()
         ends, begins = self.all_ends(topics), self.begins(topics)
         return {name for name in topics if ends[name] != begins[name]}
 

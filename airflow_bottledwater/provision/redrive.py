@@ -279,10 +279,15 @@ class _Letters:
         return written.as_published(self._mapping, named)
 
     def _is_mistaken(self, written: StoredDeadLetter) -> bool:
-        """Whether its table's oid is another table's here: it may be of a cluster that was there before."""
+        """Whether its table's oid is another table's here."""
         pinned = self._tables.get(int(written.content["oid"]))
-        foreign = written.content["pipeline"] != self._name
-        return foreign and pinned is not None and pinned.table.qualified != written.content["relation"]
+        return (
+            self._is_foreign(written) and pinned is not None and pinned.table.qualified != written.content["relation"]
+        )
+
+    def _is_foreign(self, dead_letter: StoredDeadLetter) -> bool:
+        """Whether it is of a cluster that was there before, in which its table may have had another oid."""
+        return str(dead_letter.content["pipeline"]) != self._name
 
     @staticmethod
     def _fails(dead_letter: StoredDeadLetter, why: object, result: RedriveResult) -> None:
@@ -302,9 +307,9 @@ class _Letters:
                 pinned.check_key(table)
         except Refused:
             return True
-        if pinned is None and dead_letter.content["pipeline"] != self._name:
-            return False  # in another cluster its table had another oid
-        return pinned is None or pinned.topic != version.topic
+        if pinned is None:
+            return not self._is_foreign(dead_letter)
+        return pinned.topic != version.topic
 
     def _unfollowed(self, dead_letter: StoredDeadLetter) -> str:
         """Why there is no topic any more for a dead letter of an outbox, or of a table without a key, of which no live
@@ -333,7 +338,7 @@ class _Letters:
         the keys that have no row. A topic that had records and is not swept (it is shared) may have the key that the
         change deleted."""
         state, oid = self._publishing.state, int(dead_letter.content["oid"])
-        if dead_letter.content["pipeline"] != self._name and oid not in self._tables:
+        if oid not in self._tables and self._is_foreign(dead_letter):
             topic = dead_letter.version.topic
             oid = next((of for of, pinned in self._tables.items() if pinned.topic == topic), oid)
         boundary = state.boundaries.get(oid)

@@ -144,7 +144,8 @@ class Plans:
                 continue
             topic = known.tables[table.oid].topic
             ends = published[topic]
-            if not table.keyed and self._holds_records(topic, ends):
+            # its end may also be behind markers of transactions, of a job that died
+            if not (table.keyed or self._pipeline.share_topics) and has_records(self._pipeline.kafka, topic, ends):
                 raise self._unclear(table, f"has published rows to topic {topic!r} that its saved state does not know")
             # The stream may leave out what the snapshot contains only if nothing of the table was published before: a
             # key could go back in time. Rows without a key cannot, but they could come twice
@@ -169,11 +170,6 @@ class Plans:
                     each.table.qualified,
                 )
         return found
-
-    def _holds_records(self, topic: str, ends: Sequence[int]) -> bool:
-        """Whether a topic that only this pipeline writes to has records: its end may also be behind markers of
-        transactions, of a job that died."""
-        return not self._pipeline.share_topics and has_records(self._pipeline.kafka, topic, ends)
 
     def _lanes(
         self, plans: Mapping[int, records.Plan], numbers: Sequence[int], held: pg.ExportedSnapshot

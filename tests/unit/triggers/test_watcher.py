@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import functools
 import json
 import sys
 import time
@@ -123,6 +124,27 @@ def watched(store: Any, looks: int, *tables: str) -> list[tuple[Any, Any]]:
         return events
 
     return asyncio.run(run())
+
+
+def read_by_run(asset: Asset, store: dict[str, Any], events: list[Any], *triggering: Any) -> ChangeRange:
+    """What the run of a DAG reads.
+
+    :param store: the asset's.
+    :param events: all events of the asset.
+    :param triggering: those that have begun the run.
+    """
+    inlet = SimpleNamespace(before=lambda _: inlet, ascending=lambda _: inlet, limit=lambda _: events[::-1])
+    context: dict[str, Any] = {"triggering_asset_events": {asset: triggering}, "inlet_events": {asset: inlet}}
+    kept = {asset: SimpleNamespace(get=store.get, set=store.__setitem__)}
+    return ChangesHook.of_run(
+        {**context, "asset_state_store": kept, "dag": SimpleNamespace(dag_id="d"), "run_id": str(triggering)}, asset
+    )
+
+
+def event_of(day: int, told: ChangeRange) -> SimpleNamespace:
+    """An event of an asset."""
+    at = datetime.datetime(2026, 1, day, tzinfo=datetime.UTC)
+    return SimpleNamespace(timestamp=at, extra={"payload": told.as_event()})
 
 
 @pytest.mark.usefixtures("connections")
@@ -334,14 +356,7 @@ def test_a_dag_that_has_not_read_what_was_told_is_told_again(monkeypatch: pytest
     connect("k", conn_type="kafka", extra={"bootstrap.servers": "k:9092"})
     monkeypatch.setattr(table_changed, "_READ_EVERY", 0.0)
     store, asset, events = Store(), Asset("a"), list[Any]()
-    inlet = SimpleNamespace(before=lambda _: inlet, ascending=lambda _: inlet, limit=lambda _: events[::-1])
-
-    def run(*triggering: Any) -> ChangeRange:
-        context: dict[str, Any] = {"triggering_asset_events": {asset: triggering}, "inlet_events": {asset: inlet}}
-        kept = {asset: SimpleNamespace(get=store.get, set=store.__setitem__)}
-        dag = SimpleNamespace(dag_id="on_orders")
-        context |= {"asset_state_store": kept, "dag": dag, "run_id": str(triggering)}
-        return ChangesHook.of_run(context, asset)
+    run = functools.partial(read_by_run, asset, store, events)
 
     def told(*found: ChangeRange | None) -> list[Any]:
         Found(monkeypatch, *found)
@@ -373,21 +388,11 @@ def test_a_dag_that_has_read_nothing_for_a_month_is_told_nothing_again() -> None
 
 
 def test_a_run_with_events_of_several_pipelines_reads_all_of_their_changes() -> None:
-    asset, events, store = Asset("a"), list[Any](), dict[str, Any]()
-    inlet = SimpleNamespace(before=lambda _: inlet, ascending=lambda _: inlet, limit=lambda _: events[::-1])
+    asset, store = Asset("a"), dict[str, Any]()
 
     def run(other: ChangeRange) -> ChangeRange:
-        events[:] = [
-            SimpleNamespace(
-                timestamp=datetime.datetime(2026, 1, day, tzinfo=datetime.UTC), extra={"payload": each.as_event()}
-            )
-            for day, each in enumerate((at(5, 9), other), 1)
-        ]
-        context: dict[str, Any] = {"triggering_asset_events": {asset: events}, "inlet_events": {asset: inlet}}
-        kept = {asset: SimpleNamespace(get=store.get, set=store.__setitem__)}
-        return ChangesHook.of_run(
-            {**context, "asset_state_store": kept, "dag": SimpleNamespace(dag_id="d"), "run_id": "r"}, asset
-        )
+        events = [event_of(1, at(5, 9)), event_of(2, other)]
+        return read_by_run(asset, store, events, *events)
 
     with pytest.raises(AirflowFailException, match=r"public\.a is in topic a and in topic o.*schedule=a \| b"):
         run(ChangeRange("2/d/shop", 1, 2, {"public.a": TopicRange("o", "j", (1,), (2,))}))
@@ -406,21 +411,8 @@ def test_a_name_without_a_table_fails_a_run_once_and_takes_nothing_from_it() -> 
         at(9, 12),
         ChangeRange("1/d/shop", 12, 12, {}, ("o",)),
     ]
-    events = [
-        SimpleNamespace(
-            timestamp=datetime.datetime(2026, 1, day, tzinfo=datetime.UTC), extra={"payload": each.as_event()}
-        )
-        for day, each in enumerate(told, 1)
-    ]
-    inlet = SimpleNamespace(before=lambda _: inlet, ascending=lambda _: inlet, limit=lambda _: events[::-1])
-
-    def run(*triggering: Any) -> ChangeRange:
-        context: dict[str, Any] = {"triggering_asset_events": {asset: triggering}, "inlet_events": {asset: inlet}}
-        kept = {asset: SimpleNamespace(get=store.get, set=store.__setitem__)}
-        return ChangesHook.of_run(
-            {**context, "asset_state_store": kept, "dag": SimpleNamespace(dag_id="d"), "run_id": str(triggering)}, asset
-        )
-
+    events = [event_of(day, each) for day, each in enumerate(told, 1)]
+    run = functools.partial(read_by_run, asset, store, events)
     with pytest.raises(
         AirflowFailException, match=r"No table matches .* 'a' is to tell of: nope \(pipeline 1/d/shop\)"
     ):

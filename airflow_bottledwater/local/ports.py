@@ -14,7 +14,9 @@ from airflow_bottledwater.errors import LocalServerError
 
 HOST = "127.0.0.1"
 _LOWEST, _HIGHEST = 20_000, 32_000
-_taken: set[int] = set()
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+#: a socket for each port that this process has given out; its name tells all processes that the port is taken
+_taken: list[socket.socket] = []
 # a proxy that the environment names must not be used for local addresses
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -41,28 +43,39 @@ def open_url(request: urllib.request.Request | str) -> Any:
 
 
 def free() -> int:
-    """A port on which no server listens and which this process has not given out yet.
+    """A port on which no server listens and which no living process of this machine has been given here.
 
     The kernel's own choice (bind to port 0) is not used, since outgoing connections get these ports, too: while a
-    server is down for a restart, a client that tries to reach it could be given the server's port.
+    server is down for a restart, a client that tries to reach it could be given the server's port. Until a server has
+    started and while it restarts, nobody listens on its port: so that another process does not pick it meanwhile, its
+    number is the name of an abstract Unix socket (unix(7)), which ends with the process that has it.
     """
-    low, high = _LOWEST, _HIGHEST
-    try:
-        first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-        high = first_outgoing if low + 1_000 < first_outgoing < high else high
-    except (OSError, ValueError):
-        pass
+    low, high = _range()
     for _ in range(1_000):
         port = random.randrange(low, high)
-        if port in _taken:
-            continue
+        claim = socket.socket(socket.AF_UNIX)
         try:
+            claim.bind(f"\0bottledwater-port-{port}")
             check(port)
-        except LocalServerError:
+        except (OSError, LocalServerError):
+            claim.close()
             continue
-        _taken.add(port)
+        _taken.append(claim)
         return port
     raise LocalServerError(f"no free port between {low} and {high}")
+
+
+def _range() -> tuple[int, int]:
+    """The ports among which one is picked: those below the kernel's range of outgoing ports (ip(7)) where there are
+    any, else those above it."""
+    try:
+        first, last = (int(port) for port in _OUTGOING.read_text().split())
+    except (OSError, ValueError):
+        return _LOWEST, _HIGHEST
+    high = min(_HIGHEST, first)
+    if high >= 10_000:
+        return min(_LOWEST, high - 5_000), high
+    return (last + 1, 65_536) if last < 64_000 else (_LOWEST, _HIGHEST)
 
 
 def keep(folder: Path, **wanted: int) -> dict[str, int]:

@@ -317,12 +317,14 @@ def test_who_was_away_for_long_reads_anew(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_reading_is_given_up_only_when_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, clock = [0.0], time.monotonic
+
     def poll(reader: Any) -> list[Any]:
-        threading.Event().wait(0.1)
         reader.at = min(10, reader.at + 1)
+        passed[0] += 0.4 * control_topic._READING
         return []
 
-    monkeypatch.setattr(control_topic, "_READING", 0.5)
+    monkeypatch.setattr(control_topic.time, "monotonic", lambda: clock() + passed[0])
     made = reading(monkeypatch, poll, ends := [10])
     with ControlTopic.of(KAFKA) as topic:
         topic.read_to_end()

@@ -12,15 +12,21 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from airflow_bottledwater.errors import DOCS, Outage, Refused
+from airflow_bottledwater.errors import DOCS, CredentialsRefused, Outage, Refused
 from airflow_bottledwater.pipeline.groups import TOKENS
 from airflow_bottledwater.pipeline.settings import first_broker
 
 Client = TypeVar("Client")
 
-#: texts of a rejected login; the error codes alone do not show it, since a broker that stops during a handshake leads
-#: to the same ones
-_REFUSAL = re.compile("authentication failed|mechanism|certificate", re.IGNORECASE)
+#: texts of a rejected login, of a broker that is not trusted, and of the alerts of one that does not trust the client
+#: (RFC 8446, 6.2); the error codes alone do not show it, since a broker that stops during a handshake leads to the same
+#: ones, and since with TLS 1.3 a handshake has succeeded here when the broker rejects the client's certificate
+_REFUSAL = re.compile(
+    "authentication failed|mechanism|certificate|alert (unknown ca|access denied|handshake failure)", re.IGNORECASE
+)
+#: texts beside which it is none: the connection was lost in the middle of a login
+_CUT = re.compile("Broker transport failure|timed out", re.IGNORECASE)
+_REFUSING = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._TRANSPORT)
 #: the remedy for a missing right
 GRANT = f"The ACLs that are needed: {DOCS}operations.html#acls-in-kafka"
 
@@ -234,18 +240,30 @@ class Heard:
     """What a client told its error callback of its connections: the calls themselves only report a time-out.
 
     :ivar refusal: why a broker rejects the client; empty if none does.
+    :ivar refused: when it did, by the monotonic clock.
     :ivar failure: what failed last, which need not be a refusal; empty if nothing did.
-    :ivar at: when it did, by the monotonic clock.
+    :ivar at: when it did.
     """
 
     refusal: str = ""
+    refused: float = 0.0
     failure: str = ""
     at: float = 0.0
 
-    def take_refusal(self) -> str:
-        """The refusal, which is then forgotten: the next outage may be a real one."""
-        found, self.refusal = self.refusal, ""
-        return found
+    def outage(self, what: str, config: Mapping[str, str]) -> str | CredentialsRefused:
+        """What a call that had no answer waits for: the brokers, or other credentials. A refusal is forgotten then: the
+        next outage may be a real one.
+
+        :param what: what the call reported.
+        :param config: the client's properties.
+        """
+        refusal, self.refusal = self.refusal, ""
+        if not refusal or time.monotonic() - self.refused > _RECENT:
+            return f"{what.rstrip('.')}.{self.reason()}"
+        return CredentialsRefused(
+            f"Kafka at {config.get('bootstrap.servers', '?')} refuses the connection: {refusal.rstrip('.')}.",
+            "Check user, password and sasl.mechanism, and with TLS ssl.ca.location and the certificates of both sides.",
+        )
 
     def reason(self) -> str:
         """The failure, as sentences to put behind what a call reported; empty if there is none of now."""
@@ -267,7 +285,7 @@ _TOLD = re.compile(r"(?:\w+://)?(\S+:\d+)/\d+: ")
 _TOOK = re.compile(r" \(after \d+ms in state [^)]*\)")
 #: seconds; librdkafka repeats an error that has not changed every half a minute only
 _RECENT = 60.0
-_CONNECTION = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._TRANSPORT, KafkaError._RESOLVE)
+_CONNECTION = (*_REFUSING, KafkaError._RESOLVE)
 
 
 def hear(heard: Heard, error: KafkaError) -> None:
@@ -275,8 +293,9 @@ def hear(heard: Heard, error: KafkaError) -> None:
     if error.code() not in _CONNECTION:
         return
     heard.failure, heard.at = _TOOK.sub("", error.str()), time.monotonic()
-    if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) and _REFUSAL.search(error.str()):
-        heard.refusal = error.str()
+    said = error.str().partition(": ")[2]  # behind the broker's name
+    if error.code() in _REFUSING and _REFUSAL.search(said) and not _CUT.search(said):
+        heard.refusal, heard.refused = heard.failure, heard.at
 
 
 def denied(code: int) -> bool:

@@ -8,13 +8,14 @@ callback counts the delivery reports. Structures and numbers are those of rdkafk
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import confluent_kafka.cimpl
 import numba
 import numpy as np
 import numpy.typing as npt
+from confluent_kafka import KafkaError
 
 from airflow_bottledwater.compiled import callback, callee, compiled, external, inlined, types
 from airflow_bottledwater.encoding.kernels.reading import i32
@@ -143,10 +144,10 @@ _STRINGS = np.frombuffer(b"op\0pos\0toast\0reread\0xid\0snapshot\0time\0", dtype
 _AT_OP, _AT_POS, _AT_TOAST, _AT_REREAD, _AT_XID, _AT_SNAPSHOT, _AT_TIME = 0, 3, 7, 13, 20, 24, 33
 _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 
-#: the counters of the callbacks
-_COUNTS = int64s("confirmed", "failed", "first_error", "first_failed", "refused_logins")
-_AUTHENTICATION = -169  # RD_KAFKA_RESP_ERR__AUTHENTICATION
-
+#: the counters of the delivery reports
+_COUNTS = int64s("confirmed", "failed", "first_error", "first_failed")
+#: the type of an error callback: void (rd_kafka_t *rk, int err, const char *reason, void *opaque)
+_ERROR_CALLBACK = ctypes.CFUNCTYPE(None, _pointer, _int, _text, _pointer)
 
 #: a broker's rejection of a record or its topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_MSG, MSG_SIZE_TOO_LARGE,
 #: TOPIC_EXCEPTION, TOPIC_AUTHORIZATION_FAILED, INVALID_TIMESTAMP, POLICY_VIOLATION, INVALID_RECORD
@@ -179,11 +180,13 @@ def _delivered(producer, message_address, counts_address):
         counts.first_failed = message.private
 
 
-@callback(types.void, types.intp, types.int32, types.intp, types.voidptr)
-def _failed(producer, error, reason, counts_address):
-    """Count refused logins, which the calls themselves only report as a time-out; called from rd_kafka_poll."""
-    if error == _AUTHENTICATION:
-        numba.carray(counts_address, 1, _COUNTS)[0].refused_logins += 1
+def error_callback(hear: Callable[[KafkaError], None]) -> Any:
+    """The callback of :func:`make_producer` that passes on what librdkafka reports of its connections, which the calls
+    themselves only report as a time-out. It is called from those that serve events, as rd_kafka_poll does.
+
+    :param hear: must not refer to the object that has the producer, which would keep both.
+    """
+    return _ERROR_CALLBACK(lambda _, code, text, __: hear(KafkaError(code, (text or b"").decode(errors="replace"))))
 
 
 def counters() -> Any:
@@ -387,25 +390,29 @@ class ConfigRefused(ValueError):
     """librdkafka does not know a property, or does not accept its value."""
 
 
-def make_producer(config: Mapping[str, str], counts: Any) -> int:
-    """Make a producer, an ``rd_kafka_t``, whose delivery reports and refused logins are counted; returns its address.
+def make_producer(config: Mapping[str, str], counts: Any, failed: Any) -> int:
+    """Make a producer, an ``rd_kafka_t``, whose delivery reports are counted; returns its address.
 
     :param counts: the result of :func:`counters`; it must live as long as the producer.
+    :param failed: the result of :func:`error_callback`, likewise.
     :raises ConfigRefused: librdkafka does not know a property, or does not accept its value.
     """
     conf = _conf(config)
     conf_set_opaque(conf, counts.__array_interface__["data"][0])
     conf_set_dr_msg_cb(conf, _delivered.address)
-    conf_set_error_cb(conf, _failed.address)
+    conf_set_error_cb(conf, failed)
     return _new(PRODUCER, conf)
 
 
-def make_consumer(config: Mapping[str, str]) -> int:
+def make_consumer(config: Mapping[str, str], failed: Any) -> int:
     """An ``rd_kafka_t`` that reads.
 
+    :param failed: the result of :func:`error_callback`; it must live as long as the consumer.
     :raises ConfigRefused: a property or its value.
     """
-    return _new(CONSUMER, _conf(config))
+    conf = _conf(config)
+    conf_set_error_cb(conf, failed)
+    return _new(CONSUMER, conf)
 
 
 def _conf(config: Mapping[str, str]) -> Any:

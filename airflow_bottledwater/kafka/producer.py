@@ -17,7 +17,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from airflow_bottledwater.backoff import Waiting
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Refused
+from airflow_bottledwater.errors import BottledWaterError, Refused
 from airflow_bottledwater.kafka.clients import (
     GRANT,
     Heard,
@@ -249,11 +249,4 @@ class TransactionalProducer:
     def _wait(self, what: str) -> None:
         """Wait for the broker once; if it rejects the login, ``waiting`` is called with :class:`CredentialsRefused`."""
         self._open_producer.poll(0)
-        if not (refusal := self._heard.take_refusal()):
-            return self._waiting(f"{what.rstrip('.')}.{self._heard.reason()}")
-        self._waiting(
-            CredentialsRefused(
-                f"Kafka at {self._servers} refuses our user and password: {refusal}.",
-                "Check user, password and sasl.mechanism.",
-            )
-        )
+        self._waiting(self._heard.outage(what, self._config))

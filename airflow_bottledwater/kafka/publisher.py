@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +22,13 @@ from confluent_kafka import KafkaError
 
 from airflow_bottledwater.backoff import Waiting
 from airflow_bottledwater.encoding.layout import RECORD, Rows
-from airflow_bottledwater.errors import CredentialsRefused, Refused
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.kafka import librdkafka as rd
 from airflow_bottledwater.kafka.clients import (
     GRANT,
+    Heard,
     denied,
+    hear,
     refusal,
     transactional_config,
     unknown_property,
@@ -188,6 +191,8 @@ class Publisher:
         )
         self._config |= room(self._config, partitions)
         self._counts = rd.counters()
+        self._heard = Heard()
+        self._failed = rd.error_callback(functools.partial(hear, self._heard))
         self._handle = 0
         self._rkts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         usual = [(FOR_EVER, HOUR)] * len(topics)
@@ -210,9 +215,10 @@ class Publisher:
         :raises NewProducerNeeded: the initialisation failed.
         """
         self.close()
+        self._heard.refusal = ""
         rd.reset(self._counts)
         try:
-            self._handle = rd.make_producer(self._config, self._counts)
+            self._handle = rd.make_producer(self._config, self._counts, self._failed)
         except rd.ConfigRefused as error:
             raise unknown_property(str(error)) from None
         handles = [rd.topic_new(self._handle, t.encode(), None) for t in self._topics]
@@ -446,14 +452,7 @@ class Publisher:
     def _wait(self, what: str) -> None:
         """Wait for the broker once; if it rejects the login, ``waiting`` is called with :class:`CredentialsRefused`."""
         rd.poll(self._handle, 0)
-        if not self._counts["refused_logins"]:
-            return self._waiting(what)
-        self._waiting(
-            CredentialsRefused(
-                f"Kafka at {self._config.get('bootstrap.servers', '?')} refuses our user and password.",
-                "Check user, password and sasl.mechanism.",
-            )
-        )
+        self._waiting(self._heard.outage(what, self._config))
 
     def _call(self, what: str, call: Callable[[], int | None], *, in_time: bool = False) -> None:
         """Make a transactional call, and repeat it after retriable errors, which include an unknown outcome.

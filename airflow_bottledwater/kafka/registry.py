@@ -3,7 +3,6 @@ records name."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
@@ -34,15 +33,44 @@ _AT_ONCE = 8
 _SLOWER = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
-@functools.lru_cache(4)
-def _shared_client(options: tuple[tuple[str, Any], ...]) -> SchemaRegistryClient:
+_Options = tuple[tuple[str, Any], ...]
+#: the clients that were made last, by their properties, each with when the files that these name had been changed
+_clients: dict[_Options, tuple[tuple[int, ...], SchemaRegistryClient]] = {}
+_KEEP = 4
+#: properties that name files of certificates and keys
+_FILE = re.compile(r"ssl\..*\.location")
+
+
+def _shared_client(options: _Options) -> SchemaRegistryClient:
     """The client with these properties. A process makes it once: each one reads the certificates of all
-    authorities, of which 150 kB stay in malloc's caches of a thread when it is gone."""
+    authorities, of which 150 kB stay in malloc's caches of a thread when it is gone. It is made anew when a file of
+    certificates was exchanged, which it reads only then; unless that cannot be read yet."""
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
+    changed = tuple(_changed(str(value)) for name, value in options if _FILE.fullmatch(name))
+    known = _clients.get(options)
+    if known is not None and known[0] == changed:
+        return known[1]
     for library in ("httpx", "httpx2"):  # would log each request
         logging.getLogger(library).setLevel(logging.WARNING)
-    return SchemaRegistryClient(dict(options))
+    try:
+        made = SchemaRegistryClient(dict(options))
+    except OSError:
+        if known is None:
+            raise
+        return known[1]
+    _clients[options] = changed, made
+    for unused in [*_clients][:-_KEEP]:
+        _clients.pop(unused, None)
+    return made
+
+
+def _changed(file: str) -> int:
+    """When a file was changed, in nanoseconds since 1970; 0 if it is not there."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
 
 
 #: properties that the client wants as numbers; all properties of a pipeline are texts
@@ -63,7 +91,7 @@ def _number(name: str, value: str) -> float:
 
 def _unreadable(options: Mapping[str, Any], error: OSError) -> Refused:
     """The error for files of certificates that cannot be read, or have none."""
-    files = {name: str(value) for name, value in options.items() if re.fullmatch(r"ssl\..*\.location", name)}
+    files = {name: str(value) for name, value in options.items() if _FILE.fullmatch(name)}
     files = files or {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
     # the error of the system names no file
     files = {name: path for name, path in files.items() if not os.access(path, os.R_OK)} or files

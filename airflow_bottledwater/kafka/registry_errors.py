@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, Refused, SchemaRefused
 
 # The codes: https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors, and
@@ -18,6 +20,9 @@ NOT_PERMITTED = 42205
 #: answers to a schema that asks for an id: another one has it, or the subject is not in the mode IMPORT any more
 #: (NOT_PERMITTED), or the schema has another id already (ID_DOES_NOT_MATCH)
 ID_NOT_GIVEN = frozenset({NOT_PERMITTED, 42207})
+#: alerts of a server that does not accept the client's certificate, or that gets none (RFC 8446, 6.2), as Python's ssl
+#: has them
+_ALERT = re.compile("ALERT_((BAD_|UNSUPPORTED_)?CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE)")
 #: the status of a request beyond the number that the registry takes in a second
 TOO_MANY_REQUESTS = 429
 
@@ -37,6 +42,12 @@ def translate(error: Exception, url: str, subject: str) -> BottledWaterError:
             f"The certificate of the schema registry at {url} is not accepted: {str(error)[:200]}.",
             "If an authority of your own has signed it, set ssl.ca.location, a property of the registry's client, to "
             "the file with that authority's certificate. Otherwise check the host's name and the certificate.",
+        )
+    if _ALERT.search(str(error)):
+        return CredentialsRefused(
+            f"{where} does not accept the client's certificate: {str(error)[:200]}.",
+            "Check ssl.certificate.location and ssl.key.location, properties of the registry's client, and until when "
+            "the certificate is valid.",
         )
     if not isinstance(error, SchemaRegistryError):
         return _away(where, f"{type(error).__name__}: {str(error)[:200]}")

@@ -7,9 +7,11 @@ Structures and functions: rdkafka.h.
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,7 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.compiled import compiled, memcpy
 from airflow_bottledwater.encoding.layout import Rows
 from airflow_bottledwater.kafka import librdkafka as rd
-from airflow_bottledwater.kafka.clients import errors, passes, reader_config, unknown_property
+from airflow_bottledwater.kafka.clients import Heard, errors, hear, passes, reader_config, unknown_property
 from airflow_bottledwater.kafka.hashes import hash_keys
 
 #: records of a block at most
@@ -150,6 +152,7 @@ def blocks(
         time.
     :param size: records of a block at most; many large ones need memory.
     :raises Outage: it has waited too long.
+    :raises CredentialsRefused: they refuse the login, or one side the other's certificate.
     :raises Refused: they deny the topic.
     """
     warm_up()
@@ -158,7 +161,9 @@ def blocks(
     waited_for = set(places)
     if not waited_for:
         return
-    consumer = _open(config, topic, places)
+    said = Heard()
+    failed = rd.error_callback(functools.partial(hear, said))
+    consumer = _open(config, topic, places, failed)
     queue = rd.queue_get_consumer(consumer)
     addresses, messages = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=rd.MESSAGE)
     limits = np.array(ends, dtype=np.int64)
@@ -182,10 +187,11 @@ def blocks(
                 heard = time.monotonic()
                 backoff.over()
             elif time.monotonic() - heard > _SILENCE:
-                backoff.wait(
+                what = (
                     f"Kafka at {config.get('bootstrap.servers', '?')} gives no more records of topic {topic!r}: a "
                     "transaction is open there, or the brokers do not answer"
                 )
+                backoff.wait(said.outage(what, config))
     finally:
         rd.queue_destroy(queue)
         rd.consumer_close(consumer)
@@ -200,8 +206,11 @@ def _check(config: Mapping[str, str], found: Rows) -> None:
                 raise KafkaException(error)
 
 
-def _open(config: Mapping[str, str], topic: str, places: Mapping[int, int]) -> int:
-    """An ``rd_kafka_t`` that reads these partitions, each from an offset on."""
+def _open(config: Mapping[str, str], topic: str, places: Mapping[int, int], failed: Any) -> int:
+    """An ``rd_kafka_t`` that reads these partitions, each from an offset on.
+
+    :param failed: see :func:`~airflow_bottledwater.kafka.librdkafka.make_consumer`.
+    """
     try:
         consumer = rd.make_consumer(
             {
@@ -217,7 +226,8 @@ def _open(config: Mapping[str, str], topic: str, places: Mapping[int, int]) -> i
                     # so long a broker keeps the answer back that says that a partition's end is reached
                     fetch_wait_max_ms="50",
                 ),
-            }
+            },
+            failed,
         )
     except rd.ConfigRefused as error:
         raise unknown_property(str(error)) from None

@@ -18,7 +18,7 @@ import confluent_kafka.cimpl
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, ResourceType, TopicDescription
 
-from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
+from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.kafka.clients import (
     GRANT,
     Heard,
@@ -229,7 +229,14 @@ class Topics:
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self._config = dict(config)
-        self._client = _client(self._config)
+        #: None behind an error after which another one is needed
+        self._used: _Client | None = _client(self._config)
+
+    @property
+    def _client(self) -> _Client:
+        if self._used is None:
+            self._used = _client(self._config)
+        return self._used
 
     @property
     def _admin(self) -> AdminClient:
@@ -251,12 +258,11 @@ class Topics:
         except Outage as error:
             _leave(self._client)
             self._admin.poll(0)
-            if refusal := self._client.heard.take_refusal():
-                raise CredentialsRefused(
-                    f"Kafka at {self._config.get('bootstrap.servers', '?')} refuses the connection: {refusal}.",
-                    "Check user, password, sasl.mechanism and ssl.ca.location.",
-                ) from None
-            raise Outage(error.what + self._client.heard.reason(), error.remedy) from None
+            found = self._client.heard.outage(error.what, self._config)
+            if isinstance(found, str):
+                raise Outage(found, error.remedy) from None
+            self._used = None
+            raise found from None
 
     def brokers(self) -> int:
         """The number of brokers in the cluster.
@@ -512,7 +518,7 @@ class Topics:
                 # the partition has another leader epoch since its broker was restarted, and this client would use the
                 # old one for ever
                 _leave(self._client)
-                self._client = _client(self._config)
+                self._used = None
             # a broker that has just started, or is behind the others, does not know the topic yet, or its leader
             # (_NOENT)
             if code not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):

@@ -210,7 +210,7 @@ _INVALID = re.compile(r"(^|: )(invalid|bad value)|definition of service|service 
 #: files for that (src/interfaces/libpq/fe-{connect,auth,secure-openssl}.c)
 _UNTRUSTED = re.compile(
     "certificate|private key|does not support SSL|weak sslmode|channel binding|method requirement|GSSAPI encryption"
-    "|requirepeer"
+    "|requirepeer|alert (unknown ca|access denied|handshake failure)"
 )
 #: the remedy where something that is no primary has answered
 NO_POOLER = "Connect to the primary itself, not through a connection pooler."
@@ -369,7 +369,11 @@ def _securing(message: str) -> str:
             "or to root with 0640 (on Kubernetes: defaultMode 0440 of the secret, and an fsGroup), and to fit sslcert."
         )
     if "certificate" in message or "does not support SSL" in message:
-        return "Check sslmode, sslrootcert and the host's name."
+        return "Check sslmode, sslrootcert, the host's name, and with a certificate of the client sslcert and sslkey."
+    if "alert" in message:
+        return (
+            "The server does not accept the client's certificate: check sslcert and sslkey, and until when it is valid."
+        )
     return "Check sslmode, channel_binding, require_auth and gssencmode of the connection, and what the server offers."
 
 

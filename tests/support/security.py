@@ -134,8 +134,9 @@ class Servers:
         self.kafka = KafkaBroker(folder / "kafka")
         self._port = ports.free()
         self.registry = SchemaRegistry(folder / "registry", basic_auth=(REGISTRY_USER, REGISTRY_PASSWORD))
-        pem = folder / "certificates" / "kafka.pem"
-        pem.write_text("".join(self.authority.issue("kafka")))
+        #: the key and certificate that Kafka shows, and the authorities whose clients it trusts where it asks them
+        self.shown, self.trusted = (folder / "certificates" / name for name in ("kafka.pem", "trusted.pem"))
+        self.certify(self.authority)
         broker, controller = (f"{ports.HOST}:{port}" for port in (self.kafka.port, self.kafka.controller_port))
         self.kafka.settings |= {
             "listeners": f"BROKER://{broker},CLIENTS://{self.bootstrap},CONTROLLER://{controller}",
@@ -146,10 +147,17 @@ class Servers:
                 "org.apache.kafka.common.security.scram.ScramLoginModule required;"
             ),
             "listener.name.clients.ssl.keystore.type": "PEM",
-            "listener.name.clients.ssl.keystore.location": str(pem),
+            "listener.name.clients.ssl.keystore.location": str(self.shown),
+            "listener.name.clients.ssl.truststore.type": "PEM",
+            "listener.name.clients.ssl.truststore.location": str(self.trusted),
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
         }
+
+    def certify(self, authority: Authority) -> None:
+        """Let Kafka, from its next start on, show a certificate of this authority and trust only its clients."""
+        self.shown.write_text("".join(authority.issue("kafka")))
+        self.trusted.write_bytes(authority.certificate.read_bytes())
 
     @property
     def bootstrap(self) -> str:

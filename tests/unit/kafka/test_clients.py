@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
-from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 from airflow_bottledwater.kafka import topics
 from airflow_bottledwater.kafka.clients import (
     Heard,
@@ -197,3 +197,47 @@ def test_a_failure_of_long_ago_is_not_the_reason_of_an_outage() -> None:
     assert "Disconnected" in heard.reason() and "Disconnected" in heard.reason()
     heard.at -= 61
     assert heard.reason() == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "refused"),
+    [
+        (KafkaError._AUTHENTICATION, "sasl_ssl://k:9093/1: SASL authentication error: Authentication failed", True),
+        (KafkaError._AUTHENTICATION, "sasl_ssl://k:9093/1: Unsupported SASL mechanism", True),
+        # what a broker said on TLS 1.2 and 1.3
+        (
+            KafkaError._SSL,
+            "ssl://k:9093/1: SSL handshake failed: error:0A000086:SSL routines::certificate verify",
+            True,
+        ),
+        (KafkaError._SSL, "ssl://k:9093/1: SSL handshake failed: error:0A000412::ssl/tls alert bad certificate:", True),
+        (KafkaError._TRANSPORT, "ssl://k:9093/1: Receive failed: error:0A000412::ssl/tls alert bad certificate:", True),
+        (KafkaError._TRANSPORT, "ssl://k:9093/1: Receive failed: error:0A000418::tlsv1 alert unknown ca: SSL", True),
+        (
+            KafkaError._SSL,
+            "ssl://k:9093/1: SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker?",
+            False,
+        ),
+        (
+            KafkaError._AUTHENTICATION,
+            "sasl_ssl://k:9093/1: SASL SCRAM-SHA-256 mechanism handshake failed: Local: Broker transport failure: n/a",
+            False,
+        ),
+        (KafkaError._AUTHENTICATION, "Failed to acquire SASL OAUTHBEARER token: Local: Timed out: idp", False),
+        (KafkaError._TRANSPORT, "ssl://certificates:9093/1: Connect to ipv4#10.0.0.1:9093 failed: refused", False),
+        (KafkaError._RESOLVE, "ssl://k:9093/1: Failed to resolve 'certificates:9093': unknown", False),
+    ],
+)
+def test_who_is_refused_is_told_from_who_has_no_answer(code: int, text: str, refused: bool) -> None:
+    heard = Heard()
+    hear(heard, KafkaError(code, f"{text} (after 2ms in state SSL_HANDSHAKE)"))
+    found = heard.outage("Kafka does not answer.", {"bootstrap.servers": "k:9093"})
+    if refused:
+        assert isinstance(found, CredentialsRefused) and found.what.endswith(f"refuses the connection: {text}.")
+    else:
+        assert found == f"Kafka does not answer. The client says: {text}." or "advertised.listeners" in str(found)
+    # the next outage may be a real one, and a refusal of long ago may have been mended
+    assert isinstance(heard.outage("Kafka does not answer", {}), str)
+    hear(heard, KafkaError(code, text))
+    heard.refused -= 61
+    assert isinstance(heard.outage("Kafka does not answer", {}), str)

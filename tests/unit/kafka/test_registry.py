@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from airflow_bottledwater.kafka.registry_errors import translate
 from airflow_bottledwater.policy import ErrorAction, act
 from tests.support import wire as w
 from tests.support.reference import RECORD
+from tests.support.security import Authority
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,26 @@ def test_a_process_makes_one_client_for_a_registry() -> None:
     config = {"url": "http://registry"}
     assert Registry(config)._client is Registry(dict(config))._client
     assert Registry(config)._client is not Registry({**config, "basic.auth.user.info": "user:password"})._client
+
+
+def test_certificates_that_are_exchanged_are_read_anew(tmp_path: Path) -> None:
+    file = Authority(tmp_path).certificate
+    asked = Registry({"url": "https://registry", "ssl.ca.location": str(file)})
+    first = asked._client
+    content = Authority(tmp_path, "new").certificate.read_bytes()
+    # half of the new file is there, or it is not there for a moment
+    for left in (content[:40], b""):
+        file.write_bytes(left) if left else file.unlink()
+        assert asked._client is first
+    file.write_bytes(content)
+    assert asked._client is not first and asked._client is asked._client
+
+
+def test_a_registry_that_does_not_accept_the_clients_certificate_refuses_it() -> None:
+    for alert in ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "TLSV13_ALERT_CERTIFICATE_REQUIRED", "TLSV1_ALERT_UNKNOWN_CA"):
+        error = translate(ssl.SSLError(1, f"[SSL: {alert}] alert (_ssl.c:2580)"), "https://registry", "")
+        assert isinstance(error, CredentialsRefused) and "ssl.certificate.location" in error.remedy
+    assert isinstance(translate(OSError("[SSL: TLSV1_ALERT_INTERNAL_ERROR]"), "https://registry", ""), Outage)
 
 
 @pytest.mark.parametrize("name", ["ssl.ca.location", "ssl.certificate.location"])

@@ -151,6 +151,13 @@ def test_what_is_wrong_on_this_host_is_no_outage(
     assert "sslkey" not in parameters or f"On this host ({socket.gethostname()})" in raised.value.remedy
 
 
+@pytest.mark.parametrize("alert", ["tlsv1 alert unknown ca", "tlsv13 alert certificate required"])
+def test_a_certificate_of_ours_that_the_server_does_not_accept_is_no_outage(alert: str) -> None:
+    said = f'connection failed: connection to server at "127.0.0.1", port 5432 failed: SSL error: {alert}'
+    found = connect._unconnected(psycopg.OperationalError(said), "host=127.0.0.1", {})
+    assert isinstance(found, CredentialsRefused) and "sslcert" in found.remedy
+
+
 @pytest.mark.parametrize("refusing", [("08P01", "unsupported startup parameter: replication")], indirect=True)
 def test_a_pooler_that_refuses_replication_is_named(refusing: str) -> None:
     with pytest.raises(Refused, match=r"A connection pooler has answered\. Connect to the primary itself") as raised:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, SlotInUse, TakenOver
+from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, SlotInUse, TakenOver, rotated
 from airflow_bottledwater.hooks.holder import living
 from airflow_bottledwater.hooks.tasks import Fate, owners_fate
 from airflow_bottledwater.jobs import restarts as policy
@@ -34,6 +35,18 @@ _RESTARTS = "bottledwater_restarts"
 _DEADLINE = "bottledwater_deadline"
 #: the key for where a bounded run has begun
 _BEGAN = "bottledwater_began"
+
+
+@contextlib.contextmanager
+def _being_changed() -> Iterator[None]:
+    """Within this block, credentials that are refused are being changed: an earlier job of the task was let in.
+
+    :raises Outage: instead of :class:`CredentialsRefused`.
+    """
+    try:
+        yield
+    except CredentialsRefused as error:
+        raise rotated(error) from None
 
 
 class StreamToKafkaOperator(BottledWaterSparkOperator):
@@ -255,6 +268,9 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         :raises AirflowFailException: it failed for good.
         """
         outcome = self._outcome(ended)
+        if outcome.kind == CredentialsRefused.__name__ and self._last_start(context).count:
+            # an earlier job of this try was let in: the password is being changed
+            outcome = replace(outcome, transient=True)
         with failing():
             pipeline = self.pipeline_hook.pipeline()
             if outcome.ok or not outcome.transient:
@@ -280,8 +296,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         """
         store: Any = context["task_state_store"]
         now = time.time()
-        last = policy.Restarts(**{"at": now, **(store.get(_RESTARTS) or {})})
-        again = last.after(outcome.kind, reached=reached, now=now)
+        again = self._last_start(context).after(outcome.kind, reached=reached, now=now)
         _, restarts = self._limits()
         if again.count > restarts:
             self._finish(outcome)
@@ -294,6 +309,10 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         )
         store.set(_RESTARTS, asdict(again), retention=NEVER_EXPIRE)
         return again.at
+
+    def _last_start(self, context: Context) -> policy.Restarts:
+        store: Any = context["task_state_store"]
+        return policy.Restarts(**{"at": time.time(), **(store.get(_RESTARTS) or {})})
 
     def submit_again(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Submit the job again, after the backoff; or end, if the pipeline was asked to stop meanwhile."""
@@ -308,10 +327,8 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
     def _asked_meanwhile(self, context: Context) -> bool:
         from airflow_bottledwater.jobs import fence
 
-        store: Any = context["task_state_store"]
-        last = policy.Restarts(**(store.get(_RESTARTS) or {}))
         with failing():
-            asked = fence.asked_meanwhile(self.pipeline_hook.pipeline(), last.before)
+            asked = fence.asked_meanwhile(self.pipeline_hook.pipeline(), self._last_start(context).before)
         if asked:
             self.log.info("The pipeline was asked to stop: its job is not submitted again.")
         return asked
@@ -326,7 +343,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         try:
             with failing():
                 pipeline = self.pipeline_hook.pipeline()
-                with self.noting(context, pipeline, again=True):
+                with self.noting(context, pipeline, again=True), _being_changed():
                     self._make_way(context, pipeline, again=True)
                     return self._submit(context, pipeline, self._place(), bounded=true(self.bounded))
         except SlotInUse:

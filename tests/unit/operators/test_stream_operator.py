@@ -14,7 +14,7 @@ import pytest
 from airflow.sdk import NEVER_EXPIRE
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from airflow_bottledwater.errors import JobDied, JobFailed, Outage, SlotInUse
+from airflow_bottledwater.errors import CredentialsRefused, JobDied, JobFailed, Outage, SlotInUse
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.holder import Holder
 from airflow_bottledwater.hooks.tasks import Fate
@@ -692,6 +692,35 @@ def test_a_job_that_died_is_submitted_again_after_a_pause(world: World) -> None:
     assert trigger.identity == NEW == store.values["bottledwater_job"]
     assert store.values["bottledwater_restarts"]["count"] == 1
     assert store.retentions == {NEVER_EXPIRE}
+
+
+def test_credentials_that_are_refused_behind_a_job_that_was_let_in_are_being_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the server first, and in the connection some minutes later."""
+    store, refused = Store(bottledwater_job=OLD), [CredentialsRefused("PostgreSQL refuses the connection.")]
+
+    def name_of(pipeline: Any) -> str:
+        if refused:
+            raise refused.pop()
+        return "name"
+
+    monkeypatch.setattr(live, "name_of", name_of)
+    with pytest.raises(AirflowFailException, match="refuses the connection"):
+        operator().execute(context(Store()))
+    refused.append(CredentialsRefused("PostgreSQL refuses the connection."))
+    paused(operator(), store, ended(world))
+    with pytest.raises(TaskDeferred) as raised:
+        operator().submit_again(context(store), {"status": "over"})
+    assert raised.value.method_name == "submit_again" and store.values["bottledwater_restarts"]["count"] == 2
+    assert again(operator(), store).identity == NEW
+    world.end(NEW, ok=False, kind="CredentialsRefused", error="The schema registry denies access.", transient=False)
+    paused(operator(), store, ended(world, NEW))
+    assert store.values["bottledwater_restarts"]["count"] == 3
+    # not without end; and at a first start at once
+    for begun in (store, Store(bottledwater_job=NEW)):
+        with pytest.raises(JobFailed if begun is store else AirflowFailException, match="denies access"):
+            operator(restarts=3).execute_complete(context(begun), ended(world, NEW))
 
 
 @pytest.mark.parametrize("event", [None, {}, {"status": "ended"}])

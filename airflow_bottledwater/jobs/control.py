@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +18,16 @@ from airflow_bottledwater.errors import (
     StaleBatch,
     StopRequested,
     TakenOver,
+    beside,
     rotated,
 )
 from airflow_bottledwater.jobs import requests, submitted
 from airflow_bottledwater.jobs.reporter import Reporter
+from airflow_bottledwater.kafka.clients import GRANT
+from airflow_bottledwater.model.amounts import clock
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.pipeline.settings import Settings
@@ -42,7 +47,7 @@ from airflow_bottledwater.state.control_records import (
 )
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
-from airflow_bottledwater.state.store import RawRecords
+from airflow_bottledwater.state.store import CONTROL_TOPIC, RawRecords
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +55,9 @@ log = logging.getLogger(__name__)
 _STABLE = 600.0
 #: seconds for which a job that was taken over listens before it ends: its last heartbeat may be under way to Kafka
 _UNDER_WAY = 0.5
+#: seconds without any record of the shared topic, to which Kafka takes this job's heartbeats, after which its requests
+#: are not heard
+_UNHEARD = 60.0
 
 
 class Controller(Reporter):
@@ -74,6 +82,8 @@ class Controller(Reporter):
         self._job, self._obeys, self.replaced, self._dropped = job, False, False, False
         self._by: StoppedBy = ""
         self._look: Callable[[], str] | None = None
+        #: when a heartbeat was lost last, and when another consumer was made to hear requests, by the monotonic clock
+        self._lost, self._renewed = time.monotonic(), -math.inf
         #: the last state must not be overwritten by what a heartbeat finds meanwhile
         self._naming = threading.Lock()
 
@@ -236,6 +246,26 @@ class Controller(Reporter):
         self._obeys = True
         self.stopped.set()
 
+    def _unheard(self) -> list[Problem]:
+        """That nothing is heard of the shared topic, not even this job's own heartbeats, which Kafka takes: the role
+        may not read it any more, say. Nobody could stop the job, or ask it for anything."""
+        now, limit = time.monotonic(), max(_UNHEARD, 3 * self._pipeline.heartbeat_interval)
+        if self._topic.lost:
+            self._lost = now
+        ago, why = self._topic.unread()
+        ago = min(ago, now - self._lost)
+        if ago <= limit:
+            return []
+        if now - self._renewed > limit:
+            self._renewed = now
+            self._topic.read_anew()
+        what = (
+            f"Since {clock(time.time() - ago)} nothing is heard of it, though Kafka takes what this job writes there: a "
+            f"request to stop, to pause or to read a table again does not reach the job. {why}"
+        )
+        remedy = beside(CredentialsRefused(what, f"Make sure that the role may read it. {GRANT}."))
+        return [Problem("requests-unheard", f"topic {CONTROL_TOPIC!r}", what.rstrip(), remedy, since=time.time() - ago)]
+
     def _write(self, wait: float) -> None:
         if self.replaced:
             return
@@ -244,6 +274,7 @@ class Controller(Reporter):
             with self._naming:
                 if state and not self.status.ended:
                     self.status.state = state
+            self.problems.tell("requests", self._unheard())
             self.status.problems = self.problems.all()
         self.status.at = time.time()
         self._topic.write({status_key(self.name): encode(self.status)}, wait=wait)

@@ -22,14 +22,24 @@ import numpy.typing as npt
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.encoding.program import Programs, Target, compile_programs
-from airflow_bottledwater.errors import LOST_STATE, ChosenTopicGone, CredentialsRefused, Outage, Refused, StateError
+from airflow_bottledwater.errors import (
+    LOST_STATE,
+    ChosenTopicGone,
+    CredentialsRefused,
+    Outage,
+    Refused,
+    StateError,
+    beside,
+)
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
 from airflow_bottledwater.kafka.hanging import release
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Publisher, Records, single
 from airflow_bottledwater.kafka.topics import CommitTimes, Topic, Topics
 from airflow_bottledwater.metrics import registry
 from airflow_bottledwater.metrics.meter import Meter
+from airflow_bottledwater.model.amounts import clock
 from airflow_bottledwater.model.job import Job
+from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.slot import parts
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
@@ -55,6 +65,8 @@ _STATE_RECORD = 8 << 20
 _SMALLEST_BATCH = 1000
 #: seconds after which a session compares its topics again while it keeps its producer
 _COMPARE_AGAIN = 30.0
+#: seconds without an answer after which it is told that they cannot be compared
+_UNCHECKED = 120.0
 #: seconds for which it waits for Kafka's description of them, which is there after some milliseconds unless there are
 #: hundreds
 _PATIENCE = 0.05
@@ -119,6 +131,8 @@ class PublishSession:
         #: the last programs, and what they were made of
         self._programs: tuple[tuple[Version, ...], bool, Programs] | None = None
         self._compared = 0.0
+        #: why they could not be compared when that was tried last
+        self._uncompared: Outage | CredentialsRefused | None = None
         #: the ids of the topics of the state and of events, as they were first
         self._state_id = self._events_id = ""
         #: whether the topics have other limits than the producer was made for
@@ -362,7 +376,8 @@ class PublishSession:
 
     def _compared_aside(self, *, now: bool = False) -> bool:
         """Compare the topics if that is due and another thread has asked Kafka for them; returns what
-        :meth:`compare_topics` does. An outage is no error here: publishing meets it, too, and Kafka is asked again.
+        :meth:`compare_topics` does. An outage is no error here: publishing meets it, too, and Kafka is asked again; if
+        it does not, :attr:`unchecked` tells it.
 
         :param now: whether it is due in any case.
         """
@@ -378,7 +393,19 @@ class PublishSession:
             return self._compare(described.result())
         except (Outage, CredentialsRefused) as error:
             log.debug("The topics could not be compared: %s", error)
+            self._uncompared = error
             return False
+
+    @property
+    def unchecked(self) -> list[Problem]:
+        """That the topics could not be compared for two minutes, while records are published to them."""
+        error, ago = self._uncompared, time.monotonic() - self._compared
+        if error is None or ago <= _UNCHECKED:
+            return []
+        what = (
+            f"Since {clock(time.time() - ago)} it cannot be asked whether a topic was deleted or altered: {error.what}"
+        )
+        return [Problem("topics-unchecked", "Kafka", what, beside(error), since=time.time() - ago)]
 
     def _describe(self, found: Future[dict[str, Topic]]) -> None:
         try:
@@ -420,7 +447,7 @@ class PublishSession:
         self._timed = [described[n].commit_times for n in self.topics]
         self.described = described
         self.partitions = {name: topic.partitions for name, topic in described.items()}
-        self._compared = time.monotonic()
+        self._compared, self._uncompared = time.monotonic(), None
         return not np.array_equal(limits, self.limits) or timed != self._timed
 
     def include(self, names: Sequence[str]) -> None:

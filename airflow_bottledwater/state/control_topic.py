@@ -140,6 +140,8 @@ class ControlTopic:
         self._answered = -math.inf
         #: when Kafka has answered last, by the host's clock, which goes on while the host sleeps
         self._heard = time.time()
+        #: when something was read last, by the monotonic clock
+        self._read_last = time.monotonic()
         #: one asks Kafka for all that wait for its answer; reentrant as above
         self._asking = threading.RLock()
         self._asked: tuple[float, Exception | None] = (-math.inf, None)
@@ -315,6 +317,18 @@ class ControlTopic:
                 self._reading = reading
         return end
 
+    def unread(self) -> tuple[float, str]:
+        """Seconds since something was read last, and why nothing can be read, if that is known. Who writes hears its
+        own records, too."""
+        with self.arrived:
+            return time.monotonic() - self._read_last, str(self._error or "")
+
+    def read_anew(self) -> None:
+        """Have the topic read by another consumer: one that is refused, or got stuck, may go on for ever. It has the
+        files of certificates as they are now."""
+        with self.arrived:
+            self._begin_anew(max(self.at, self._known_to))
+
     def _begin_anew(self, end: int) -> None:
         """Have the topic read from its start by another consumer: the one that has read the topic before may never get
         anything of one that was created again (https://github.com/confluentinc/librdkafka/issues/4898). One that was
@@ -362,7 +376,7 @@ class ControlTopic:
                 self._begin_anew(at)
                 return
             self._error = None
-            now = time.monotonic()
+            now = self._read_last = time.monotonic()
             if self.at >= self._first_end:
                 self._changed.update(dict.fromkeys((key for key, _ in changes), now))
             for key, value in last_of_each(changes).items():

@@ -136,12 +136,12 @@ class StreamPublisher:
         return str(self._session.pace) if self._session.pace.slow else ""
 
     @property
-    def expiring(self) -> list[Problem]:
-        """The topics that delete what has to stay, see :func:`kafka_checks.expiring`."""
+    def topic_problems(self) -> list[Problem]:
+        """The topics that delete what has to stay (:func:`kafka_checks.expiring`), and that they cannot be compared."""
         described = self._session.described
         if self._expiring[0] is not described:
             self._expiring = described, kafka_checks.expiring(self._pipeline, self._keyed, described)
-        return self._expiring[1]
+        return [*self._expiring[1], *self._session.unchecked]
 
     @property
     def counters(self) -> dict[str, int]:

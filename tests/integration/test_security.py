@@ -23,8 +23,10 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from psycopg.conninfo import make_conninfo
 
 from airflow_bottledwater import processes
+from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, PreflightError, Refused
-from airflow_bottledwater.jobs import status
+from airflow_bottledwater.jobs import control, status
+from airflow_bottledwater.kafka import topic_reader
 from airflow_bottledwater.kafka.publisher import Publisher, Records
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
 from airflow_bottledwater.policy import transient
@@ -267,6 +269,86 @@ def test_a_stream_whose_password_in_kafka_was_rotated_says_so_and_goes_on_with_t
     flow.change(kafka={**flow.pipeline.kafka, "sasl.password": f"{KAFKA_PASSWORD}2"})
     flow.stream()
     assert status.report(flow.pipeline).counters["published"] == 2
+
+
+@pytest.mark.parametrize("exchanged", ["the broker's", "the client's"])
+def test_a_stream_whose_certificates_were_exchanged_goes_on_with_the_new_ones(
+    servers: Servers, tmp_path: Path, exchanged: str
+) -> None:
+    """librdkafka reads the files when a client is made: the stream has to end, whatever its on_error is."""
+    flow = Secured(servers, NEEDED, tables="sales.a", create_publication=False, skip_snapshot=True, on_error="log")
+    authorities, own = tmp_path / "authorities.pem", tmp_path / "own.pem"
+    authorities.write_bytes(servers.authority.certificate.read_bytes())
+    own.write_text("".join(servers.authority.issue("client")))
+    files = {"ssl.ca.location": authorities, "ssl.key.location": own, "ssl.certificate.location": own}
+    flow.change(kafka={**flow.pipeline.kafka, **{name: str(file) for name, file in files.items()}})
+    if exchanged == "the client's":
+        servers.kafka.settings["listener.name.clients.ssl.client.auth"] = "required"
+        servers.kafka.restart()
+    flow.publish()
+    flow.create()
+    with flow.streaming() as errors:
+        flow.execute("UPDATE sales.a SET t = 'y' WHERE id = 1")
+        until(lambda: status.report(flow.pipeline).counters["published"] == 1, "the first change", failed=errors)
+        if exchanged == "the client's":
+            servers.trusted.write_bytes(servers.stranger.certificate.read_bytes())
+        else:
+            servers.shown.write_text("".join(servers.stranger.issue("kafka")))
+        servers.kafka.kill()
+        flow.execute("UPDATE sales.a SET t = 'z' WHERE id = 1")
+        try:
+            servers.kafka.start()
+            until(lambda: errors, "the stream fails")
+            (error,) = errors
+            assert isinstance(error, Outage) and "certificate" in str(error), error
+            authorities.write_bytes(b"".join(a.certificate.read_bytes() for a in (servers.authority, servers.stranger)))
+            if exchanged == "the client's":
+                own.write_text("".join(servers.stranger.issue("client")))
+            flow.stream()
+            assert status.report(flow.pipeline).counters["published"] == 2
+        finally:
+            servers.kafka.stop()
+            servers.kafka.settings.pop("listener.name.clients.ssl.client.auth", None)
+            servers.certify(servers.authority)
+            servers.kafka.start()
+
+
+def test_a_job_that_may_not_read_requests_any_more_says_so(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_UNHEARD", 5.0)
+    flow = Secured(servers, NEEDED, tables="sales.a", create_publication=False, skip_snapshot=True)
+    flow.publish()
+    flow.create()
+    everybody = flow.pipeline.with_(kafka={"bootstrap.servers": servers.kafka.bootstrap})
+
+    def told() -> list[str]:
+        job = status.report(everybody).job
+        return [str(each) for each in job.problems if each.kind == "requests-unheard"] if job else []
+
+    with flow.streaming() as errors:
+        flow.execute("UPDATE sales.a SET t = 'y' WHERE id = 1")
+        until(lambda: status.report(everybody).counters["published"] == 1, "the first change", failed=errors)
+        read = next(r for r in NEEDED if r.prefix == "_bottledwater" and r.operation == "Read")
+        flow.revoke(read)
+        until(told, "the job says that it is deaf", failed=errors)
+        assert "Make sure that the role may read it" in told()[0]
+        flow.grant(read)
+        until(lambda: not told(), "the job hears again", failed=errors)
+    assert not errors
+
+
+def test_a_reader_of_a_topic_that_is_refused_does_not_wait_for_a_transaction(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Impatient(Backoff):
+        def wait(self, what: str | BaseException) -> None:
+            if isinstance(what, BaseException):
+                raise what
+            super().wait(what)
+
+    monkeypatch.setattr(topic_reader, "_SILENCE", 1.0)
+    flow = Secured(servers, NEEDED, tables="sales.a", create_publication=False)
+    with pytest.raises(CredentialsRefused, match=r"authentication failed|invalid credentials"):
+        list(topic_reader.blocks({**flow.pipeline.kafka, "sasl.password": "other"}, "any", [1], Impatient(60.0)))
 
 
 def test_the_command_and_its_jobs_show_no_secret(

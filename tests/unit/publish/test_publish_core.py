@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ import pytest
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import (
     BottledWaterError,
+    CredentialsRefused,
     Outage,
     RecordError,
     Refused,
@@ -528,6 +530,24 @@ def test_a_right_that_is_taken_away_changes_no_topic(broker: Broker) -> None:
     assert session.largest_record == 10_000_000 and session.described["t"].cleanup == "compact"
     broker.limit, broker.cleanup = 2_000_000, "compact"
     assert session.compare_topics() and session.largest_record == 2_000_000
+
+
+def test_topics_that_cannot_be_compared_for_long_are_told(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = _session(broker)
+    session.compare_topics()
+    ask, refused = session._ask, CredentialsRefused("Kafka refuses the connection.", "Check user and password.")
+    monkeypatch.setattr(session, "_ask", Mock(side_effect=refused))
+    assert not session._compared_aside(now=True) and not session.unchecked
+    session._compared -= 121
+    (told,) = session.unchecked
+    assert told.kind == "topics-unchecked" and "refuses the connection" in told.reason
+    assert "restart the job" in told.remedy
+    monkeypatch.setattr(session, "_ask", ask)
+    session._compared_aside(now=True)
+    assert not session.unchecked
+    # an outage of all, in which nothing is compared
+    session._compared -= 121
+    assert not session.unchecked
 
 
 @pytest.mark.parametrize(

@@ -2306,12 +2306,69 @@ MUTANTS = (
     ),
     Mutant(
         "a process makes one client for a registry",
-        "Registry._client",
-        swap(
-            "_shared_client(tuple(sorted(self._options.items())))",
-            "_shared_client.__wrapped__(tuple(sorted(self._options.items())))",
-        ),
+        "_shared_client",
+        never("known is not None and known[0] == changed"),
         "tests/unit/kafka/test_registry.py::test_a_process_makes_one_client_for_a_registry",
+    ),
+    Mutant(
+        "a client of the registry is made anew when its certificates were exchanged",
+        "_shared_client",
+        drop("known[0] == changed"),
+        "tests/unit/kafka/test_registry.py::test_certificates_that_are_exchanged_are_read_anew",
+    ),
+    Mutant(
+        "a client whose certificates are just being exchanged goes on with the earlier ones",
+        "_shared_client",
+        always("known is None"),
+        "tests/unit/kafka/test_registry.py::test_certificates_that_are_exchanged_are_read_anew",
+    ),
+    Mutant(
+        "a reader of a whole topic tells a refusal from an open transaction",
+        "blocks",
+        swap("said.outage(what, config)", "what"),
+        "tests/integration/test_security.py::test_a_reader_of_a_topic_that_is_refused_does_not_wait_for_a_transaction",
+    ),
+    Mutant(
+        "topics that cannot be compared for long are a problem",
+        "PublishSession._compared_aside",
+        drop("self._uncompared = error"),
+        "tests/unit/publish/test_publish_core.py::test_topics_that_cannot_be_compared_for_long_are_told",
+    ),
+    Mutant(
+        "a job that hears no requests tells it",
+        "Controller._unheard",
+        always("ago <= limit"),
+        "tests/integration/test_security.py::test_a_job_that_may_not_read_requests_any_more_says_so",
+    ),
+    Mutant(
+        "an alert of TLS that rejects the client's certificate is a refusal whatever its code is",
+        "hear",
+        swap("error.code() in _REFUSING", "error.code() in _REFUSING[:2]"),
+        "tests/unit/kafka/test_clients.py::test_who_is_refused_is_told_from_who_has_no_answer",
+    ),
+    Mutant(
+        "a login that is cut off is no refusal",
+        "hear",
+        drop("not _CUT.search(said)"),
+        "tests/unit/kafka/test_clients.py::test_who_is_refused_is_told_from_who_has_no_answer",
+    ),
+    Mutant(
+        "a refusal of long ago may have been mended",
+        "Heard.outage",
+        drop("time.monotonic() - self.refused > _RECENT"),
+        "tests/unit/kafka/test_clients.py::test_who_is_refused_is_told_from_who_has_no_answer",
+    ),
+    Mutant(
+        "credentials that are refused when a job is submitted again are being changed",
+        "_being_changed",
+        swap("rotated(error)", "error"),
+        "tests/unit/operators/test_stream_operator.py::test_credentials_that_are_refused_behind_a_job_that_was_let_in_are_being_changed",
+    ),
+    Mutant(
+        "credentials that are refused to a job behind one that was let in are being changed",
+        "StreamToKafkaOperator._judge",
+        never("outcome.kind == CredentialsRefused.__name__ and self._last_start(context).count"),
+        "tests/unit/operators/test_stream_operator.py::test_credentials_that_are_refused_behind_a_job_that_was_let_in_are_being_changed",
     ),
     Mutant(
         "the log says at once that code is compiled",
@@ -5701,7 +5758,7 @@ MUTANTS = (
     ),
     Mutant(
         "a topic that begins to delete what has to stay is red",
-        "StreamPublisher.expiring",
+        "StreamPublisher.topic_problems",
         swap("kafka_checks.expiring(self._pipeline, self._keyed, described)", "[]"),
         f"{_EXPIRY}::test_a_topic_that_begins_to_forget_rows_is_a_problem_of_the_running_stream",
     ),

@@ -187,15 +187,18 @@ def blocks(
                 heard = time.monotonic()
                 backoff.over()
             elif time.monotonic() - heard > _SILENCE:
-                what = (
-                    f"Kafka at {config.get('bootstrap.servers', '?')} gives no more records of topic {topic!r}: a "
-                    "transaction is open there, or the brokers do not answer"
-                )
-                backoff.wait(said.outage(what, config))
+                backoff.wait(said.outage(_waiting(config, topic), config))
     finally:
         rd.queue_destroy(queue)
         rd.consumer_close(consumer)
         rd.destroy(consumer)
+
+
+def _waiting(config: Mapping[str, str], topic: str) -> str:
+    return (
+        f"Kafka at {config.get('bootstrap.servers', '?')} gives no more records of topic {topic!r}: a transaction is "
+        "open there, or the brokers do not answer"
+    )
 
 
 def _check(config: Mapping[str, str], found: Rows) -> None:

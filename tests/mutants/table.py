@@ -2325,7 +2325,7 @@ MUTANTS = (
     Mutant(
         "a reader of a whole topic tells a refusal from an open transaction",
         "blocks",
-        swap("said.outage(what, config)", "what"),
+        swap("said.outage(_waiting(config, topic), config)", "_waiting(config, topic)"),
         "tests/integration/test_security.py::test_a_reader_of_a_topic_that_is_refused_does_not_wait_for_a_transaction",
     ),
     Mutant(

@@ -229,8 +229,10 @@ class Topics:
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self._config = dict(config)
-        #: None behind an error after which another one is needed
+        #: None behind an error after which another one is needed; the one before is kept, since another thread may
+        #: still wait for its answers
         self._used: _Client | None = _client(self._config)
+        self._before: _Client | None = None
 
     @property
     def _client(self) -> _Client:
@@ -241,6 +243,9 @@ class Topics:
     @property
     def _admin(self) -> AdminClient:
         return self._client.admin
+
+    def _change(self) -> None:
+        self._before, self._used = self._used, None
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -261,7 +266,7 @@ class Topics:
             found = self._client.heard.outage(error.what, self._config)
             if isinstance(found, str):
                 raise Outage(found, error.remedy) from None
-            self._used = None
+            self._change()
             raise found from None
 
     def brokers(self) -> int:
@@ -518,7 +523,7 @@ class Topics:
                 # the partition has another leader epoch since its broker was restarted, and this client would use the
                 # old one for ever
                 _leave(self._client)
-                self._used = None
+                self._change()
             # a broker that has just started, or is behind the others, does not know the topic yet, or its leader
             # (_NOENT)
             if code not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT):

@@ -27,10 +27,10 @@ class _Metadata(ctypes.Structure):
     ]
 
 
-def topic_error(address: int) -> int:
-    """The error code of the only topic of a struct rd_kafka_metadata.
+def topic_errors(address: int) -> dict[str, int]:
+    """The error codes of the topics of a struct rd_kafka_metadata, by their names; 0 for none.
 
     :param address: where that is.
     """
     head = _Metadata.from_address(address)
-    return int(head.topics[0].err) if head.topic_count else 3
+    return {head.topics[i].topic.decode(): int(head.topics[i].err) for i in range(head.topic_count)}

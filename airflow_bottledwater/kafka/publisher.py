@@ -34,7 +34,7 @@ from airflow_bottledwater.kafka.clients import (
     unknown_property,
 )
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused, TooSlow
-from airflow_bottledwater.kafka.metadata import topic_error
+from airflow_bottledwater.kafka.metadata import topic_errors
 from airflow_bottledwater.kafka.room import BATCH, room
 from airflow_bottledwater.kafka.topics import FOR_EVER, HOUR, CommitTimes
 
@@ -227,25 +227,46 @@ class Publisher:
         self._rkts = np.array(handles, dtype=np.int64)
         self._handles = rd.handles(self._handle, self._rkts, self._timed)
         # before the first transaction: a record for a topic without metadata registers partition -1 in the transaction
+        errors = self._fetch_all()
         topics = list(zip(self._topics, self._rkts, strict=True))
-        # one topic is fetched twice: after the first answer, which names the brokers, librdkafka moves from the
+        left = [(topic, rkt) for topic, rkt in topics if errors.get(topic) != 0]
+        # one topic is fetched once more: after the first answer, which names the brokers, librdkafka moves from the
         # bootstrap server to one of them. An initialisation before that one is connected finds no coordinator, and is
         # only repeated half a second later
-        for topic, rkt in [*topics, *topics[:1]]:
+        for topic, rkt in [*left, *topics[:1]]:
             self._fetch(topic, int(rkt))
         self._call(
             f"initialising transactional id {self.transactional_id!r}",
             lambda: rd.init_transactions(self._handle, _SLICE_MS),
         )
 
+    def _fetch_all(self) -> dict[str, int]:
+        """Fetch the metadata of all topics at once: of thousands, one after the other would take minutes where the
+        broker is far away. Returns their error codes."""
+        while (found := self._metadata(None)) is None:
+            pass
+        return found
+
+    def _metadata(self, rkt: int | None) -> dict[str, int] | None:
+        """The error codes of one topic, or of all that the producer has; None if there was no answer, which was waited
+        for once."""
+        found = ctypes.c_void_p()
+        code = rd.metadata(self._handle, 0, rkt, ctypes.byref(found), 2000)
+        if not found:
+            self._wait(f"Kafka does not answer: {rd.name(code)}")
+            return None
+        errors = topic_errors(found.value or 0)
+        rd.metadata_destroy(found)
+        return errors
+
     def _fetch(self, topic: str, rkt: int) -> None:
         unknown = 0
         while True:
-            found = ctypes.c_void_p()
-            code = rd.metadata(self._handle, 0, rkt, ctypes.byref(found), 2000)
-            if found:
-                class_error = topic_error(found.value or 0)
-                rd.metadata_destroy(found)
+            errors = self._metadata(rkt)
+            if errors is None:
+                unknown = 0  # the first broker that is back may not know any topic for a moment
+            else:
+                class_error = errors.get(topic, KafkaError.UNKNOWN_TOPIC_OR_PART)
                 if class_error == 0:
                     return
                 if denied(class_error):
@@ -257,9 +278,6 @@ class Publisher:
                     )
                 unknown += 1
                 time.sleep(0.1)
-            else:
-                self._wait(f"Kafka does not answer: {rd.name(code)}")
-                unknown = 0  # the first broker that is back may not know any topic for a moment
 
     def close(self) -> None:
         """Close the producer. A transaction that was begun and not gone on with is aborted; another that is open is

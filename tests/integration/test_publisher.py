@@ -15,6 +15,7 @@ import pytest
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import wire
 from airflow_bottledwater.encoding.layout import RECORD
+from airflow_bottledwater.kafka import librdkafka
 from airflow_bottledwater.kafka.errors import RecordRefused
 from airflow_bottledwater.kafka.publisher import Publisher, Records, single
 from airflow_bottledwater.local.kafka import KafkaBroker
@@ -102,6 +103,28 @@ def expected(records: Records, topic: int, partition: int) -> list[tuple[str | N
 
 def of(messages: list[Message], partition: int) -> list[Message]:
     return sorted((m for m in messages if m.partition == partition), key=lambda m: m.offset)
+
+
+def test_many_topics_are_asked_for_at_once(kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, thousands would take minutes where the broker is far away."""
+    names = [f"publisher.{uuid.uuid4().hex[:8]}.{i}" for i in range(12)]
+    for name in names:
+        create_topic({"bootstrap.servers": kafka.bootstrap}, name, partitions=2, replication=1, config={})
+    asked, ask = list[object](), librdkafka.metadata
+
+    def metadata(handle: int, everything: int, rkt: object, *more: object) -> int:
+        asked.append(rkt)
+        return int(ask(handle, everything, rkt, *more))
+
+    monkeypatch.setattr(librdkafka, "metadata", metadata)
+    with opened(kafka, names) as publisher:
+        # once for all, once more for the first; and for one that a broker does not know yet
+        assert asked[0] is None and len(asked) <= 4
+        with publisher.transaction():
+            for i in range(len(names)):
+                publisher.produce(single(i, 1, b'"k"', b'"v"'))
+    found = read_all(kafka, names)
+    assert [[(each.key, each.partition) for each in found[name]] for name in names] == [[('"k"', 1)]] * len(names)
 
 
 @pytest.mark.some(1)

@@ -298,9 +298,15 @@ def _rewritten_as_one(known: Known, today: Sequence[Partition]) -> bool:
     """Whether all known partitions got new files in one transaction: by TRUNCATE or ALTER of the whole table, of which
     the stream is told."""
     rewritten = _rewritten(known, today)
-    return len({each.xmin for each in rewritten}) == 1 and all(
-        each in rewritten for each in today if each.leaf and each.oid in known
-    )
+    there = sum(each.leaf and each.oid in known for each in today)
+    return len({each.xmin for each in rewritten}) == 1 and len(rewritten) == there
+
+
+def merged(recorded: Known, before: Known, now: Known) -> dict[int, KnownPartition]:
+    """``recorded`` with what has changed from ``before`` to ``now``, but for the partitions of which something else was
+    recorded since ``before``, by a live snapshot, say."""
+    changed = {oid: each for oid, each in now.items() if each != before.get(oid)}
+    return {**recorded, **{oid: each for oid, each in changed.items() if recorded.get(oid) == before.get(oid)}}
 
 
 def remembered(partitions: Iterable[Partition]) -> dict[int, KnownPartition]:

@@ -63,8 +63,9 @@ class CatalogLook:
         :func:`airflow_bottledwater.tables.types.altered`.
     :param types: what is to be recorded of columns' types, see there.
     :param unsent: see :func:`airflow_bottledwater.state.coverage.unsent`.
-    :param made: by table, the partitions that were made since the state knows of its partitions, and that it is to know
-        from now on, so that it is noticed if they lose rows.
+    :param followed: by table, what the state knows of its partitions, and what it is to know from now on: those that
+        were made since, and the new files of all if the whole table was truncated, so that it is noticed if they lose
+        rows.
     :param gaps: those of tables whose topics lack changes from now on.
     :param names: those that the state is to know from now on.
     :param uncovered: see :func:`airflow_bottledwater.postgres.publication.uncovered`.
@@ -85,7 +86,7 @@ class CatalogLook:
     types: dict[int, ChangedTypes] = field(default_factory=dict)
     unsent: dict[str, dict[str, str]] = field(default_factory=dict)
     uncovered: dict[int, str] = field(default_factory=dict)
-    made: dict[int, dict[int, partitions.KnownPartition]] = field(default_factory=dict)
+    followed: Mapping[int, tuple[partitions.Known, partitions.Known]] = field(default_factory=dict)
     gaps: dict[int, Gap] = field(default_factory=dict)
     names: NewNames = field(default_factory=NewNames)
     lsn: int = 0
@@ -111,7 +112,7 @@ def look(
         before = known.partitions
         known.apply(compared.followed(connection, known))
         now = known.partitions
-        made = {oid: {each: now[oid][each] for each in now[oid].keys() - before[oid].keys()} for oid in before}
+        told = {oid: (some, now[oid]) for oid, some in before.items() if now[oid] != some}
         # a pattern that matches nothing any more: preflight reports it
         wanted = set(resolve(connection, pipeline, known, pipeline.tables, pipeline.schemas, strict=False))
         wanted -= belonging(connection, known)
@@ -151,7 +152,7 @@ def look(
             *altered(known, {table.oid: table for table in followed}),
             changed,
             uncovered,
-            {oid: some for oid, some in made.items() if some},
+            told,
             gaps,
             new_names(pipeline, known, loaded),
             end_of_wal(connection),

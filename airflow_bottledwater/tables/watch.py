@@ -343,7 +343,7 @@ class TableWatch:
             self._since = {key: since for key, since in self._since.items() if key in came_up}
             left_to_do = {oid for oid, _, _ in came_up}
             self._writers = {oid: each for oid, each in self._writers.items() if oid in left_to_do}
-            found = due or retry or seen.types or seen.made or seen.gaps or seen.names
+            found = due or retry or seen.types or seen.followed or seen.gaps or seen.names
             if not (found or self._lacks_publication(seen)):
                 return steps, None
             prepared = writer.prepare(connection, self._pipeline, self._cluster, known, seen, due, self._writers)

@@ -28,10 +28,9 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.postgres import catalog, coverage, locks, publication, slot
+from airflow_bottledwater.postgres import catalog, coverage, locks, partitions, publication, slot
 from airflow_bottledwater.postgres.connect import Connection, own, quoted
 from airflow_bottledwater.postgres.coverage import Coverage
-from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.postgres.server import end_of_wal
 from airflow_bottledwater.provision.create import partition_records, pin
 from airflow_bottledwater.state import row_filters, starts
@@ -92,7 +91,7 @@ class PreparedSteps:
         before it.
     :param retry: whether required live snapshots that have failed are tried again.
     :param types: what is recorded of columns' types, for tables that are not recorded anew.
-    :param made: see :class:`airflow_bottledwater.tables.look.CatalogLook`, and ``gaps`` and ``names`` as well.
+    :param followed: see :class:`airflow_bottledwater.tables.look.CatalogLook`, and ``gaps`` and ``names`` as well.
     :param rows: those of new tables without a key, which are published together with the records.
     :param unfit: the tables for which nothing could be made, and why.
     :param dropped: the oids of those that are not followed any more, and are not there any more.
@@ -107,7 +106,7 @@ class PreparedSteps:
     lsn: int = 0
     retry: bool = False
     types: dict[int, ChangedTypes] = field(default_factory=dict)
-    made: dict[int, dict[int, KnownPartition]] = field(default_factory=dict)
+    followed: Mapping[int, tuple[partitions.Known, partitions.Known]] = field(default_factory=dict)
     gaps: dict[int, Gap] = field(default_factory=dict)
     names: NewNames = field(default_factory=NewNames)
     rows: NewRows | None = None
@@ -255,7 +254,7 @@ def prepare(
         frozenset(oid for oid, each in pinned.items() if each.topic in set(filled) - theirs.keys()),
         lsn,
         types=seen.types,
-        made=seen.made,
+        followed=seen.followed,
         gaps=seen.gaps,
         names=seen.names,
         rows=rows,
@@ -461,9 +460,8 @@ def _found(prepared: PreparedSteps, known: PipelineState, lives: _Lives) -> dict
     for oid in (oid for oid, gap in prepared.gaps.items() if gap.unfiltered and oid in left):
         values[gap_key(oid)] = replace(known.gaps.get(oid, prepared.gaps[oid]), unfiltered=True)
         lives.stop(oid)
-    for oid in prepared.made.keys() & known.partitions.keys() & left:
-        # a live snapshot may have recorded others meanwhile
-        values[partitions_key(oid)] = Partitions({**prepared.made[oid], **known.partitions[oid]})
+    for oid in prepared.followed.keys() & known.partitions.keys() & left:
+        values[partitions_key(oid)] = Partitions(partitions.merged(known.partitions[oid], *prepared.followed[oid]))
     return values
 
 

@@ -6356,4 +6356,16 @@ MUTANTS = (
         drop("gaps |= _keyless(...)"),
         "tests/integration/test_tables.py::test_a_table_that_loses_its_key_harms_nobody_and_comes_back_with_one",
     ),
+    Mutant(
+        "the new files of a table that was truncated whole are known from then on",
+        "look.look",
+        swap("(some, now[oid])", "(some, {**now[oid], **some})"),
+        f"{_PARTITIONS}::test_the_truncation_of_the_whole_table_is_an_event_and_nothing_else",
+    ),
+    Mutant(
+        "what a live snapshot records of a partition is not undone by an earlier look",
+        "partitions.merged",
+        always("recorded.get(oid) == before.get(oid)"),
+        "tests/unit/tables/test_writer.py::test_what_was_recorded_of_a_partition_since_the_look_stays",
+    ),
 )

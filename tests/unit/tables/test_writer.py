@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_bottledwater.model.attached import AttachedTable
-from airflow_bottledwater.postgres.partitions import Partition
+from airflow_bottledwater.postgres.partitions import KnownPartition, Partition, changes, followed
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import (
@@ -17,10 +17,12 @@ from airflow_bottledwater.state.records import (
     Complete,
     Gap,
     LiveProgress,
+    Partitions,
     attached_key,
     encode,
     gap_key,
     live_key,
+    partitions_key,
 )
 from airflow_bottledwater.tables import writer
 from airflow_bottledwater.tables.names import NewNames
@@ -175,3 +177,37 @@ def test_names_that_are_written_again_are_recorded_once() -> None:
     for _ in range(2):
         state.apply(names.records(state, [1], []))
         assert state.tables[1].table.sent == ((1, "id"), (2, "a"))
+
+
+def partition(oid: int, filenode: int, xmin: str) -> Partition:
+    return Partition(1, oid, 1, "public", f"p{oid}", "r", "p", "d", [], filenode, 1, False, xmin, True, "700")
+
+
+def test_the_files_of_a_table_that_was_truncated_whole_are_recorded() -> None:
+    """With one partition that has its first file, it would look as if only the others had been truncated."""
+    state, root = known(A), replace(A, partitioned=True)
+    before = {oid: KnownPartition(f"public.p{oid}", oid, "700") for oid in (7, 8)}
+    state.apply({COMPLETE: Complete((1,), False, 0.0), partitions_key(1): Partitions(before)})
+    truncated = [partition(7, 17, "800"), partition(8, 18, "800")]
+    assert not changes(state.partitions[1], root, truncated)
+    prepared = PreparedSteps(followed={1: (before, followed(before, root, truncated))})
+    carried_out_twice(state, prepared)
+    state.apply(writer.records(PIPELINE, prepared, state))
+    today = [*truncated, partition(9, 9, "801")]
+    state.apply({partitions_key(1): Partitions(followed(state.partitions[1], root, today))})
+    assert {oid: each.filenode for oid, each in state.partitions[1].items()} == {7: 17, 8: 18, 9: 9}
+    assert not changes(state.partitions[1], root, today)
+    # of one alone, PostgreSQL sends nothing
+    (found,) = changes(state.partitions[1], root, [truncated[0], partition(8, 28, "802"), today[2]])
+    assert found[0] == "public.p8"
+
+
+def test_what_was_recorded_of_a_partition_since_the_look_stays() -> None:
+    """A live snapshot with a sweep has read the file that it has now, or one that is gone by then."""
+    state = known(A)
+    before = {oid: KnownPartition("p", oid, "700") for oid in (7, 8, 9)}
+    found = {**{oid: each._replace(filenode=oid + 10) for oid, each in before.items()}, 6: KnownPartition("p", 6)}
+    since = {7: before[7], 8: before[8]._replace(filenode=28)}
+    state.apply({COMPLETE: Complete((1,), False, 0.0), partitions_key(1): Partitions(since)})
+    state.apply(writer.records(PIPELINE, PreparedSteps(followed={1: (before, found)}), state))
+    assert {oid: each.filenode for oid, each in state.partitions[1].items()} == {6: 6, 7: 17, 8: 28}

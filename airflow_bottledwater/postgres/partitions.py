@@ -31,7 +31,9 @@ _IDENTITIES = "SELECT c.oid, {} FROM pg_class c WHERE c.oid = ANY (%s::oid[])"
 #: CREATE TABLE … PARTITION OF writes the columns as inherited ones in the command that writes those of the system.
 #: ATTACH writes the columns' rows anew (MergeAttributesIntoExisting, src/backend/commands/tablecmds.c), and so does
 #: DETACH; the row of a system column is written with the table and never again. If all columns were altered since, a
-#: partition counts as attached
+#: partition counts as attached.
+#:
+#: The file is the one that the snapshot shows, as the other columns are: pg_relation_filenode would tell that of now
 _BELOW = """
 WITH RECURSIVE tree AS (
     SELECT c.oid AS root, c.oid, c.oid AS parent, true AS created, '' AS attached, 0 AS depth
@@ -47,7 +49,7 @@ WITH RECURSIVE tree AS (
 )
 SELECT t.root, t.oid, t.parent, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,
        {},
-       coalesce(pg_relation_filenode(c.oid), 0), greatest(c.relpages, 0), c.relrowsecurity, c.xmin::text, t.created,
+       c.relfilenode, greatest(c.relpages, 0), c.relrowsecurity, c.xmin::text, t.created,
        t.attached
 FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE t.depth > 0 ORDER BY t.root, t.depth, t.oid

@@ -797,6 +797,7 @@ def test_the_truncation_of_the_whole_table_is_an_event_and_nothing_else(make_flo
     flow.create()
     flow.snapshot()
     with flow.streaming() as errors:
+        flow.streams()
         flow.execute("TRUNCATE p", "INSERT INTO p VALUES (1, 'a', 'again')")
         events = f"{flow.pipeline.topic_prefix}._bottledwater_events"
         until(lambda: len(read(flow.kafka, events)) == 1, "the event", failed=errors)
@@ -1047,6 +1048,17 @@ def test_partitions_stay_with_a_root_that_patterns_do_not_cover_any_more(make_fl
 
 
 # ---------------------------------------------------------------------- what the catalog says
+def test_a_look_shows_all_partitions_as_they_were_at_one_moment(make_flow: MakeFlow) -> None:
+    """New files without the transaction that wrote all of them would be taken for those of single partitions."""
+    flow = make_flow()
+    ((oid,),) = flow.execute("SELECT 'p'::regclass::oid")
+    with connect(flow.dsn) as connection, connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        before = partitions.below(connection, [oid])
+        flow.execute("TRUNCATE p", "DROP TABLE p_b")
+        assert partitions.below(connection, [oid]) == before
+
+
 def test_it_is_known_which_partitions_were_made_empty(each_postgres: PostgresServer) -> None:
     name = f"made_{uuid.uuid4().hex[:8]}"
     with connect(each_postgres.createdb(name)) as connection:

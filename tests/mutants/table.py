@@ -6368,4 +6368,10 @@ MUTANTS = (
         always("recorded.get(oid) == before.get(oid)"),
         "tests/unit/tables/test_writer.py::test_what_was_recorded_of_a_partition_since_the_look_stays",
     ),
+    Mutant(
+        "the files of partitions are those of the moment of a look",
+        "partitions._BELOW",
+        text("c.relfilenode", "coalesce(pg_relation_filenode(c.oid), 0)"),
+        f"{_PARTITIONS}::test_a_look_shows_all_partitions_as_they_were_at_one_moment",
+    ),
 )

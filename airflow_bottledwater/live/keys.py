@@ -36,12 +36,18 @@ def bound(connection: Connection, table: SourceTable, after: tuple[str, ...], ro
     return connection.execute(query).fetchone()
 
 
-def files(found: OwnSnapshot) -> int:
-    """A number that is another one when a table, or one of its partitions, has got another file: its filenode if it has
-    no partitions."""
-    if not found.table.partitioned:
-        return found.table.filenode
-    return zlib.crc32(repr([(part.oid, part.filenode) for part in found.parts]).encode()) | 1
+def files(found: OwnSnapshot) -> dict[int, int]:
+    """By the oid of each part of a table, a number that is another one when rows may be in it that were not there
+    before, although nobody has changed them: it has got another file, or was put below the table since. It is not 0."""
+    below = {each.oid: each for each in found.partitions}
+    numbers = {}
+    for part in found.parts:
+        attached, each = list[str](), below.get(part.oid)
+        while each is not None:
+            attached.append(each.attached)
+            each = below.get(each.parent)
+        numbers[part.oid] = zlib.crc32(repr((part.filenode, attached)).encode()) | 1
+    return numbers
 
 
 def place(connection: Connection, table: SourceTable, partitions: Sequence[Partition]) -> int:

@@ -183,7 +183,7 @@ class LiveReader(threading.Thread):
             # if a sweep is still to come, the topic has behind it what these partitions have
             swept = Partitions(read) if filenode and found.table.partitioned else None
             done = self._at.done + (not filenode)
-            self._at = replace(self._at, done=done, filenode=filenode, upto=0, key=(), found=swept)
+            self._at = replace(self._at.at_start(), done=done, filenode=filenode, found=swept)
             if self._at.parts:
                 known = {**read, **known}
         if blocks or piece.whole or known or large:
@@ -198,7 +198,7 @@ class LiveReader(threading.Thread):
         until they are read."""
         log.warning("%s was dropped: its rows are not read again.", self._tables[oid].table.qualified)
         ((now,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
-        self._at = replace(self._at, done=self._at.done + 1, filenode=0, upto=0, key=())
+        self._at = replace(self._at.at_start(), done=self._at.done + 1)
         self._hand_over(LiveChunk(self._tables[oid].version, Snapshot.parse(now), 0, [], self._at))
 
     def _flushed(self, connection: Connection, found: OwnSnapshot) -> None:
@@ -207,22 +207,26 @@ class LiveReader(threading.Thread):
         wait_flushed(connection, self._pipeline.postgres, found.insert_lsn, timeout=self._pipeline.outage_timeout)
 
     def _by_blocks(self, connection: Connection, found: OwnSnapshot) -> Piece:
-        """What is read next, in the order of the table's blocks."""
-        table, at, file = found.table, self._at, files(found)
-        number, first = divmod(at.upto if at.filenode == file else 0, LAST_BLOCK + 1)
-        if at.filenode and at.filenode != file:
-            log.info("%s was rewritten, or has other partitions: it is read again from its start.", table.qualified)
+        """What is read next, in the order of the blocks of the table, or of one of its partitions after the other:
+        whichever is not read as it is now."""
+        at, now = self._at, files(found)
+        # those that are gone need not be remembered
+        read = {oid: file for oid, file in at.read.items() if now.get(oid) == file}
+        unread = [part for part in found.parts if part.oid not in read]
         # a partitioned table without a partition has no rows
-        part = found.parts[number] if found.parts else None
+        part = next((each for each in unread if each.oid == at.part), unread[0] if unread else None)
+        first = at.upto if part is not None and (at.part, at.filenode) == (part.oid, now[part.oid]) else 0
+        if part is not None and not first and part.oid in {at.part, *at.read}:
+            log.info("%s was rewritten, or attached again: it is read again from its start.", part.qualified)
         last, places = self._next(connection, found, part, first)
         blocks, empty = last - first, part is None or (places is not None and not len(places.tids))
         where = places.condition(connection) if places is not None and not empty else None
-        # behind a partition's last block comes the next partition's first
-        ends = part is not None and last >= part.pages
-        number, upto = (number + 1, 0) if ends else (number, last)
-        size = at.bytes + blocks * BLOCK
-        after = replace(at, filenode=file, upto=number * (LAST_BLOCK + 1) + upto, bytes=size)
-        return Piece(None if empty else part, first, last, where, blocks, after, number >= len(found.parts))
+        after = replace(at, part=0, filenode=0, upto=0, read=read, bytes=at.bytes + blocks * BLOCK)
+        if part is not None and last < part.pages:
+            after = replace(after, part=part.oid, filenode=now[part.oid], upto=last)
+        elif part is not None:
+            read[part.oid] = now[part.oid]
+        return Piece(None if empty else part, first, last, where, blocks, after, len(read) == len(found.parts))
 
     def _next(
         self, connection: Connection, snapshot: OwnSnapshot, part: SourceTable | None, first: int
@@ -281,7 +285,7 @@ class LiveReader(threading.Thread):
                 self._hand_over(LiveChunk(version, found.snapshot, found.insert_lsn, [], self._at))
         # unless a condition has left rows out, the topic has now what these partitions have
         known = self._at.found.known if self._at.found is not None and not self._request.where else None
-        self._at = replace(self._at, done=self._at.done + 1, filenode=0, found=None)
+        self._at = replace(self._at.at_start(), done=self._at.done + 1)
         self._hand_over(LiveChunk(version, found.snapshot, found.insert_lsn, [], self._at, partitions=known))
 
     def _find_keys(self, connection: Connection, oid: int, latest: LatestRecords) -> OwnSnapshot:
@@ -457,9 +461,12 @@ def _left_behind(connection: Connection, at: LiveProgress, found: OwnSnapshot) -
     """
     there = {part.oid for part in found.partitions}
     # of several tables, it is not known of which one it was a partition
-    if gone := [part for part in at.parts if part not in there and len(at.tables) == 1]:
-        named = catalog.names(connection, gone)
-        return {part: KnownPartition(".".join(named.get(part, ("partition", str(part)))), 0) for part in gone}
-    if at.parts and at.filenode not in (0, files(found)):
-        return {part.oid: KnownPartition(part.qualified, 0, part.attached) for part in found.partitions if part.leaf}
-    return {}
+    gone = [part for part in at.parts if part not in there and len(at.tables) == 1]
+    named = catalog.names(connection, gone) if gone else {}
+    left = {part: KnownPartition(".".join(named.get(part, ("partition", str(part)))), 0) for part in gone}
+    begun, now = {at.part: at.filenode, **at.read} if at.parts else {}, files(found)
+    return left | {
+        part.oid: KnownPartition(part.qualified, 0, part.attached)
+        for part in found.partitions
+        if part.leaf and begun.get(part.oid, now[part.oid]) != now[part.oid]
+    }

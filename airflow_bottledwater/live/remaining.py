@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from airflow_bottledwater.live.keys import files
 from airflow_bottledwater.postgres import catalog, locks, partitions
 from airflow_bottledwater.postgres.connect import Connection
-from airflow_bottledwater.postgres.snapshot import LAST_BLOCK, OwnSnapshot
+from airflow_bottledwater.postgres.snapshot import OwnSnapshot
 from airflow_bottledwater.state.records import LiveProgress
 
 #: bytes of a block of a table, see airflow_bottledwater.snapshot.progress
@@ -20,13 +20,14 @@ class RemainingSize:
     """The sizes of tables, as they were when each was looked at last."""
 
     def __init__(self) -> None:
-        #: of each table, the file that its blocks are in (see :func:`files`; 0: not known), and how many each of its
-        #: parts has
-        self._parts: dict[int, tuple[int, list[int]]] = {}
+        #: of each table, how many blocks each of its parts has, with the number of the file that they are in (see
+        #: :func:`files`), by oid; of one that was only measured, all blocks, by 0
+        self._parts: dict[int, dict[int, tuple[int, int]]] = {}
 
     def note(self, found: OwnSnapshot) -> None:
         """Note the size of a table that is being read."""
-        self._parts[found.table.oid] = files(found), [part.pages for part in found.parts]
+        now = files(found)
+        self._parts[found.table.oid] = {part.oid: (now[part.oid], part.pages) for part in found.parts}
 
     def measure(self, connection: Connection, oids: Sequence[int]) -> None:
         """Measure the tables whose sizes are not known yet; one that somebody has locked is left for later."""
@@ -39,7 +40,7 @@ class RemainingSize:
                     sizes = catalog.measured(connection, [oid, *partitions.names(connection, [oid])])
             except locks.BUSY:
                 return
-            self._parts[oid] = 0, [sum(sizes.values())]
+            self._parts[oid] = {0: (0, sum(sizes.values()))}
 
     def left(self, progress: LiveProgress) -> int | None:
         """The bytes that are to be read behind a place; None if that is not known. In the order of keys, it is not
@@ -47,14 +48,17 @@ class RemainingSize:
         behind = progress.tables[progress.done :]
         if any(oid not in self._parts for oid in behind):
             return None
-        blocks = sum(sum(self._parts[oid][1]) for oid in behind)
-        if behind and progress.filenode:
-            file, parts = self._parts[behind[0]]
+        blocks = sum(pages for oid in behind for _, pages in self._parts[oid].values())
+        if behind and (progress.filenode or progress.read):
+            parts = self._parts[behind[0]]
+            by_key = progress.filenode and not progress.part
             if progress.filenode == SWEEPING:
-                blocks -= sum(parts)
-            elif progress.filenode != file:
+                blocks -= sum(pages for _, pages in parts.values())
+            elif by_key or 0 in parts:
                 return None
-            else:
-                number, upto = divmod(progress.upto, LAST_BLOCK + 1)
-                blocks -= sum(parts[:number]) + min(upto, sum(parts[number : number + 1]))
+            for oid, (file, pages) in parts.items():
+                if progress.read.get(oid) == file:
+                    blocks -= pages
+                elif (progress.part, progress.filenode) == (oid, file):
+                    blocks -= min(progress.upto, pages)
         return blocks * BLOCK

@@ -12,7 +12,7 @@ registry's id; and ``letters/…/<writer>`` by a table's oid and by what has wri
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -398,10 +398,12 @@ class LiveProgress:
 
     :param tables: the oids of its tables, in the order in which they are read.
     :param done: how many of them are done.
-    :param filenode: the file of the next one when its reading began; block numbers only hold for this file. 0: it has
-        not begun. In the order of keys, a number for what that order holds for
-        (:func:`airflow_bottledwater.live.keys.place`).
+    :param part: the oid of what is being read of the next one: itself, or one of its partitions; 0: nothing is.
+    :param filenode: a number for the file that this had when its reading began
+        (:func:`airflow_bottledwater.live.keys.files`); block numbers only hold for this file. In the order of keys, a
+        number for what that order holds for (:func:`airflow_bottledwater.live.keys.place`).
     :param upto: the block of it behind the last one that is published.
+    :param read: what is published of the next one to its end, with these numbers, by oid.
     :param key: of a reading in the order of keys: that of the last row that is published, as text.
     :param rows: rows published; for ``superseded`` and ``tombstones``, see
         :class:`airflow_bottledwater.state.control_records.SnapshotReport`.
@@ -418,8 +420,10 @@ class LiveProgress:
 
     tables: tuple[int, ...]
     done: int = 0
+    part: int = 0
     filenode: int = 0
     upto: int = 0
+    read: dict[int, int] = field(default_factory=dict)
     key: tuple[str, ...] = ()
     rows: int = 0
     superseded: int = 0
@@ -432,6 +436,10 @@ class LiveProgress:
     required: bool = False
     ended: str = ""
     error: str = ""
+
+    def at_start(self) -> LiveProgress:
+        """It, at the start of its next table."""
+        return replace(self, part=0, filenode=0, upto=0, read={}, key=(), found=None)
 
     @property
     def unfinished(self) -> bool:

@@ -595,4 +595,4 @@ class _Lives:
         for each, progress in list(self._lives.items()):
             reading = progress.tables[progress.done : progress.done + 1]
             if reading == (oid,) and only in ("", each) and not progress.ended:
-                self._set(each, replace(progress, filenode=0, upto=0, key=(), found=None))
+                self._set(each, progress.at_start())

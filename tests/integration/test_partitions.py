@@ -825,6 +825,58 @@ def test_a_live_snapshot_without_sweep_reads_all_partitions(make_flow: MakeFlow)
     assert flow.compare("p").differences == []
 
 
+#: what is done below a table of which p_a and p_b have been read, and which partitions are read then, beside the rest
+MEANWHILE = {
+    "others come and go": (
+        [
+            "DROP TABLE p_a",
+            "CREATE TABLE p_x PARTITION OF p FOR VALUES IN ('x')",
+            "INSERT INTO p SELECT g, 'x', 'new' FROM generate_series(1, 100) g",
+        ],
+        "x",
+    ),
+    "rewritten": (["VACUUM FULL p_a"], "a"),
+    "detached for a while": (
+        [
+            "ALTER TABLE p DETACH PARTITION p_a",
+            "UPDATE p_a SET v = 'meanwhile'",
+            "ALTER TABLE p ATTACH PARTITION p_a FOR VALUES IN ('a')",
+        ],
+        "a",
+    ),
+    "detached with others": (
+        [
+            "ALTER TABLE p DETACH PARTITION p_bc",
+            "UPDATE p_b SET v = 'meanwhile'",
+            "ALTER TABLE p ATTACH PARTITION p_bc FOR VALUES IN ('b', 'c')",
+        ],
+        "b",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", MEANWHILE)
+def test_a_live_snapshot_reads_what_is_new_below_a_table_and_nothing_else_again(make_flow: MakeFlow, how: str) -> None:
+    """Also when another job goes on with it: partitions come every hour."""
+    statements, more = MEANWHILE[how]
+    flow = make_flow(new_tables="ignore")
+    flow.create()
+    flow.snapshot()
+    request = flow.ask("p", rows_per_second=100.0)
+    with flow.streaming() as errors:
+        until(lambda: flow.reported(request).rows >= 200, "half of the rows", failed=errors)
+    assert flow.reported(request).rows < 400
+    flow.execute(*statements)
+    snapshots.change(flow.pipeline, flow.name, request, rows_per_second=0.0)
+    flow.stream()
+    assert flow.reported(request).state == "finished"
+    again = Counter({"a": 100, "b": 100, "c": 100, "old": 100})
+    again.update({more: 100})
+    assert Counter(message.key["region"] for message in read_again(flow)) == again
+    # without a sweep, the rows of a partition that is gone stay
+    assert all("'a'" in each and "is not in the table" in each for each in flow.compare("p").differences)
+
+
 # ---------------------------------------------------------------------- refused
 def test_foreign_partitions_are_refused(make_flow: MakeFlow) -> None:
     flow = make_flow(tables="*")

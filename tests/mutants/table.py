@@ -4116,7 +4116,7 @@ MUTANTS = (
     Mutant(
         "block numbers hold for one file of a table",
         "LiveReader._by_blocks",
-        swap("at.upto if at.filenode == file else 0", "at.upto"),
+        always("(at.part, at.filenode) == (part.oid, now[part.oid])"),
         f"{_LIVE}::test_a_table_that_is_rewritten_meanwhile_is_read_from_its_start",
     ),
     Mutant(
@@ -4682,7 +4682,7 @@ MUTANTS = (
     Mutant(
         "what is left of a live snapshot is counted in the file that is read",
         "RemainingSize.left",
-        never("progress.filenode != file"),
+        swap("(progress.part, progress.filenode) == (oid, file)", "progress.part == oid"),
         "tests/unit/live/test_report.py::test_a_table_that_is_read_again_from_its_start_is_not_done_early",
     ),
     Mutant(
@@ -6237,7 +6237,7 @@ MUTANTS = (
     Mutant(
         "a partition that is made while the stream runs is recorded",
         "TableWatch._prepare",
-        drop("seen.made"),
+        drop("seen.followed"),
         f"{_PARTITIONS}::test_a_new_partition_that_loses_its_rows_is_told_at_once",
     ),
     Mutant(
@@ -6373,5 +6373,25 @@ MUTANTS = (
         "partitions._BELOW",
         text("c.relfilenode", "coalesce(pg_relation_filenode(c.oid), 0)"),
         f"{_PARTITIONS}::test_a_look_shows_all_partitions_as_they_were_at_one_moment",
+    ),
+    Mutant(
+        "a live snapshot reads no partition again because others come and go",
+        "LiveReader._by_blocks",
+        swap("at.read.items()", "(at.read.items() if at.read.keys() <= now.keys() else ())"),
+        f"{_PARTITIONS}::"
+        "test_a_live_snapshot_reads_what_is_new_below_a_table_and_nothing_else_again[others come and go]",
+    ),
+    Mutant(
+        "a partition that is rewritten behind a live snapshot's place is read again",
+        "LiveReader._by_blocks",
+        swap("now.get(oid) == file", "oid in now"),
+        f"{_PARTITIONS}::test_a_live_snapshot_reads_what_is_new_below_a_table_and_nothing_else_again[rewritten]",
+    ),
+    Mutant(
+        "a partition that was below a detached one for a while is read again",
+        "keys.files",
+        swap("below.get(each.parent)", "None"),
+        f"{_PARTITIONS}::"
+        "test_a_live_snapshot_reads_what_is_new_below_a_table_and_nothing_else_again[detached with others]",
     ),
 )

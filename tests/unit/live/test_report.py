@@ -11,14 +11,13 @@ from airflow_bottledwater.live import report
 from airflow_bottledwater.live.remaining import BLOCK, SWEEPING, RemainingSize
 from airflow_bottledwater.live.report import Reports
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres.snapshot import LAST_BLOCK
 from airflow_bottledwater.state.control_records import SnapshotReport, decode
 from airflow_bottledwater.state.records import LiveProgress
 
 
 class Told:
-    """The reports on one live snapshot of tables 1 and 2, whose parts have 10, and 6 and 4 blocks, by a clock of its
-    own."""
+    """The reports on one live snapshot of tables 1, which has 10 blocks, and 2, whose partitions 3 and 4 have 6 and 4,
+    by a clock of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.written = 1000.0, list[SnapshotReport]()
@@ -27,9 +26,9 @@ class Told:
         self.reports = Reports(Settings.of(postgres="host=db"), "pipeline")
         self.reading = self.new_reading()
 
-    def new_reading(self, sizes: dict[int, list[int]] | None = None) -> Any:
-        extent = RemainingSize()
-        extent._parts = {oid: (77, parts) for oid, parts in (sizes or {1: [10], 2: [6, 4]}).items()}
+    def new_reading(self, *tables: int) -> Any:
+        extent, sizes = RemainingSize(), {1: {1: (77, 10)}, 2: {3: (77, 6), 4: (77, 4)}}
+        extent._parts = {oid: sizes[oid] for oid in tables or sizes}
         return SimpleNamespace(extent=extent, waits_for="")
 
     def _write(self, records: dict[str, Any], wait: float) -> None:
@@ -54,33 +53,33 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 def test_progress_and_remaining_time_are_of_all_tables(told: Told) -> None:
     first = told.tell("reading")
     assert (first.total_bytes, first.seconds_left, first.rows_per_second) == (20 * BLOCK, None, 0.0)
-    found = told.tell("reading", seconds=10, filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
+    found = told.tell("reading", seconds=10, part=1, filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
     assert (found.bytes, found.total_bytes) == (5 * BLOCK, 20 * BLOCK)
     assert (found.rows_per_second, found.seconds_left) == (10.0, 30.0)
-    found = told.tell("reading", seconds=30, done=1, filenode=77, upto=(LAST_BLOCK + 1) + 1, bytes=17 * BLOCK)
+    found = told.tell("reading", seconds=30, done=1, read={3: 77}, part=4, filenode=77, upto=1, bytes=17 * BLOCK)
     assert (found.total_bytes, found.seconds_left) == (20 * BLOCK, pytest.approx(3 / 17 * 40))
 
 
 def test_a_job_that_goes_on_knows_what_is_left_and_has_its_own_pace(told: Told) -> None:
     # it has not seen the first table
-    told.reading = told.new_reading({2: [6, 4]})
-    told.tell("reading", done=1, filenode=77, upto=2, rows=1000, bytes=12 * BLOCK)
-    found = told.tell("reading", seconds=2, done=1, filenode=77, upto=4, rows=1010, bytes=14 * BLOCK)
+    told.reading = told.new_reading(2)
+    told.tell("reading", done=1, part=3, filenode=77, upto=2, rows=1000, bytes=12 * BLOCK)
+    found = told.tell("reading", seconds=2, done=1, part=3, filenode=77, upto=4, rows=1010, bytes=14 * BLOCK)
     assert (found.total_bytes, found.rows_per_second, found.seconds_left) == (20 * BLOCK, 5.0, 6.0)
 
 
 def test_a_table_that_is_read_again_from_its_start_is_not_done_early(told: Told) -> None:
-    told.tell("reading", filenode=77, upto=8, bytes=8 * BLOCK)
-    found = told.tell("reading", filenode=76, upto=8, bytes=8 * BLOCK)
-    assert (found.total_bytes, found.seconds_left) == (0, None)
-    found = told.tell("reading", filenode=77, upto=2, bytes=10 * BLOCK)
+    told.tell("reading", part=1, filenode=77, upto=8, bytes=8 * BLOCK)
+    found = told.tell("reading", part=1, filenode=76, upto=8, bytes=8 * BLOCK)
+    assert found.total_bytes == (8 + 20) * BLOCK
+    found = told.tell("reading", part=1, filenode=77, upto=2, bytes=10 * BLOCK)
     assert found.total_bytes == (10 + 18) * BLOCK
 
 
 def test_sizes_that_are_not_known_are_not_reported(told: Told) -> None:
-    told.reading = told.new_reading({1: [10]})
+    told.reading = told.new_reading(1)
     told.tell("reading")
-    found = told.tell("reading", filenode=77, upto=5, rows=60, bytes=5 * BLOCK)
+    found = told.tell("reading", part=1, filenode=77, upto=5, rows=60, bytes=5 * BLOCK)
     assert (found.total_bytes, found.seconds_left, found.rows_per_second) == (0, None, 1.0)
 
 
@@ -94,24 +93,24 @@ def test_inside_a_table_that_is_read_by_key_nothing_is_known(told: Told) -> None
 @pytest.mark.parametrize("state", ["paused", "cancelled", "failed"])
 def test_one_of_which_nothing_is_read_has_no_pace_and_no_remaining_time(told: Told, state: str) -> None:
     told.tell("reading")
-    told.tell("reading", filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
-    found = told.tell(state, reading=None, filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
+    told.tell("reading", part=1, filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
+    found = told.tell(state, reading=None, part=1, filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
     assert (found.total_bytes, found.rows_per_second, found.seconds_left) == (0, 0.0, None)
 
 
 def test_what_waits_has_no_pace(told: Told) -> None:
     told.tell("reading")
     told.reading.waits_for = "a lock"
-    found = told.tell("reading", filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
+    found = told.tell("reading", part=1, filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
     assert (found.state, found.what, found.rows_per_second, found.seconds_left) == ("waiting", "a lock", 0.0, None)
 
 
 def test_a_pause_does_not_count_for_the_pace(told: Told) -> None:
     told.tell("reading")
-    told.tell("paused", reading=None, seconds=1000, filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
+    told.tell("paused", reading=None, seconds=1000, part=1, filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
     told.reading = told.new_reading()
-    told.tell("reading", filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
-    found = told.tell("reading", seconds=10, filenode=77, upto=10, rows=200, bytes=10 * BLOCK)
+    told.tell("reading", part=1, filenode=77, upto=5, rows=100, bytes=5 * BLOCK)
+    found = told.tell("reading", seconds=10, part=1, filenode=77, upto=10, rows=200, bytes=10 * BLOCK)
     assert (found.rows_per_second, found.seconds_left) == (10.0, 20.0)
 
 

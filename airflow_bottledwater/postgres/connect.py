@@ -406,6 +406,13 @@ _REMEDIES = {
 }
 
 
+_LOCK_TABLE_FULL = (
+    "The server's lock table is full: raise max_locks_per_transaction, and restart PostgreSQL. Whoever reads a "
+    "partitioned table locks all of its partitions at once, so fewer partitions help as well, or fewer sessions that "
+    "lock many tables."
+)
+
+
 #: PostgreSQL's functions that miss a segment of WAL (SQLSTATE 58P01, of the file that is not there)
 _WAL_READERS = ("WalSndSegmentOpen", "CheckXLogRemoved")
 #: the classes of errors whose messages quote values of rows, which may be masked or left out in what is published: of
@@ -443,7 +450,9 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
     # pass when other sessions have ended: 40P01 deadlock_detected, 40001 serialization_failure, 55P03
     # lock_not_available, 57014 query_canceled
     if not code or code[:2] in ("08", "53") or code[:3] == "57P" or code in ("40P01", "40001", "55P03", "57014"):
-        return Outage(f"{what}: {message}.")
+        # the parameter's name is in the hint in every language; real memory has the same SQLSTATE
+        locks = "max_locks_per_transaction" in (error.diag.message_hint or "")
+        return Outage(f"{what}: {message}.", _LOCK_TABLE_FULL if locks else "")
     if code == "54000" or "invalid memory alloc request size" in message:
         return MessageTooLarge(
             f"{what}: {message} (SQLSTATE {code}): a message of PostgreSQL has at most 1 GB, and that of a row would "

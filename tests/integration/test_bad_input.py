@@ -28,6 +28,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_bottledwater.errors import CredentialsRefused, Outage, PreflightError
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.provision import preflight, source_checks
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
@@ -86,6 +87,12 @@ def test_the_lock_table_must_hold_all_tables(small: Source) -> None:
         "or make several pipelines",
     )
     assert reasons(small, tables=("t1?",)) == []
+
+
+def test_a_lock_table_that_is_full_is_waited_for_with_the_remedy(small: Source) -> None:
+    locks = b"SELECT pg_advisory_xact_lock(i) FROM generate_series(1, 100000) i"
+    with pytest.raises(Outage, match=r"lock table is full: raise max_locks_per_transaction"), session(small.dsn) as it:
+        it.execute(locks)
 
 
 def test_a_standby_is_refused(small: Source, tmp_path: Path) -> None:

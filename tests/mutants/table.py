@@ -6394,4 +6394,10 @@ MUTANTS = (
         f"{_PARTITIONS}::"
         "test_a_live_snapshot_reads_what_is_new_below_a_table_and_nothing_else_again[detached with others]",
     ),
+    Mutant(
+        "a full lock table is told with what can be done",
+        "connect.outage",
+        never("'max_locks_per_transaction' in (error.diag.message_hint or '')"),
+        "tests/unit/postgres/test_connect.py::test_a_full_lock_table_is_known_in_every_language",
+    ),
 )

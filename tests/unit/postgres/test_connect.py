@@ -105,6 +105,16 @@ def test_a_publication_that_is_missing_is_known_in_every_language(function: str,
     assert type(connect.outage(error, "Replication")) is kind
 
 
+@pytest.mark.parametrize(
+    ("hint", "remedy"),
+    [("»max_locks_per_transaction« erhöhen.", "raise max_locks_per_transaction"), ("", "")],
+)
+def test_a_full_lock_table_is_known_in_every_language(hint: str, remedy: str) -> None:
+    said = {pq.DiagnosticField.SQLSTATE: b"53200", pq.DiagnosticField.MESSAGE_HINT: hint.encode()}
+    found = connect.outage(psycopg.errors.OutOfMemory("Shared Memory aufgebraucht", info=said), "Reading rows")
+    assert type(found) is Outage and remedy in found.remedy and bool(remedy) == bool(found.remedy)
+
+
 @pytest.mark.parametrize("refusing", [("28P01", 'password authentication failed for user "y"')], indirect=True)
 def test_a_wrong_password_lasts(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "_answered", {(connect.describe(refusing), "y")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol
 
 from airflow_bottledwater.encoding import avro, hashes, json_schema, masks, names, protobuf
@@ -20,6 +21,25 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.pipeline.table import Table
 
 _NO_OPTIONS = Table()
+
+
+class _Rules:
+    """Options by pattern, compared as the object that they are: they never change."""
+
+    def __init__(self, rules: Mapping[str, Table]) -> None:
+        self.rules = rules
+
+    def __hash__(self) -> int:
+        return id(self.rules)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rules) and self.rules is other.rules
+
+
+@lru_cache(maxsize=1 << 14)
+def _options(rules: _Rules, schema: str, name: str) -> Table:
+    """The options of a table. All rules are compared with its name, which is asked for at each look at each table."""
+    return Table.of_table(rules.rules, schema, name)
 
 
 class _SchemaMaker(Protocol):
@@ -118,7 +138,7 @@ class TableMapping:
 
     def options(self, schema: str, name: str) -> Table:
         """The options of a table, by its name of today."""
-        return Table.of_table(self.rules, schema, name) if self.rules else _NO_OPTIONS
+        return _options(_Rules(self.rules), schema, name) if self.rules else _NO_OPTIONS
 
     def options_of(self, table: SourceTable) -> Table:
         """The options of a table; none of what is no table, a logical message, whatever patterns match its name."""

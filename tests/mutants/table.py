@@ -6400,4 +6400,10 @@ MUTANTS = (
         never("'max_locks_per_transaction' in (error.diag.message_hint or '')"),
         "tests/unit/postgres/test_connect.py::test_a_full_lock_table_is_known_in_every_language",
     ),
+    Mutant(
+        "rules are compared with a table's name once",
+        "_Rules.__hash__",
+        swap("id(self.rules)", "id(self)"),
+        f"{_MAPPING}::test_rules_are_compared_with_a_table_once",
+    ),
 )

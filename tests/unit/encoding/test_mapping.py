@@ -15,6 +15,7 @@ from airflow_bottledwater.model.forms import TypeOptions
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.pipeline.formats import AVRO, JSON
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.provision.kafka_checks import new_topic
 
 INT = ColumnType(23, -1, 23, -1, "b", "integer")
@@ -53,6 +54,21 @@ def test_each_option_is_that_of_the_most_specific_pattern(rules: dict[str, Any],
 def test_a_key_that_is_taken_back_is_so_also_without_the_other_options() -> None:
     found = mapping({"*.*": {"key": "a", "exclude": "b"}, "sales.orders": {"key": []}}).all_columns()
     assert [found.options("sales", name).key for name in ("orders", "others")] == [(), ("a",)]
+
+
+def test_rules_are_compared_with_a_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the tables asks for the options of all of them, several times."""
+    asked = list[str]()
+
+    def of_table(_: Any, schema: str, name: str) -> Table:
+        asked.append(f"{schema}.{name}")
+        return Table()
+
+    monkeypatch.setattr(Table, "of_table", of_table)
+    pipelines = [TableMapping(rules={"t*": Table(exclude=(column,))}) for column in "ab"]
+    for each in pipelines * 2:
+        assert replace(each).options("public", "t") == Table()
+    assert asked == ["public.t"] * 2
 
 
 def test_a_name_may_look_like_a_pattern() -> None:

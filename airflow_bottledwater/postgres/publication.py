@@ -183,6 +183,12 @@ def read(connection: Connection, name: str) -> Published | None:
     return Published(name, *sends, tables, via_root, schemas, generated, frozenset(listed))
 
 
+def existing(connection: Connection, publication: str) -> list[Published]:
+    """Both publications, as far as they exist."""
+    found = (read(connection, name) for name in names(publication))
+    return [each for each in found if each is not None]
+
+
 def split(tables: Sequence[SourceTable]) -> tuple[list[SourceTable], list[SourceTable]]:
     """The tables for the first publication, and those for the second, which have neither a key nor the full old row: of
     these, no updates and deletes may be sent."""
@@ -245,11 +251,19 @@ def create(
 
 
 def extend(
-    connection: Connection, publication: str, added: Sequence[SourceTable], *, timeout: float, alone: bool = False
+    connection: Connection,
+    publication: str,
+    there: Sequence[Published],
+    added: Sequence[SourceTable],
+    *,
+    timeout: float,
+    alone: bool = False,
 ) -> None:
     """Add each table to the publication that it belongs to, unless it is in there already; one that is there gets its
     row filter of now.
 
+    :param there: both publications, as far as they exist (:func:`existing`): to read them takes as long as they have
+        tables.
     :param alone: whether nobody may write to a table meanwhile, on a server that would forget them
         (:func:`forgets_writers`).
     :raises Outage: see :func:`create`.
@@ -279,12 +293,14 @@ def extend(
             if row_filter.read(connection, name, table.oid) == before:
                 raise psycopg.Rollback(renewed)
 
+    by_name = {each.name: each for each in there}
     for name, members in zip(names(publication), split(added), strict=True):
-        if (present := read(connection, name)) is None:
+        if (present := by_name.get(name)) is None:
             continue
+        belonging = {table.oid for table in members}
         for table in added:
             known = present.tables.get(table.oid)
-            if known is None and table not in members:
+            if known is None and table.oid not in belonging:
                 continue
             if known is not None and not (present.filters(table.oid) or table.where):
                 continue

@@ -224,9 +224,9 @@ def _create(pipeline: Settings, claim: Claim, tables: list[SourceTable], via_roo
                 timeout=pipeline.create_slot_timeout,
             )
             # the stream begins at a position of before: it sends those who write to the tables now
-            publication.extend(
-                connection, pipeline.publication_name, added, timeout=pipeline.create_slot_timeout, alone=True
-            )
+            name, timeout = pipeline.publication_name, pipeline.create_slot_timeout
+            there = publication.existing(connection, name)
+            publication.extend(connection, name, there, added, timeout=timeout, alone=True)
         record = claim.state.slot
         if record is None:
             consistent_point = _make_slot(pipeline, connection, claim.cluster, tables, before)

@@ -37,14 +37,8 @@ def problems(connection: Connection, pipeline: Settings, tables: Iterable[Source
             "server."
             for table, _ in wanted
         ]
-    both = existing(connection, pipeline)
+    both = publication.existing(connection, pipeline.publication_name)
     return [said for table, where in wanted if (said := _problem(connection, pipeline, both, table, where))]
-
-
-def existing(connection: Connection, pipeline: Settings) -> list[Published]:
-    """The pipeline's publications, as far as they exist."""
-    named = (publication.read(connection, name) for name in publication.names(pipeline.publication_name))
-    return [each for each in named if each is not None]
 
 
 def ineffective(connection: Connection, pipeline: Settings, known: PipelineState) -> dict[int, str]:
@@ -59,7 +53,8 @@ def ineffective(connection: Connection, pipeline: Settings, known: PipelineState
     recorded = {oid: pinned.table.where for oid, pinned in known.tables.items() if pinned.table.where}
     if not recorded:
         return {}
-    both, names = existing(connection, pipeline), publication.names(pipeline.publication_name)
+    both = publication.existing(connection, pipeline.publication_name)
+    names = publication.names(pipeline.publication_name)
     known_rows = known.coverage.tables if known.coverage is not None else {}
     rows = coverage.read(connection, names, list(recorded)).tables
     found = {}

@@ -19,7 +19,6 @@ import psycopg
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import BottledWaterError, Refused, StopRequested, TakenOver
-from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.kafka.offsets import has_records
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.model.attached import AttachedTable
@@ -63,6 +62,7 @@ from airflow_bottledwater.state.records import (
     types_key,
 )
 from airflow_bottledwater.tables import checks, new_rows
+from airflow_bottledwater.tables.lives import ChangedLives
 from airflow_bottledwater.tables.look import CatalogLook
 from airflow_bottledwater.tables.names import NewNames
 from airflow_bottledwater.tables.new_rows import NewRows
@@ -180,12 +180,12 @@ def filter_again(connection: Connection, pipeline: Settings, known: PipelineStat
     mine = [oid for oid in found if oid in known.gaps and known.gaps[oid].unfiltered and pipeline.create_publication]
     if not mine:
         return found
-    both = row_filters.existing(connection, pipeline)
+    both = publication.existing(connection, pipeline.publication_name)
     for table in catalog.load(connection, mine, TableMapping.of(pipeline)):
         if any(each.takes_in(table) for each in both):
             continue
         try:
-            _extend(connection, pipeline, table)
+            _extend(connection, pipeline, both, table)
         except (BottledWaterError, psycopg.Error) as error:
             log.warning("%s cannot be filtered again now: %s", table.qualified, own(error, "Publishing it"))
             continue
@@ -279,13 +279,13 @@ def _publish(
         publication.create(
             connection, pipeline.publication_name, [], via_root=via_root(pipeline, known), timeout=timeout
         )
-    for step in steps:
-        if step.do not in PINNING:
-            continue
+    new = [step for step in steps if step.do in PINNING]
+    there = publication.existing(connection, pipeline.publication_name) if new else []
+    for step in new:
         table = _as_known(known, seen.tables[step.oid])
         if pipeline.create_publication:
             try:
-                _extend(connection, pipeline, table)
+                _extend(connection, pipeline, there, table)
             except (BottledWaterError, psycopg.Error) as error:
                 unfit[step.oid] = checks.refused(own(error, "Publishing it"))
                 continue
@@ -323,10 +323,12 @@ def _behind_writers(
     return unfit, max(writers[oid].lsn for oid in tables)
 
 
-def _extend(connection: Connection, pipeline: Settings, table: SourceTable) -> None:
+def _extend(
+    connection: Connection, pipeline: Settings, there: Sequence[publication.Published], table: SourceTable
+) -> None:
     """See :func:`airflow_bottledwater.postgres.publication.extend`."""
     timeout = min(_PUBLISH_SECONDS, pipeline.create_slot_timeout)
-    publication.extend(connection, pipeline.publication_name, [table], timeout=timeout)
+    publication.extend(connection, pipeline.publication_name, there, [table], timeout=timeout)
 
 
 def _read(
@@ -396,7 +398,7 @@ def records(pipeline: Settings, prepared: PreparedSteps, known: PipelineState) -
     done = set(complete.tables)
     taken = {each.topic: oid for oid, each in prepared.pinned.items()}
     # of a table that stays held nothing is read, whatever was being read of the one whose topic it gets
-    lives = _Lives(
+    lives = ChangedLives(
         known, {each.topic: each.oid for each in prepared.steps if each.do in PINNING and _held(known, each) is None}
     )
     if prepared.retry:
@@ -451,7 +453,7 @@ def _left(prepared: PreparedSteps, known: PipelineState) -> list[Step]:
     ]
 
 
-def _found(prepared: PreparedSteps, known: PipelineState, lives: _Lives) -> dict[str, StateRecord | None]:
+def _found(prepared: PreparedSteps, known: PipelineState, lives: ChangedLives) -> dict[str, StateRecord | None]:
     """What the look has found of the tables that go on as they are recorded."""
     left = known.tables.keys() - {step.oid for step in prepared.steps if step.do in PINNING or step.do is Do.STOP}
     values = prepared.names.records(known, left, prepared.pinned)
@@ -467,9 +469,9 @@ def _found(prepared: PreparedSteps, known: PipelineState, lives: _Lives) -> dict
 
 def _held(known: PipelineState, step: Step) -> Gap | None:
     """The record with which a table stays held, or gets the topic of one that is; None if it goes on."""
-    before = [oid for oid, pinned in known.tables.items() if pinned.topic == step.topic]
-    gaps = (known.gaps.get(oid) for oid in (step.oid, *before))
-    return next((gap for gap in gaps if gap is not None and gap.held), None)
+    held = {oid: gap for oid, gap in known.gaps.items() if gap.held}
+    before = (gap for oid, gap in held.items() if oid in known.tables and known.tables[oid].topic == step.topic)
+    return held.get(step.oid) or next(before, None)
 
 
 def hold(known: PipelineState, gaps: Mapping[int, Gap]) -> dict[str, StateRecord | None]:
@@ -482,7 +484,7 @@ def hold(known: PipelineState, gaps: Mapping[int, Gap]) -> dict[str, StateRecord
         return {}
     # also what stays is written: only a job that has the slot answers a request
     values: dict[str, StateRecord | None] = {gap_key(oid): known.gaps.get(oid) for oid in gaps}
-    lives = _Lives(known, {})
+    lives = ChangedLives(known, {})
     for oid in gaps.keys() & known.tables.keys():
         before = known.gaps.get(oid, Gap(""))
         if not before.held:
@@ -504,12 +506,14 @@ def _covered(
     noticed if that happens again; its tables that are not read now have gaps."""
     today, values = prepared.covered, dict[str, StateRecord | None]()
     publications = {**today.publications, **recorded.publications}
+    others = known.tables.keys() - {*prepared.pinned, *prepared.gaps, *known.gaps}
     for name in recorded.publications.keys() & today.publications.keys():
         if recorded.lacking(today, name):
             continue  # it has not been altered back yet
         publications[name] = today.publications[name]
-        for oid, pinned in known.tables.items():
-            if oid in {*prepared.pinned, *prepared.gaps, *known.gaps} or publication_of(pipeline, pinned) != name:
+        for oid in others:
+            pinned = known.tables[oid]
+            if publication_of(pipeline, pinned) != name:
                 continue
             if why := recorded.altered(today, name, keyed=pinned.table.keyed):
                 values[gap_key(oid)] = Gap(why)
@@ -536,63 +540,3 @@ def _obsolete(known: PipelineState, oid: int) -> list[str]:
         if (plan := known.plan(part)) is not None:
             keys += [plan_key(part), *(progress_key(part, chunk) for chunk in range(len(plan.ranges)))]
     return [key for key in keys if key in known.raw]
-
-
-class _Lives:
-    """The records of live snapshots that change.
-
-    :param taken: by topic, the oid of the table that has it from now on, and goes on.
-    """
-
-    def __init__(self, known: PipelineState, taken: dict[str, int]) -> None:
-        self._known, self._taken = known, taken
-        self._lives = dict(known.lives)
-        self.changed: dict[str, StateRecord | None] = {}
-
-    def _set(self, request_id: str, progress: LiveProgress) -> None:
-        self._lives[request_id] = self.changed[live_key(request_id)] = progress
-
-    def read(self, oid: int, *, sweep: bool) -> None:
-        """Let a table be read, by a live snapshot of its own, which none waits for: the one that was to read it
-        already, from its start, if there is one."""
-        again = [
-            each
-            for each, progress in self._lives.items()
-            if progress.tables == (oid,) and not progress.parts and progress.required and progress.sweep == sweep
-        ]
-        self._restart(oid)
-        if again:
-            self._set(again[0], LiveProgress((oid,), sweep=sweep, required=True))
-        else:
-            self._set(uuid.uuid4().hex[:12], LiveProgress((oid,), sweep=sweep, required=True))
-
-    def retry(self) -> None:
-        """Let those be tried again that have failed."""
-        for each, progress in snapshots.failed_required(self._known).items():
-            self._set(each, progress)
-
-    def stop(self, oid: int) -> None:
-        """Let the live snapshots of a table go on with the one that has its topic now; one that read nothing else has
-        ended."""
-        successor = self._taken.get(self._known.tables[oid].topic)
-        for each, progress in list(self._lives.items()):
-            if oid not in progress.tables:
-                continue
-            if successor is not None:
-                self._restart(oid, each)
-                tables = tuple(successor if table == oid else table for table in progress.tables)
-                self._set(each, replace(self._lives[each], tables=tables, parts=()))
-            else:
-                at = progress.tables.index(oid)
-                tables = tuple(table for table in progress.tables if table != oid)
-                self._restart(oid, each)
-                progress = self._lives[each]
-                less = replace(progress, tables=tables, done=progress.done - (at < progress.done))
-                self._set(each, less)
-
-    def _restart(self, oid: int, only: str = "") -> None:
-        """What is being read of a table is read from its start: it gets another topic, or another key."""
-        for each, progress in list(self._lives.items()):
-            reading = progress.tables[progress.done : progress.done + 1]
-            if reading == (oid,) and only in ("", each) and not progress.ended:
-                self._set(each, progress.at_start())

@@ -4988,7 +4988,7 @@ MUTANTS = (
     ),
     Mutant(
         "a new table that cannot be read keeps no other one waiting",
-        "_Lives.read",
+        "ChangedLives.read",
         swap(
             "self._set(uuid.uuid4().hex[:12], LiveProgress((oid,), sweep=sweep, required=True))",
             "self._set('all', LiveProgress(tuple(self._taken.values()), sweep=sweep, required=True))",
@@ -6405,5 +6405,14 @@ MUTANTS = (
         "_Rules.__hash__",
         swap("id(self.rules)", "id(self)"),
         f"{_MAPPING}::test_rules_are_compared_with_a_table_once",
+    ),
+    Mutant(
+        "publications are read once for all new tables",
+        "writer._publish",
+        swap(
+            "_extend(connection, pipeline, there, table)",
+            "_extend(connection, pipeline, publication.existing(connection, pipeline.publication_name), table)",
+        ),
+        "tests/unit/tables/test_writer.py::test_publications_are_read_once_for_all_new_tables",
     ),
 )

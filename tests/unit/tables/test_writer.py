@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from airflow_bottledwater.model.attached import AttachedTable
+from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.partitions import KnownPartition, Partition, changes, followed
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -177,6 +179,19 @@ def test_names_that_are_written_again_are_recorded_once() -> None:
     for _ in range(2):
         state.apply(names.records(state, [1], []))
         assert state.tables[1].table.sent == ((1, "id"), (2, "a"))
+
+
+def test_publications_are_read_once_for_all_new_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have thousands of tables, if thousands are taken in."""
+    there = [publication.Published(name, False, True, True, True, True, {}) for name in publication.names("s")]
+    read, added = list[str](), list[str]()
+    monkeypatch.setattr(publication, "existing", lambda _, name: read.append(name) or there)
+    monkeypatch.setattr(publication.locks, "in_rounds", lambda *_, what, **__: added.append(what))
+    state, look = known(A), seen(A, B, table(4, "c"))
+    steps = [each for each in plan(PIPELINE, state, look) if each.do in PINNING]
+    tables, unfit = writer._publish(Mock(), PIPELINE, state, look, steps)
+    assert not unfit and tables.keys() == {2, 4} and read == ["s"]
+    assert [what.partition(" in ")[0] for what in added] == ["Adding public.b", "Adding public.c"]
 
 
 def partition(oid: int, filenode: int, xmin: str) -> Partition:

@@ -43,20 +43,28 @@ class LiveChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What is read next.
+class BlockRange:
+    """Rows of a table, or of a partition of it.
 
-    :param source: the table, or a partition of it; None if there is nothing to read.
-    :param first: its first block, and ``last``, the one behind its last one.
+    :param first: the first block, and ``last``, the one behind the last one.
     :param places: which rows of these blocks, as a condition; None for all.
+    """
+
+    source: SourceTable
+    first: int
+    last: int
+    places: sql.Composed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is read next, under one snapshot.
+
     :param blocks: how large it is, in blocks.
     :param after: the progress behind it, unless it is ``whole``: then nothing of the table is left to be read.
     """
 
-    source: SourceTable | None
-    first: int
-    last: int
-    places: sql.Composed | None
+    ranges: list[BlockRange]
     blocks: int
     after: LiveProgress
     whole: bool

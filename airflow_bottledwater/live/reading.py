@@ -21,7 +21,7 @@ from airflow_bottledwater.kafka.key_table import RANGES
 from airflow_bottledwater.kafka.topic_reader import RecordBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
-from airflow_bottledwater.live.chunks import LiveChunk, Piece, TooLarge
+from airflow_bottledwater.live.chunks import BlockRange, LiveChunk, Piece, TooLarge
 from airflow_bottledwater.live.keys import between, bound, files, place
 from airflow_bottledwater.live.remaining import BLOCK, SWEEPING, RemainingSize
 from airflow_bottledwater.live.slices import RowLocations, find
@@ -208,32 +208,40 @@ class LiveReader(threading.Thread):
 
     def _by_blocks(self, connection: Connection, found: OwnSnapshot) -> Piece:
         """What is read next, in the order of the blocks of the table, or of one of its partitions after the other:
-        whichever is not read as it is now."""
-        at, now = self._at, files(found)
+        whichever is not read as it is now. Of partitions that are small, several are read at once, since each snapshot
+        of a table locks all of them."""
+        at, now, began = self._at, files(found), time.monotonic()
         # those that are gone need not be remembered
         read = {oid: file for oid, file in at.read.items() if now.get(oid) == file}
         unread = [part for part in found.parts if part.oid not in read]
-        # a partitioned table without a partition has no rows
-        part = next((each for each in unread if each.oid == at.part), unread[0] if unread else None)
-        first = at.upto if part is not None and (at.part, at.filenode) == (part.oid, now[part.oid]) else 0
-        if part is not None and not first and part.oid in {at.part, *at.read}:
-            log.info("%s was rewritten, or attached again: it is read again from its start.", part.qualified)
-        last, places = self._next(connection, found, part, first)
-        blocks, empty = last - first, part is None or (places is not None and not len(places.tids))
-        where = places.condition(connection) if places is not None and not empty else None
-        after = replace(at, part=0, filenode=0, upto=0, read=read, bytes=at.bytes + blocks * BLOCK)
-        if part is not None and last < part.pages:
-            after = replace(after, part=part.oid, filenode=now[part.oid], upto=last)
-        elif part is not None:
+        unread.sort(key=lambda part: part.oid != at.part)
+        ranges, blocks, upto = list[BlockRange](), 0, (0, 0, 0)
+        for part in unread:
+            first = at.upto if (at.part, at.filenode) == (part.oid, now[part.oid]) else 0
+            if not first and (part.oid == at.part or part.oid in at.read):
+                log.info("%s was rewritten, or attached again: it is read again from its start.", part.qualified)
+            last, places = self._next(connection, found, part, first, self._blocks - blocks)
+            blocks += last - first
+            if places is None or len(places.tids):
+                where = places.condition(connection) if places is not None else None
+                ranges.append(BlockRange(part, first, last, where))
+            if last < part.pages:
+                upto = part.oid, now[part.oid], last
+                break
             read[part.oid] = now[part.oid]
-        return Piece(None if empty else part, first, last, where, blocks, after, len(read) == len(found.parts))
+            # the places of a slice are read with settings of their own; and others may wait for the table
+            if blocks >= self._blocks or (ranges and self._request.where) or time.monotonic() - began > LOCK:
+                break
+        after = replace(at, part=upto[0], filenode=upto[1], upto=upto[2], read=read, bytes=at.bytes + blocks * BLOCK)
+        return Piece(ranges, blocks, after, len(read) == len(found.parts))
 
     def _next(
-        self, connection: Connection, snapshot: OwnSnapshot, part: SourceTable | None, first: int
+        self, connection: Connection, snapshot: OwnSnapshot, part: SourceTable, first: int, blocks: int
     ) -> tuple[int, RowLocations | None]:
-        """The block behind the last one of the next chunk, and the places of its rows, if they are known."""
-        if part is None:
-            return 1, None
+        """The block behind the last one of the next range, and the places of its rows, if they are known.
+
+        :param blocks: how many it may have.
+        """
         behind = max(part.pages, 1)
         if self._request.where:
             if self._found is None or self._found[:2] != (part.oid, part.filenode):
@@ -243,9 +251,9 @@ class LiveReader(threading.Thread):
                 self._flushed(connection, snapshot)
                 self._found = (part.oid, part.filenode, places)
             if (found := self._found[2]) is not None:
-                places, last = found.take(first, self._blocks)
+                places, last = found.take(first, blocks)
                 return max(behind, first) if last is None else last, places
-        return min(first + self._blocks, behind), None
+        return min(first + blocks, behind), None
 
     def _by_key(self, connection: Connection, found: OwnSnapshot) -> Piece:
         """What is read next, in the order of the table's keys."""
@@ -258,7 +266,8 @@ class LiveReader(threading.Thread):
         # how much of the table this is cannot be told before its end
         size = at.bytes if upto else at.bytes + table.pages * BLOCK
         after = replace(at, filenode=now, key=upto or (), bytes=size)
-        return Piece(table, 0, LAST_BLOCK, between(table, at.key, upto or ()), blocks, after, upto is None)
+        rows = BlockRange(table, 0, LAST_BLOCK, between(table, at.key, upto or ()))
+        return Piece([rows], blocks, after, upto is None)
 
     def _sweep(self, connection: Connection, oid: int) -> None:
         """Find the keys of the topic that the table does not have, and hand them over."""
@@ -348,20 +357,22 @@ class LiveReader(threading.Thread):
         return version
 
     def _read(self, connection: Connection, version: Version, piece: Piece) -> Iterator[MessageBlock]:
-        if piece.source is None:
-            return
-        conditions = self._conditions() + ([large_rows.sendable(piece.source)] if self._wary else [])
-        condition = sql.SQL("\n) AND (\n").join(conditions) if conditions else None
-        columns = select_list(version.table)
-        query = copy_query(piece.source, columns, piece.first, piece.last, condition, places=piece.places)
         size = 0
-        blocks = copy.rows(connection, query, idle=self._check)
+        blocks = (rows for each in piece.ranges for rows in self._copied(connection, version, each))
         for block in hashed.rows(self._pipeline, version.table, blocks):
             used = int(block.offsets[-1])
             size += used
             if size > _LARGEST and min(self._blocks, piece.blocks) > 1:
                 raise TooLarge
             yield MessageBlock(block.data[:used].copy(), block.offsets.copy())
+
+    def _copied(self, connection: Connection, version: Version, rows: BlockRange) -> Iterator[MessageBlock]:
+        """The rows of a range as PostgreSQL sends them."""
+        conditions = self._conditions() + ([large_rows.sendable(rows.source)] if self._wary else [])
+        condition = sql.SQL("\n) AND (\n").join(conditions) if conditions else None
+        columns = select_list(version.table)
+        query = copy_query(rows.source, columns, rows.first, rows.last, condition, places=rows.places)
+        return copy.rows(connection, query, idle=self._check)
 
     def _check_condition(self, connection: Connection, table: SourceTable) -> None:
         """Check the condition as it is now: whoever writes to the shared topic may have changed it since the request
@@ -378,11 +389,11 @@ class LiveReader(threading.Thread):
 
         :raises RecordError: ``on_error`` is exit.
         """
-        if piece.source is None:
-            return []
-        within = [piece.places or block_range(piece.first, piece.last), *self._conditions()]
-        where = sql.SQL("({})").format(sql.SQL("\n) AND (\n").join(within))
-        found = large_rows.large_rows(connection, piece.source, where=where)
+        found = list[LargeRow]()
+        for each in piece.ranges:
+            within = [each.places or block_range(each.first, each.last), *self._conditions()]
+            where = sql.SQL("({})").format(sql.SQL("\n) AND (\n").join(within))
+            found += large_rows.large_rows(connection, each.source, where=where)
         if found and TableMapping.of(self._pipeline).stops(version.table):
             raise RecordError(
                 f"A row of {version.table.qualified} cannot be published to topic {version.topic!r}: "

@@ -4169,10 +4169,10 @@ MUTANTS = (
     ),
     Mutant(
         "the rows at a slice's places are in it when they are read",
-        "LiveReader._read",
+        "LiveReader._copied",
         swap(
-            "copy_query(..., condition, places=piece.places)",
-            "copy_query(..., None if piece.places else condition, places=piece.places)",
+            "copy_query(..., condition, places=rows.places)",
+            "copy_query(..., None if rows.places else condition, places=rows.places)",
         ),
         "tests/integration/test_live_slices.py::test_places_that_rows_outside_the_slice_have_got_are_left_out",
     ),
@@ -5542,7 +5542,7 @@ MUTANTS = (
     ),
     Mutant(
         "a live snapshot passes rows that cannot be sent",
-        "LiveReader._read",
+        "LiveReader._copied",
         never("self._wary"),
         f"{_LARGE}::test_a_live_snapshot_names_a_row_that_cannot_be_sent_and_passes_it",
     ),
@@ -6414,5 +6414,11 @@ MUTANTS = (
             "_extend(connection, pipeline, publication.existing(connection, pipeline.publication_name), table)",
         ),
         "tests/unit/tables/test_writer.py::test_publications_are_read_once_for_all_new_tables",
+    ),
+    Mutant(
+        "small partitions are read under one snapshot",
+        "LiveReader._by_blocks",
+        always("blocks >= self._blocks or (ranges and self._request.where) or time.monotonic() - began > LOCK"),
+        f"{_PARTITIONS}::test_a_live_snapshot_reads_small_partitions_under_one_snapshot",
     ),
 )

@@ -293,14 +293,12 @@ def extend(
             if row_filter.read(connection, name, table.oid) == before:
                 raise psycopg.Rollback(renewed)
 
-    by_name = {each.name: each for each in there}
-    for name, members in zip(names(publication), split(added), strict=True):
-        if (present := by_name.get(name)) is None:
-            continue
-        belonging = {table.oid for table in members}
+    first, _ = names(publication)
+    for present in there:
+        name = present.name
         for table in added:
             known = present.tables.get(table.oid)
-            if known is None and table.oid not in belonging:
+            if known is None and table.identifiable != (name == first):
                 continue
             if known is not None and not (present.filters(table.oid) or table.where):
                 continue

@@ -298,10 +298,11 @@ def _rewritten(known: Known, today: Sequence[Partition]) -> list[Partition]:
 
 def _rewritten_as_one(known: Known, today: Sequence[Partition]) -> bool:
     """Whether all known partitions got new files in one transaction: by TRUNCATE or ALTER of the whole table, of which
-    the stream is told."""
+    the stream is told. Of some, that may be known already, by a look or a live snapshot. A partition that has no known
+    file, since rows of it are missing in the topic, or too many are there, shows nothing of the others."""
     rewritten = _rewritten(known, today)
-    there = sum(each.leaf and each.oid in known for each in today)
-    return len({each.xmin for each in rewritten}) == 1 and len(rewritten) == there
+    by_whom = {each.xmin for each in today if each.leaf and each.oid in known}
+    return len(by_whom) == 1 and any(known[each.oid].filenode for each in rewritten)
 
 
 def merged(recorded: Known, before: Known, now: Known) -> dict[int, KnownPartition]:

@@ -217,6 +217,18 @@ def test_the_files_of_a_table_that_was_truncated_whole_are_recorded() -> None:
     assert found[0] == "public.p8"
 
 
+def test_a_table_that_is_truncated_whole_is_known_by_all_of_its_partitions() -> None:
+    """Of one that was attached, a live snapshot may record the file of before behind the look that has recorded those
+    of the others; what it marks, since rows that it has published are gone, is told."""
+    root, today = replace(A, partitioned=True), [partition(oid, oid + 10, "800") for oid in (7, 8, 9)]
+    known = {oid: KnownPartition(f"public.p{oid}", oid + 10, "700") for oid in (7, 8)}
+    assert not changes({**known, 9: KnownPartition("public.p9", 9, "700")}, root, today)
+    mark = {9: KnownPartition("public.p9", 0, "700")}
+    for marked, there in (({**known, **mark}, today), (mark, today[2:])):
+        assert [name for name, *_ in changes(marked, root, there)] == ["public.p9"]
+        assert followed(marked, root, there)[9].filenode == 0
+
+
 def test_what_was_recorded_of_a_partition_since_the_look_stays() -> None:
     """A live snapshot with a sweep has read the file that it has now, or one that is gone by then."""
     state = known(A)

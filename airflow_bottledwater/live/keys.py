@@ -10,7 +10,6 @@ from psycopg import sql
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.partitions import Partition
-from airflow_bottledwater.postgres.snapshot import OwnSnapshot
 
 #: the version of the database's own collation; before 15, PostgreSQL does not tell it: there it is the C library's
 _OF_DATABASE = sql.SQL(
@@ -34,20 +33,6 @@ def bound(connection: Connection, table: SourceTable, after: tuple[str, ...], ro
         sql.Literal(rows - 1),
     )
     return connection.execute(query).fetchone()
-
-
-def files(found: OwnSnapshot) -> dict[int, int]:
-    """By the oid of each part of a table, a number that is another one when rows may be in it that were not there
-    before, although nobody has changed them: it has got another file, or was put below the table since. It is not 0."""
-    below = {each.oid: each for each in found.partitions}
-    numbers = {}
-    for part in found.parts:
-        attached, each = list[str](), below.get(part.oid)
-        while each is not None:
-            attached.append(each.attached)
-            each = below.get(each.parent)
-        numbers[part.oid] = zlib.crc32(repr((part.filenode, attached)).encode()) | 1
-    return numbers
 
 
 def place(connection: Connection, table: SourceTable, partitions: Sequence[Partition]) -> int:

@@ -22,7 +22,7 @@ from airflow_bottledwater.kafka.topic_reader import RecordBlock
 from airflow_bottledwater.kafka.topic_reader import blocks as topic_blocks
 from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.live.chunks import BlockRange, LiveChunk, Piece, TooLarge
-from airflow_bottledwater.live.keys import between, bound, files, place
+from airflow_bottledwater.live.keys import between, bound, place
 from airflow_bottledwater.live.remaining import BLOCK, SWEEPING, RemainingSize
 from airflow_bottledwater.live.slices import RowLocations, find
 from airflow_bottledwater.model.boundary import Snapshot
@@ -210,18 +210,20 @@ class LiveReader(threading.Thread):
         """What is read next, in the order of the blocks of the table, or of one of its partitions after the other:
         whichever is not read as it is now. Of partitions that are small, several are read at once, since each snapshot
         of a table locks all of them."""
-        at, now, began = self._at, files(found), time.monotonic()
+        at, now, began = self._at, found.files(), time.monotonic()
         # those that are gone need not be remembered
         read = {oid: file for oid, file in at.read.items() if now.get(oid) == file}
         unread = [part for part in found.parts if part.oid not in read]
         unread.sort(key=lambda part: part.oid != at.part)
-        ranges, blocks, upto = list[BlockRange](), 0, (0, 0, 0)
+        # the publisher's thread lowers it while this one reads
+        ranges, blocks, upto, most = list[BlockRange](), 0, (0, 0, 0), self._blocks
         for part in unread:
             first = at.upto if (at.part, at.filenode) == (part.oid, now[part.oid]) else 0
             if not first and (part.oid == at.part or part.oid in at.read):
                 log.info("%s was rewritten, or attached again: it is read again from its start.", part.qualified)
-            last, places = self._next(connection, found, part, first, self._blocks - blocks)
-            blocks += last - first
+            last, places = self._next(connection, found, part, first, most - blocks)
+            # it may end before, since VACUUM cuts empty blocks off
+            blocks += max(0, last - first)
             if places is None or len(places.tids):
                 where = places.condition(connection) if places is not None else None
                 ranges.append(BlockRange(part, first, last, where))
@@ -230,7 +232,7 @@ class LiveReader(threading.Thread):
                 break
             read[part.oid] = now[part.oid]
             # the places of a slice are read with settings of their own; and others may wait for the table
-            if blocks >= self._blocks or (ranges and self._request.where) or time.monotonic() - began > LOCK:
+            if blocks >= most or (ranges and self._request.where) or time.monotonic() - began > LOCK:
                 break
         after = replace(at, part=upto[0], filenode=upto[1], upto=upto[2], read=read, bytes=at.bytes + blocks * BLOCK)
         return Piece(ranges, blocks, after, len(read) == len(found.parts))
@@ -244,12 +246,13 @@ class LiveReader(threading.Thread):
         """
         behind = max(part.pages, 1)
         if self._request.where:
-            if self._found is None or self._found[:2] != (part.oid, part.filenode):
+            file = snapshot.files()[part.oid]
+            if self._found is None or self._found[:2] != (part.oid, file):
                 condition = sql.SQL(self._request.where)  # type: ignore[arg-type]
                 places = find(connection, part, condition, idle=self._check)
                 # they hold as long as what they were found by is not undone by a crash
                 self._flushed(connection, snapshot)
-                self._found = (part.oid, part.filenode, places)
+                self._found = (part.oid, file, places)
             if (found := self._found[2]) is not None:
                 places, last = found.take(first, blocks)
                 return max(behind, first) if last is None else last, places
@@ -475,7 +478,7 @@ def _left_behind(connection: Connection, at: LiveProgress, found: OwnSnapshot) -
     gone = [part for part in at.parts if part not in there and len(at.tables) == 1]
     named = catalog.names(connection, gone) if gone else {}
     left = {part: KnownPartition(".".join(named.get(part, ("partition", str(part)))), 0) for part in gone}
-    begun, now = {at.part: at.filenode, **at.read} if at.parts else {}, files(found)
+    begun, now = {at.part: at.filenode, **at.read} if at.parts else {}, found.files()
     return left | {
         part.oid: KnownPartition(part.qualified, 0, part.attached)
         for part in found.partitions

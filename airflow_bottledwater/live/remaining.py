@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_bottledwater.live.keys import files
 from airflow_bottledwater.postgres import catalog, locks, partitions
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.snapshot import OwnSnapshot
@@ -21,12 +20,12 @@ class RemainingSize:
 
     def __init__(self) -> None:
         #: of each table, how many blocks each of its parts has, with the number of the file that they are in (see
-        #: :func:`files`), by oid; of one that was only measured, all blocks, by 0
+        #: :meth:`OwnSnapshot.files`), by oid; of one that was only measured, all blocks, by 0
         self._parts: dict[int, dict[int, tuple[int, int]]] = {}
 
     def note(self, found: OwnSnapshot) -> None:
         """Note the size of a table that is being read."""
-        now = files(found)
+        now = found.files()
         self._parts[found.table.oid] = {part.oid: (now[part.oid], part.pages) for part in found.parts}
 
     def measure(self, connection: Connection, oids: Sequence[int]) -> None:

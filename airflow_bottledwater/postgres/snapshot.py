@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -230,6 +231,20 @@ class OwnSnapshot:
     table: SourceTable
     parts: list[SourceTable]
     partitions: list[Partition]
+
+    def files(self) -> dict[int, int]:
+        """By the oid of each part of the table, a number that is another one when rows may be in it that were not there
+        before, although nobody has changed them: it has got another file, or was put below the table since. It is not
+        0."""
+        below = {each.oid: each for each in self.partitions}
+        numbers = {}
+        for part in self.parts:
+            attached, each = list[str](), below.get(part.oid)
+            while each is not None:
+                attached.append(each.attached)
+                each = below.get(each.parent)
+            numbers[part.oid] = zlib.crc32(repr((part.filenode, attached)).encode()) | 1
+        return numbers
 
 
 def begin_reading(connection: Connection, oid: int, mapping: TableMapping, *, lock_timeout: float) -> OwnSnapshot:

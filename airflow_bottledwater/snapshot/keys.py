@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +33,8 @@ LOCK = 1.0
 #: the clock
 _SECONDS, _BLOCKS = 1.0, 1 << 13
 
-#: of the parts of a table, each with the file that it has, the block behind the last one that was read
+#: of the parts of a table, each with the number of its file (:meth:`OwnSnapshot.files`), the block behind the last one
+#: that was read
 _Upto = dict[tuple[int, int], int]
 
 
@@ -69,9 +70,9 @@ def find_keys(
             backoff.wait(error)
             continue
         backoff.over()
-        of = version(found)
-        for part, first in _unread(found.parts, upto):
-            last = upto[part.oid, part.filenode] = first + _BLOCKS
+        of, now = version(found), found.files()
+        for part, first in _unread(found.parts, now, upto):
+            last = upto[part.oid, now[part.oid]] = first + _BLOCKS
             blocks = copy.rows(connection, _query(part, first, last), idle=idle)
             for rows in hashed.rows(pipeline, _only_key(of.table), blocks):
                 latest.find(_hashes(rows, of, mapping))
@@ -94,11 +95,12 @@ def _query(table: SourceTable, first: int, last: int) -> sql.Composed:
     return copy_query(table, select_list(_only_key(table)), first, last)
 
 
-def _unread(parts: Sequence[SourceTable], upto: _Upto) -> Iterator[tuple[SourceTable, int]]:
+def _unread(parts: Sequence[SourceTable], now: Mapping[int, int], upto: _Upto) -> Iterator[tuple[SourceTable, int]]:
     """What is not read yet of a table's parts: again and again the first one that is not, and its block to begin at,
-    while whoever reads notes in ``upto`` how far that is done. A part with a new file is read from its start."""
+    while whoever reads notes in ``upto`` how far that is done. A part with a new file, or that was attached again, is
+    read from its start."""
     for part in parts:
-        while (first := upto.get((part.oid, part.filenode), 0)) < part.pages:
+        while (first := upto.get((part.oid, now[part.oid]), 0)) < part.pages:
             yield part, first
 
 

@@ -873,6 +873,35 @@ MEANWHILE = {
 }
 
 
+def test_a_slice_does_not_know_the_places_of_a_partition_that_was_detached_for_a_while(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written to it meanwhile is in other places, which an index finds."""
+    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    flow = make_flow(new_tables="ignore")
+    flow.execute(
+        "CREATE INDEX ON p (v)",
+        "INSERT INTO p SELECT g, 'a', CASE WHEN g % 20 = 0 THEN 'x' ELSE md5(g::text) END"
+        " FROM generate_series(1001, 11000) g",
+        "ANALYZE p_a",
+    )
+    flow.create()
+    flow.snapshot()
+    request = flow.ask("p", where="v = 'x'", rows_per_second=50.0)
+    with flow.streaming() as errors:
+        until(lambda: flow.reported(request).rows >= 100, "a part of the partition", failed=errors)
+        assert flow.reported(request).rows < 500
+        flow.execute(
+            "ALTER TABLE p DETACH PARTITION p_a",
+            "INSERT INTO p_a SELECT g, 'a', 'x' FROM generate_series(20001, 20500) g",
+            "ALTER TABLE p ATTACH PARTITION p_a FOR VALUES IN ('a')",
+        )
+        snapshots.change(flow.pipeline, flow.name, request, rows_per_second=0.0)
+        until(lambda: flow.reported(request).state == "finished", "it ends", failed=errors)
+    assert not flow.compare("p").differences
+
+
 @pytest.mark.parametrize("how", MEANWHILE)
 def test_a_live_snapshot_reads_what_is_new_below_a_table_and_nothing_else_again(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, how: str

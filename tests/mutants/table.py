@@ -4962,7 +4962,7 @@ MUTANTS = (
     Mutant(
         "a sweep reads a table that was rewritten meanwhile from its start",
         "keys._unread",
-        swap("upto.get((part.oid, part.filenode), 0)", "max([0, *upto.values()])"),
+        swap("upto.get((part.oid, now[part.oid]), 0)", "max([0, *upto.values()])"),
         f"{_LIVE_ORDER}::test_nobody_waits_for_the_end_of_a_sweep_and_rows_that_move_meanwhile_stay[VACUUM FULL items]",
     ),
     Mutant(
@@ -6388,8 +6388,20 @@ MUTANTS = (
         f"{_PARTITIONS}::test_a_live_snapshot_reads_what_is_new_below_a_table_and_nothing_else_again[rewritten]",
     ),
     Mutant(
+        "the places of a slice are those of a partition as it was attached",
+        "LiveReader._next",
+        swap("snapshot.files()[part.oid]", "part.filenode"),
+        f"{_PARTITIONS}::test_a_slice_does_not_know_the_places_of_a_partition_that_was_detached_for_a_while",
+    ),
+    Mutant(
+        "a partition whose rows are marked as missing is not taken for one that was truncated with all",
+        "_rewritten_as_one",
+        drop("any((known[each.oid].filenode for each in rewritten))"),
+        "tests/unit/tables/test_writer.py::test_a_table_that_is_truncated_whole_is_known_by_all_of_its_partitions",
+    ),
+    Mutant(
         "a partition that was below a detached one for a while is read again",
-        "keys.files",
+        "OwnSnapshot.files",
         swap("below.get(each.parent)", "None"),
         f"{_PARTITIONS}::"
         "test_a_live_snapshot_reads_what_is_new_below_a_table_and_nothing_else_again[detached with others]",

@@ -29,7 +29,8 @@ _RETRIES = {"retries": 3, "retry_delay": timedelta(minutes=1)}
 
 def dag_of(dag_id: str, description: str, **dag: Any) -> DAG:
     """A DAG as all of this package are: no catch-up, one run at a time, templates that are rendered to what they are,
-    tags. Those on a schedule begin paused: they need a pipeline that exists.
+    tags; a task that is cleared, or tried again, runs the DAG as it is then. Those on a schedule begin paused: they
+    need a pipeline that exists.
 
     :param dag: further arguments of :class:`airflow.sdk.DAG`, which may override these, but for how templates are
         rendered.
@@ -42,6 +43,9 @@ def dag_of(dag_id: str, description: str, **dag: Any) -> DAG:
             "schedule": None,
             "catchup": False,
             "max_active_runs": 1,
+            # a bundle with versions, such as one of Git, would keep the DAG of the day on which the run began for as
+            # long as a stream runs: no setting would ever take effect
+            "disable_bundle_versioning": True,
             # what Airflow's list of DAGs can be filtered by
             "tags": ["cdc", "postgresql", "kafka"],
             **({"is_paused_upon_creation": True} if scheduled else {}),
@@ -224,8 +228,7 @@ class Pipeline(Description):
         :param snapshot: further arguments of the snapshot operator.
         :param stream: further arguments of the stream operator.
         """
-        more = {"default_args": _RETRIES, **dag}
-        with self._made("", "PostgreSQL to Kafka: snapshot, then every change, exactly once", more) as made:
+        with self._made("", "PostgreSQL to Kafka: snapshot, then every change, exactly once", dag, _RETRIES) as made:
             BottledWaterTaskGroup(
                 "pipeline",
                 prefix_group_id=False,
@@ -244,12 +247,8 @@ class Pipeline(Description):
 
         :param schedule: when.
         """
-        more = {
-            "schedule": schedule,
-            "default_args": {"retries": 2, "retry_delay": timedelta(minutes=1)},
-            **dag,
-        }
-        with self._made("bounded", "PostgreSQL to Kafka, what was committed since the last run", more) as made:
+        more, retries = {"schedule": schedule, **dag}, {"retries": 2, "retry_delay": timedelta(minutes=1)}
+        with self._made("bounded", "PostgreSQL to Kafka, what was committed since the last run", more, retries) as made:
             StreamToKafkaOperator(task_id="stream", pipeline=self, bounded=True)
         return made
 
@@ -278,10 +277,10 @@ class Pipeline(Description):
             "schedule": schedule,
             # they queue at the slot anyway, and the triggerer holds them while they do
             "max_active_runs": 16,
-            "default_args": _RETRIES,
             **dag,
         }
-        with self._made("backfill", "Publish the rows of one interval again, while the stream runs", more) as made:
+        what = "Publish the rows of one interval again, while the stream runs"
+        with self._made("backfill", what, more, _RETRIES) as made:
             BackfillToKafkaOperator(
                 task_id="backfill",
                 pipeline=self,
@@ -309,8 +308,8 @@ class Pipeline(Description):
         :param tables: which are compared; None: all of the pipeline. (templated)
         :param sample: the share of the rows, more than 0, up to 1; None: the pipeline's ``verify_sample``. (templated)
         """
-        more = {"schedule": schedule, "default_args": _RETRIES, **dag}
-        with self._made("verify", "Topics against tables, while the stream runs", more) as made:
+        more = {"schedule": schedule, **dag}
+        with self._made("verify", "Topics against tables, while the stream runs", more, _RETRIES) as made:
             VerifyTopicsOperator(task_id="verify", pipeline=self, verify_tables=tables, sample=sample)
         return made
 
@@ -326,13 +325,11 @@ class Pipeline(Description):
         more = {
             "max_active_runs": 16,  # of several pipelines at a time, or of a stop while another action waits
             "is_paused_upon_creation": False,
-            "default_args": {"retries": 3, "retry_delay": timedelta(seconds=30)},
             **dag,
             "params": {**dag.get("params", {}), **_control_fields()},
         }
-        with self._made(
-            "control", "Stop, retire or start a pipeline, read tables again, settle dead letters", more
-        ) as made:
+        what = "Stop, retire or start a pipeline, read tables again, settle dead letters"
+        with self._made("control", what, more, {**_RETRIES, "retry_delay": timedelta(seconds=30)}) as made:
             asking = functools.partial(PipelineControlApprovalOperator, approve=approve)
             control = (asking if approve else PipelineControlOperator)(
                 task_id="control",
@@ -364,6 +361,11 @@ class Pipeline(Description):
             made.append(self.backfill_dag(schedules.backfill_by, **dag))
         return [*made, self.control_dag(approve=schedules.approve, **dag)]
 
-    def _made(self, what: str, description: str, dag: dict[str, Any]) -> DAG:
-        """A DAG of the pipeline."""
-        return dag_of(**{"dag_id": f"{self.name}_{what}" if what else self.name, "description": description, **dag})
+    def _made(self, what: str, description: str, dag: dict[str, Any], retries: dict[str, Any]) -> DAG:
+        """A DAG of the pipeline.
+
+        :param retries: the defaults of its tasks, beside those that the DAG is given.
+        """
+        dag_id = f"{self.name}_{what}" if what else self.name
+        default_args = {**retries, **(dag.get("default_args") or {})}
+        return dag_of(**{"dag_id": dag_id, "description": description, **dag, "default_args": default_args})

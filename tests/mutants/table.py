@@ -6094,6 +6094,18 @@ MUTANTS = (
         "tests/unit/test_dag.py::test_a_backfill_is_of_all_tables_of_its_pipeline",
     ),
     Mutant(
+        "a run takes up what is changed in its DAG",
+        "dag.dag_of",
+        drop("{'disable_bundle_versioning': True}"),
+        "tests/unit/test_dag.py::test_a_run_takes_up_what_is_changed_in_its_dag",
+    ),
+    Mutant(
+        "default_args of a DAG take no retries away",
+        "Pipeline._made",
+        swap("{**retries, **(dag.get('default_args') or {})}", "dag.get('default_args') or retries"),
+        "tests/unit/test_dag.py::test_default_args_are_added_to_those_of_each_dag",
+    ),
+    Mutant(
         "a verification is tried again",
         "Pipeline.verify_dag",
         swap("_RETRIES", "{}"),

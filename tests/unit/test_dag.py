@@ -22,7 +22,7 @@ from airflow_bottledwater.dag import Pipeline, dag_of
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.operators.health import PipelineHealthOperator
-from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark
+from airflow_bottledwater.pipeline.description import Description, Kafka, Schedules, Source, Spark
 from airflow_bottledwater.pipeline.section import templated
 from airflow_bottledwater.pipeline.table import Table
 from airflow_bottledwater.sensors.dead_letters import DeadLettersSensor
@@ -131,6 +131,27 @@ def test_the_fields_of_the_ready_dags_are_as_they_were_filled_in() -> None:
     for empty in ({}, {"dag_id": None}):
         assert rendered(control, "start", slot="2024_02", **empty).trigger_dag_id == "2024_02"
     assert rendered(health, "health", kafka_conn_id="2024_01").kafka_conn_id == "2024_01"
+
+
+SCHEDULED = Schedules(bounded="@hourly", verify="@daily", backfill_by="changed_at")
+
+
+def test_a_run_takes_up_what_is_changed_in_its_dag() -> None:
+    """A bundle with versions pins a run to the one of its creation, and that of a stream lasts for months."""
+    dags = Pipeline("shop", schedules=SCHEDULED).dags()
+    assert [dag.disable_bundle_versioning for dag in dags] == [True] * 5
+    assert not Pipeline("shop").dag(disable_bundle_versioning=False).disable_bundle_versioning
+
+
+def test_default_args_are_added_to_those_of_each_dag() -> None:
+    made = [
+        Pipeline("shop", schedules=SCHEDULED).dags(default_args=more)
+        for more in (None, {}, {"owner": "data", "retries": 7})
+    ]
+    assert [dag.default_args["retries"] for dag in made[0]] == [3, 2, 3, 3, 3]
+    for before, empty, after in zip(*made, strict=True):
+        assert empty.default_args == before.default_args
+        assert after.default_args == {**before.default_args, "owner": "data", "retries": 7}
 
 
 def test_a_verification_that_fails_for_a_reason_that_passes_is_tried_again() -> None:

@@ -73,6 +73,16 @@ class Outage(BottledWaterError):
     """A server is not available. No record is to blame: the job waits with backoff, and reports it."""
 
 
+class ConnectionNotFound(Outage):
+    """Airflow does not find a connection: nobody has defined it, this host or this team may not see it, or a secrets
+    backend does not answer, which Airflow does not tell apart.
+
+    :ivar conn_ids: of all that are not found.
+    """
+
+    conn_ids: tuple[str, ...] = ()
+
+
 class SourcePressed(Outage):
     """Reading tables presses on their source. The snapshot gives up its locks and its xmin, and goes on under a new
     one; or the job ends, to be started again.

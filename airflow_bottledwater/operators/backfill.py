@@ -3,11 +3,11 @@ repaired."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import uuid
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import NEVER_EXPIRE, BaseOperator  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks the first
@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
 from airflow_bottledwater.hooks import backfill
 from airflow_bottledwater.hooks.backfill import BackfillWatch
+from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.operators.assets import AssetEvents
 from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
@@ -29,7 +30,7 @@ from airflow_bottledwater.operators.base import (
     number,
 )
 from airflow_bottledwater.operators.lineage import LineageMixin
-from airflow_bottledwater.operators.watching import BlockingWatch
+from airflow_bottledwater.operators.watching import BlockingWatch, here, wait_in_triggerer
 from airflow_bottledwater.pipeline import patterns
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.rules import listed
@@ -119,16 +120,9 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
             self._asked = asked = self._ask(context, pipeline)
         deadline = time.time() + self.timeout if self.timeout else None
         if self.deferrable:
-            self.defer(
-                trigger=BackfillTrigger(
-                    name=asked["name"],
-                    request_id=asked["request_id"],
-                    poll_interval=self.poll_interval,
-                    deadline=deadline,
-                    hook=self.pipeline_hook.arguments(),
-                ),
-                method_name="execute_complete",
-                timeout=timedelta(seconds=self.timeout + 10 * self.poll_interval + 120) if self.timeout else None,
+            hook = self.pipeline_hook.arguments()
+            wait_in_triggerer(
+                self, BackfillTrigger(**asked, poll_interval=self.poll_interval, deadline=deadline, hook=hook)
             )
         report = self._wait(asked, deadline)
         with failing():
@@ -157,10 +151,7 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
         :raises Outage: Airflow has ended the task.
         """
 
-        def begin() -> BackfillWatch:
-            return BackfillWatch(self.pipeline_hook.pipeline(), **asked, write=lambda line: self.log.info("%s", line))
-
-        with BlockingWatch(begin, "The live snapshot") as watching:
+        with BlockingWatch(lambda: self._watch(self.pipeline_hook, asked), "The live snapshot") as watching:
             while deadline is None or time.time() < deadline:
                 report: dict[str, Any] | None = watching.fetch()
                 if self._killed:
@@ -169,6 +160,16 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
                     return report
                 time.sleep(min(1.0, self.poll_interval))
         return None
+
+    def _watch(self, hook: PipelineHook, asked: dict[str, str]) -> BackfillWatch:
+        return BackfillWatch(hook.pipeline(), **asked, write=lambda line: self.log.info("%s", line))
+
+    def _look(self, trigger: BackfillTrigger) -> dict[str, Any] | None:
+        """The event that a live snapshot's trigger would send, by one look here."""
+        asked = {"name": trigger.name, "request_id": trigger.request_id}
+        with contextlib.closing(self._watch(PipelineHook(**trigger.hook), asked)) as watching:
+            found = watching.fetch()
+        return None if found is None else {"status": "ended", "report": found}
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Handle the trigger's event.
@@ -295,6 +296,7 @@ class BackfillToKafkaOperator(LineageMixin, PipelineMixin, BaseOperator):
             store: Any = context["task_state_store"]
             if is_last_try(context["ti"]):
                 self._cancel(store.get(_ASKED))
+        next_kwargs = here(self, next_kwargs, self._look)
         return super().resume_execution(next_method, next_kwargs, context)
 
     def on_kill(self) -> None:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -19,6 +18,7 @@ from airflow.sdk.observability import stats
 from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
 from airflow_bottledwater.hooks import spark_job, spark_target
 from airflow_bottledwater.hooks.instance import instance
+from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.hooks.spark_job import Given
 from airflow_bottledwater.hooks.spark_submit import making
 from airflow_bottledwater.hooks.spark_target import SparkTarget
@@ -39,7 +39,7 @@ from airflow_bottledwater.operators.base import (
     note_life,
 )
 from airflow_bottledwater.operators.lineage import LineageMixin, parent_of_job
-from airflow_bottledwater.operators.watching import BlockingWatch
+from airflow_bottledwater.operators.watching import BlockingWatch, here, wait_in_triggerer
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.job import JobTrigger
@@ -363,20 +363,14 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         :param timeout: seconds after which the trigger fires all the same.
         """
         self._check_killed()
-        self.defer(
-            trigger=JobTrigger(
-                identity=identity,
-                poll_interval=self.poll_interval,
-                start_timeout=self.start_timeout,
-                deadline=time.time() + timeout if timeout else None,
-                hook=self.pipeline_hook.arguments(),
-            ),
-            method_name="execute_complete",
-            # longer than the deadline, which the trigger itself keeps: when this timeout expires, the job is not
-            # stopped
-            timeout=timedelta(seconds=timeout + 10 * self.poll_interval + 120) if timeout else None,
+        trigger = JobTrigger(
+            identity=identity,
+            poll_interval=self.poll_interval,
+            start_timeout=self.start_timeout,
+            deadline=time.time() + timeout if timeout else None,
+            hook=self.pipeline_hook.arguments(),
         )
-        raise AssertionError("defer does not return")
+        wait_in_triggerer(self, trigger)
 
     def _wait(self, identity: Identity, timeout: float | None = None) -> Ended | None:
         """Wait in this process until the job ends, and pass its log on; returns how it has ended, or None after the
@@ -441,6 +435,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         :raises AirflowFailException: the job is of another pipeline than the one that the DAG describes by now.
         """
         with failing():
+            next_kwargs = here(self, next_kwargs, self._look)
             self._refuse_other(context, self.pipeline_hook.pipeline())
         if next_method == "__fail__":
             store: Any = context["task_state_store"]
@@ -448,6 +443,13 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             if known and is_last_try(context["ti"]):
                 stop.stop_and_forget(self.pipeline_hook.pipeline(), known)
         return super().resume_execution(next_method, next_kwargs, context)
+
+    def _look(self, trigger: JobTrigger) -> dict[str, Any] | None:
+        """The event that a job's trigger would send, by one look here."""
+        self._identity = trigger.identity  # should the task be ended meanwhile
+        self._pipeline = PipelineHook(**trigger.hook).pipeline()
+        ended = watch.still_runs(self._pipeline, trigger.identity)
+        return None if ended is None else {"status": "ended", "identity": trigger.identity, **ended.as_event()}
 
     def on_kill(self) -> None:
         """End the job in order, and by force if it does not end."""

@@ -7,12 +7,52 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from airflow.sdk import BaseOperator
 
 from airflow_bottledwater.errors import BottledWaterError, Outage
-from airflow_bottledwater.triggers.watching import ANEW, Watch
+from airflow_bottledwater.triggers.stored import stored_again
+from airflow_bottledwater.triggers.watching import ANEW, UNSEEN, Watch, WatchTrigger
 
 log = logging.getLogger(__name__)
+
+
+def wait_in_triggerer(operator: BaseOperator, trigger: WatchTrigger) -> NoReturn:
+    """Defer a task until its trigger fires."""
+    timeout = None
+    if trigger.deadline is not None:
+        # longer than the deadline, which the trigger itself keeps: when this timeout expires, nothing is stopped
+        timeout = timedelta(seconds=max(0.0, trigger.deadline - time.time()) + 10 * trigger.poll_interval + 120)
+    operator.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
+    raise AssertionError("defer does not return")
+
+
+def here(
+    operator: BaseOperator, next_kwargs: dict[str, Any] | None, look: Callable[[Any], dict[str, Any] | None]
+) -> dict[str, Any] | None:
+    """What a task is resumed with; if the trigger could not look, since its triggerer lacks something, what the task
+    itself sees. As long as it sees no end, it is deferred again: what it has begun goes on, and is looked at every
+    :data:`~airflow_bottledwater.triggers.watching.LACKING` seconds.
+
+    :param next_kwargs: as ``resume_execution`` has them.
+    :param look: looks once here, for this trigger; returns the event that it would have sent, or None if it goes on.
+    """
+    event = (next_kwargs or {}).get("event") or {}
+    if event.get("status") != UNSEEN:
+        return next_kwargs
+    trigger = stored_again(*event["trigger"])
+    log.error("%s", event["message"])
+    try:
+        found = look(trigger)
+    except BottledWaterError as error:
+        # whatever who watches lacks, it is no reason to end what is watched
+        log.warning("Nor can it be seen by the task itself: %s", error)
+        found = None
+    if found is None:
+        wait_in_triggerer(operator, trigger)
+    return {"event": found}
 
 
 class BlockingWatch(contextlib.AbstractContextManager["BlockingWatch"]):

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.hooks.connections import connections
 from airflow_bottledwater.operators.base import failing
-from airflow_bottledwater.triggers.watching import PASSING
+from airflow_bottledwater.triggers.stored import stored_again
+from airflow_bottledwater.triggers.watching import PASSING, UNSEEN
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -49,6 +52,23 @@ class LookingSensor(BaseSensorOperator):
                 method_name="execute_complete",
                 timeout=timedelta(seconds=float(self.timeout)),
             )
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """If the trigger cannot look, since its triggerer lacks something, the sensor fails: nothing is watched. Unless
+        a connection is not found here, either: as in an outage of a secrets backend, which passes."""
+        event = (next_kwargs or {}).get("event") or {}
+        if event.get("status") == UNSEEN:
+            try:
+                connections(event["lacking"])
+            except Outage as error:
+                self.log.warning("%s Nor is it found here: %s", event["message"], error)
+                self.defer(
+                    trigger=stored_again(*event["trigger"]),
+                    method_name=next_method,
+                    timeout=timedelta(seconds=float(self.timeout)),
+                )
+            next_kwargs = {"event": {"status": "failed", "message": event["message"]}}
+        return super().resume_execution(next_method, next_kwargs, context)
 
     def trigger(self, context: Context) -> BaseTrigger:
         """What looks in the triggerer."""

@@ -190,7 +190,9 @@ class StreamErrorSensor(PipelineMixin, LookingSensor):
 
     def _conclude(self, event: dict[str, Any]) -> bool:
         if event["status"] == "failed":
-            where = f" at {event['position']}" if event.get("position") else ""
+            if "position" not in event:  # it is not the stream's failure, but that of who watches it
+                raise AirflowFailException(event["message"])
+            where = f" at {event['position']}" if event["position"] else ""
             raise AirflowFailException(f"The stream failed{where}: {event['message']}")
         self.log.info("The stream finished at %s: %s", event["position"], event["counters"])
         return True

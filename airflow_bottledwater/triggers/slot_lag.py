@@ -16,6 +16,7 @@ from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.triggers.slots import SlotReader
 from airflow_bottledwater.triggers.stored import StoredTrigger
+from airflow_bottledwater.triggers.watching import Lack
 
 #: seconds between two questions to Airflow whether the stream's task has ended
 _TASK_INTERVAL = 60.0
@@ -199,19 +200,24 @@ class SlotLagTrigger(StoredTrigger):
         # imported here, since sensors import this module, and a DAG processor does not need libpq
         import psycopg
 
-        dsn, seen = "", Seen(self.max_lag_seconds)
+        dsn, seen, lack = "", Seen(self.max_lag_seconds), Lack()
         while True:
             await asyncio.sleep(self.poll_interval)
             # asked before the slot is looked at: with the end of a bounded stream, the slot may have caught up
             over = await self._stream_over()
             try:
                 dsn = dsn or await SourceHook(self.postgres_conn_id).adsn()
+                lack.note(None)
                 row = await reader.row(dsn, self.slot)
             except (psycopg.OperationalError, Outage) as error:
                 # the source may be back in a moment; that the lag is not known means nothing
                 self.log.warning("The source does not answer: %s", str(error).splitlines()[0])
                 # look the connection up again: it may have new credentials
                 dsn = ""
+                lack.note(error if isinstance(error, Outage) else None)
+                if unseen := lack.event(self, f"The slot {self.slot!r}"):
+                    yield TriggerEvent(unseen)
+                    return
                 continue
             except BottledWaterError as error:
                 yield TriggerEvent({"status": "failed", "slot": self.slot, "message": str(error)})

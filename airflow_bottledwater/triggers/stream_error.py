@@ -30,7 +30,7 @@ from airflow_bottledwater.state.control_records import (
 )
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
-from airflow_bottledwater.triggers.watching import LONGEST_PAUSE, AsyncWatch
+from airflow_bottledwater.triggers.watching import LACKING, LONGEST_PAUSE, AsyncWatch
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ def read(pipeline: Settings, cluster: Cluster, *, now: bool = False) -> tuple[St
 
 class StreamErrorTrigger(PipelineTrigger):
     """Fires when the stream has ended, in order or with an error, has written too many dead letters, or does not report
-    any more.
+    any more; also if it cannot look for so long, since its triggerer lacks something.
 
     :param cluster: the source's :class:`Cluster` as a dictionary, which the sensor has read.
     :param earlier: the id of the job whose end was known before the sensor began; empty for none.
@@ -260,6 +260,7 @@ class StreamErrorTrigger(PipelineTrigger):
                     event = await watching.fetch()
                 except BottledWaterError as error:
                     event = _failed(str(error))
+                event = event or watching.lack.event(self, "The stream", max(self.max_silence, LACKING))
                 owner = None if event is None else owner_of(event)
                 if owner is not None and (await tasks.fate(owner)).may_continue:
                     continue  # a retry, say, submits another job

@@ -13,10 +13,12 @@ from typing import Any, ClassVar, Protocol
 
 from airflow.triggers.base import TriggerEvent
 
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage
+from airflow_bottledwater.errors import BottledWaterError, ConnectionNotFound, CredentialsRefused, Outage
 from airflow_bottledwater.hooks import tasks
+from airflow_bottledwater.hooks.connections import IN_TRIGGERER
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.pipeline import PipelineTrigger
+from airflow_bottledwater.triggers.stored import StoredTrigger
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,11 @@ PASSING = (Outage, CredentialsRefused)
 #: seconds of an outage after which a watch begins anew, with the connections as they are then: servers may have moved
 ANEW = 60.0
 
+#: the status of the event of a trigger that cannot look
+UNSEEN = "unseen"
+#: seconds for which a triggerer may lack what the task's worker has had, such as a connection
+LACKING = 600.0
+
 #: threads for ending what tasks have begun, which must not wait for those that watch
 STOPPING = ThreadPoolExecutor(8, "stop job")
 
@@ -48,6 +55,45 @@ class Watch(Protocol):
         """End the watch."""
 
 
+class Lack:
+    """What a triggerer lacks that the worker of the trigger's task has had: a connection, say, or a file that one
+    names. Servers that are away are another matter: they are waited for.
+
+    :ivar error: says what is lacking; None if nothing is known to be.
+    """
+
+    def __init__(self) -> None:
+        self.error: BottledWaterError | None = None
+        self._since = 0.0
+
+    def note(self, error: BottledWaterError | None) -> None:
+        """Note why a watch could not begin; None if it could."""
+        if isinstance(error, PASSING) and not isinstance(error, ConnectionNotFound):
+            return
+        if error is not None and self.error is None:
+            self._since = time.monotonic()
+        self.error = error
+
+    def lasting(self, seconds: float) -> BottledWaterError | None:
+        """What is lacking, if it has been for so many seconds."""
+        return self.error if self.error is not None and time.monotonic() - self._since >= seconds else None
+
+    def event(self, trigger: StoredTrigger, what: str, seconds: float = LACKING) -> dict[str, Any] | None:
+        """The event with which the task looks itself, since the trigger cannot; None while nothing lacks for so long.
+
+        :param what: is watched.
+        """
+        if (error := self.lasting(seconds)) is None:
+            return None
+        return {
+            "status": UNSEEN,
+            "message": f"{what} cannot be seen by the triggerer, so that nobody watches it; what runs goes on. "
+            f"{error.what} {IN_TRIGGERER}",
+            "lacking": list(error.conn_ids) if isinstance(error, ConnectionNotFound) else [],
+            "trigger": list(trigger.serialize()),
+        }
+
+
 class AsyncWatch:
     """A watch that is begun when it is needed, and begun anew after an error that is not an outage, or an outage that
     lasts: with the connections as they are then, since a password or an address may have been changed. What blocks is
@@ -57,12 +103,13 @@ class AsyncWatch:
     :param what: is watched, for the log.
     :param ti: the trigger's task instance, if the trigger is going to ask Airflow for its state.
     :ivar away: since when nothing could be seen (monotonic); 0 if it can.
+    :ivar lack: what keeps the watch from being begun.
     """
 
     def __init__(self, begin: Callable[[], Awaitable[Watch]], what: str, ti: Any = None) -> None:
         self._begin, self._what, self._ti = begin, what, ti
         self._watch: Watch | None = None
-        self.away = 0.0
+        self.away, self.lack = 0.0, Lack()
 
     async def __aenter__(self) -> AsyncWatch:
         self._asking = asyncio.create_task(tasks.ask_early(self._ti))
@@ -79,14 +126,11 @@ class AsyncWatch:
         """
         if self.away and time.monotonic() - self.away >= ANEW:
             await self._close()
-        if self._watch is None:
-            try:
-                self._watch = await self._begin()
-            except PASSING as error:
-                log.warning("%s cannot be seen: %s", self._what, error)
-                return None
+        watch = self._watch = self._watch or await self._begun()
+        if watch is None:
+            return None
         try:
-            found = await _called(self._watch.fetch)
+            found = await _called(watch.fetch)
         except BottledWaterError as error:
             self.away = self.away or time.monotonic()
             if not isinstance(error, Outage):
@@ -97,6 +141,19 @@ class AsyncWatch:
             return None
         self.away = 0.0
         return found
+
+    async def _begun(self) -> Watch | None:
+        """The watch; None if it cannot be begun now."""
+        try:
+            watch = await self._begin()
+        except BottledWaterError as error:
+            self.lack.note(error)
+            if isinstance(error, PASSING):
+                log.warning("%s cannot be seen: %s", self._what, error)
+                return None
+            raise
+        self.lack.note(None)
+        return watch
 
     async def _close(self) -> None:
         self.away = 0.0
@@ -111,7 +168,8 @@ async def _called(method: Callable[[], Any]) -> Any:
 
 
 class WatchTrigger(PipelineTrigger):
-    """Waits for the end of what a task has begun, or for its deadline; ends it when a user ends the task.
+    """Waits for the end of what a task has begun, or for its deadline; ends it when a user ends the task. If it cannot
+    look, since its triggerer lacks something, the task looks (:func:`airflow_bottledwater.operators.watching.here`).
 
     :param hook: see :class:`~airflow_bottledwater.triggers.pipeline.PipelineTrigger`.
     :param poll_interval: seconds between two checks, at most ten.
@@ -148,7 +206,7 @@ class WatchTrigger(PipelineTrigger):
         """
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait; yields one event: ended, or timeout."""
+        """Wait; yields one event: ended, timeout, or :data:`UNSEEN`."""
         await asyncio.sleep(max(SETTLED, self.poll_interval))
         async with AsyncWatch(self._begin, self.WHAT.capitalize(), self.task_instance) as watching:
             while True:
@@ -163,6 +221,9 @@ class WatchTrigger(PipelineTrigger):
                     return
                 if self.deadline is not None and time.time() > self.deadline:
                     yield TriggerEvent({"status": "timeout", **self._result(None)})
+                    return
+                if unseen := watching.lack.event(self, self.WHAT.capitalize()):
+                    yield TriggerEvent(unseen)
                     return
                 await asyncio.sleep(min(self.poll_interval, LONGEST_PAUSE))
 

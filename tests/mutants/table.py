@@ -17,6 +17,7 @@ _SUPERVISE, _CLI, _HOOKS = (
     f"tests/unit/{name}.py" for name in ("jobs/test_supervise", "test_cli", "hooks/test_pipeline_hook")
 )
 _OPERATORS, _STREAM_OPERATOR = (f"tests/unit/operators/test_{name}.py" for name in ("operators", "stream_operator"))
+_TRIGGERS = "tests/unit/triggers/test_triggers.py"
 _SERVICE, _HEALTH = "tests/unit/test_service.py", "tests/unit/jobs/test_health.py"
 _LIVE, _LIVE_ORDER = "tests/integration/test_live_snapshots.py", "tests/integration/test_live_order.py"
 _PACE = "tests/unit/live/test_pace.py"
@@ -6094,9 +6095,39 @@ MUTANTS = (
         "tests/unit/test_dag.py::test_a_backfill_is_of_all_tables_of_its_pipeline",
     ),
     Mutant(
+        "what a triggerer cannot see the task looks at",
+        "WatchTrigger.run",
+        never("unseen := watching.lack.event(self, self.WHAT.capitalize())"),
+        f"{_TRIGGERS}::test_a_triggerer_without_the_connections_lets_the_task_look",
+    ),
+    Mutant(
+        "that a triggerer cannot see a stream is told",
+        "StreamErrorTrigger.run",
+        swap("event or watching.lack.event(...)", "event"),
+        f"{_TRIGGERS}::test_a_triggerer_without_the_connections_lets_the_task_look",
+    ),
+    Mutant(
+        "a triggerer whose servers are away lacks nothing",
+        "Lack.note",
+        never("isinstance(error, PASSING) and not isinstance(error, ConnectionNotFound)"),
+        f"{_TRIGGERS}::test_a_triggerer_whose_servers_are_away_waits",
+    ),
+    Mutant(
+        "a job that nobody can see goes on",
+        "watching.here",
+        never("found is None"),
+        f"{_STREAM_OPERATOR}::test_what_the_triggerer_cannot_see_the_task_looks_at",
+    ),
+    Mutant(
+        "a connection that is found nowhere fails no sensor",
+        "LookingSensor.resume_execution",
+        drop("connections(event['lacking'])"),
+        "tests/unit/sensors/test_sensors.py::test_what_the_triggerer_cannot_see_fails_the_sensor",
+    ),
+    Mutant(
         "a run takes up what is changed in its DAG",
         "dag.dag_of",
-        drop("{'disable_bundle_versioning': True}"),
+        swap("'disable_bundle_versioning'", "'catchup'"),
         "tests/unit/test_dag.py::test_a_run_takes_up_what_is_changed_in_its_dag",
     ),
     Mutant(

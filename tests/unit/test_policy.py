@@ -31,6 +31,7 @@ CLASSES = [
 ]
 EXPECTED = {
     errors.Outage: ErrorAction.WAIT,
+    errors.ConnectionNotFound: ErrorAction.WAIT,
     errors.SourcePressed: ErrorAction.WAIT,
     errors.HolderEnded: ErrorAction.WAIT,
     errors.TypeAltered: ErrorAction.WAIT,
@@ -67,6 +68,7 @@ def test_an_unknown_error_ends_the_job() -> None:
 def test_only_what_passes_by_waiting_is_submitted_again(kind: type[errors.BottledWaterError]) -> None:
     passing = (
         errors.Outage,
+        errors.ConnectionNotFound,
         errors.SourcePressed,
         errors.HolderEnded,
         errors.TypeAltered,

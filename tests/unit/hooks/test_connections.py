@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowSecretsBackendAccessDenied
 
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import ConnectionNotFound, Outage
 from airflow_bottledwater.hooks import connections, spark_target
 
 LookUp = Callable[[str], Any]
@@ -31,6 +32,24 @@ def test_one_that_is_not_found_is_tried_again(look_up: LookUp, connect: Any) -> 
         look_up("pg")
     connect("pg", conn_type="postgres", host="db")
     assert look_up("pg").host == "db"
+
+
+def test_all_that_are_not_found_are_told(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks again in another place knows by them whether they are found there."""
+    connect("pg", conn_type="postgres", host="db")
+    with pytest.raises(ConnectionNotFound, match=r"'a'.*'b'.*The task's retries") as raised:
+        connections.connections(["pg", "a", "b"])
+    assert raised.value.conn_ids == ("a", "b")
+    with pytest.raises(ConnectionNotFound, match=r"'a'.*'b'.*The triggerer looks it up again") as raised:
+        asyncio.run(connections.aconnections(["pg", "a", "b"]))
+    assert raised.value.conn_ids == ("a", "b")
+
+    def denied(conn_id: str) -> Any:
+        raise AirflowSecretsBackendAccessDenied(conn_id)
+
+    monkeypatch.setattr(BaseHook, "get_connection", denied)
+    with pytest.raises(ConnectionNotFound, match="does not let it be seen here"):
+        connections.connection("pg")
 
 
 def test_an_error_of_the_look_up_shows_no_password(look_up: LookUp, monkeypatch: pytest.MonkeyPatch) -> None:

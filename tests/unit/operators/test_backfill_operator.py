@@ -9,17 +9,20 @@ from typing import Any
 import pendulum
 import pytest
 from airflow.sdk import CronTriggerTimetable
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_bottledwater.dag import Pipeline
 from airflow_bottledwater.errors import Outage, SettingError
 from airflow_bottledwater.hooks import backfill
+from airflow_bottledwater.hooks.backfill import BackfillWatch
+from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.operators.assets import AssetEvents
 from airflow_bottledwater.operators.backfill import BackfillToKafkaOperator
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.state.control_records import SnapshotRequest
+from airflow_bottledwater.triggers.backfill import BackfillTrigger
 
 REPORT = {
     "state": "finished", "tables": ["public.orders"], "rows": 1200, "superseded": 3, "tombstones": 2, "dead_letters": 0,
@@ -237,3 +240,20 @@ def test_when_the_trigger_fails_the_last_try_cancels_the_live_snapshot(
     with pytest.raises(Exception, match="Trigger"):
         operator.resume_execution("__fail__", {"error": "Trigger failure"}, context)
     assert done == cancelled
+
+
+def test_what_the_triggerer_cannot_see_the_task_looks_at(
+    connections: str, monkeypatch: pytest.MonkeyPatch, forgotten: list[Any]
+) -> None:
+    trigger = BackfillTrigger(**ASKED, hook=PipelineHook.of_state("postgres_default", "kafka_default", "s").arguments())
+    event = {"status": "unseen", "message": "Nobody watches it.", "trigger": list(trigger.serialize())}
+    seen = [None, REPORT]
+    monkeypatch.setattr(BackfillWatch, "fetch", lambda self: seen.pop(0))
+    values: dict[str, Any] = {"bottledwater_backfill": ASKED}
+    context: Any = {"task_state_store": SimpleNamespace(get=values.get, delete=values.pop)}
+    operator = BackfillToKafkaOperator(task_id="t", pipeline="shop", tables="orders")
+    with pytest.raises(TaskDeferred) as raised:
+        operator.resume_execution("execute_complete", {"event": event}, context)
+    again: Any = raised.value.trigger
+    assert again.serialize() == trigger.serialize() and not forgotten
+    assert operator.resume_execution("execute_complete", {"event": event}, context)["rows"] == 1200

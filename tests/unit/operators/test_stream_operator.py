@@ -196,6 +196,28 @@ def test_a_retry_attaches_to_a_job_that_runs(world: World) -> None:
     assert trigger.identity == OLD == store.values["bottledwater_job"]
 
 
+@pytest.mark.parametrize("found", [True, False])
+def test_what_the_triggerer_cannot_see_the_task_looks_at(
+    world: World, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    store, made = Store(), operator(timeout=3600)
+    trigger = deferred(lambda: made.execute(context(store)))
+    event = {"status": "unseen", "message": "Nobody watches it.", "trigger": list(trigger.serialize())}
+
+    def resume() -> Any:
+        return operator().resume_execution("execute_complete", {"event": event}, context(store))
+
+    if not found:  # here, either
+        monkeypatch.delenv("AIRFLOW_CONN_KAFKA_DEFAULT")
+    again = deferred(resume)
+    assert again.serialize() == trigger.serialize() and again.deadline is not None
+    # nothing was done to the job
+    assert world.done == ["start"] and store.values["bottledwater_job"] == NEW
+    world.end(NEW, ok=True, counts={"position": "0/5"})
+    if found:
+        assert resume() == {"position": "0/5"}
+
+
 def test_a_retry_after_a_job_that_died_submits(world: World) -> None:
     store = Store(bottledwater_job=OLD)
     trigger = deferred(lambda: operator(retries=2).execute(context(store, try_number=3, max_tries=2)))

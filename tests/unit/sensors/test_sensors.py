@@ -29,7 +29,7 @@ from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
 from airflow_bottledwater.state.control_records import StatusRecord
 from airflow_bottledwater.triggers.dead_letters import DeadLettersTrigger
-from airflow_bottledwater.triggers.slot_lag import stream_over
+from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger, stream_over
 from tests.support.status import status_of
 
 pytestmark = pytest.mark.usefixtures("connections")
@@ -48,6 +48,10 @@ def lag_sensor(**arguments: Any) -> ReplicationSlotLagSensor:
 
 def error_sensor(**arguments: Any) -> StreamErrorSensor:
     return StreamErrorSensor(task_id="t", pipeline=ORDERS, deferrable=True, **arguments)
+
+
+def dead_letters_sensor(**arguments: Any) -> DeadLettersSensor:
+    return DeadLettersSensor(task_id="t", pipeline=ORDERS, deferrable=True, **arguments)
 
 
 @pytest.fixture
@@ -515,3 +519,26 @@ def test_old_news_of_the_trigger_end_no_watch(looks: list[Any], status: str) -> 
         return
     with pytest.raises(AirflowFailException, match="has not reported"):
         error_sensor().execute_complete(CONTEXT, same)
+
+
+# ------------------------------------------------------------------ a triggerer that cannot look
+@pytest.mark.parametrize("sensor", [lag_sensor, error_sensor, dead_letters_sensor])
+def test_what_the_triggerer_cannot_see_fails_the_sensor(sensor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trigger = SlotLagTrigger(postgres_conn_id="pg", slot="orders", max_lag=5)
+    stored = list(trigger.serialize())
+    event = {"status": "unseen", "message": "Nobody watches it.", "lacking": ["postgres_default"], "trigger": stored}
+
+    def resume(**arguments: Any) -> None:
+        sensor(**arguments).resume_execution("execute_complete", {"event": event}, CONTEXT)
+
+    with pytest.raises(AirflowFailException, match=r"^Nobody watches it\.$"):
+        resume()
+    with pytest.raises(AirflowSkipException):
+        resume(soft_fail=True)
+    # what is not found here, either, is waited for: a secrets backend may be away
+    monkeypatch.delenv("AIRFLOW_CONN_POSTGRES_DEFAULT")
+    with pytest.raises(TaskDeferred) as raised:
+        resume(timeout=60)
+    again: Any = raised.value.trigger
+    assert (again.serialize(), raised.value.method_name) == (trigger.serialize(), "execute_complete")
+    assert raised.value.timeout is not None and raised.value.timeout.total_seconds() == 60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.errors import Outage, Refused
+from airflow_bottledwater.errors import ConnectionNotFound, Outage, Refused
 from airflow_bottledwater.hooks import tasks
+from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import leftovers, orphans, stop
 from airflow_bottledwater.jobs.watch import Ended
@@ -26,9 +28,11 @@ from airflow_bottledwater.state.control_records import StatusRecord, encode, sta
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.triggers import job, slot_lag, stream_error
 from airflow_bottledwater.triggers import watching as watch_of_triggers
+from airflow_bottledwater.triggers.backfill import BackfillTrigger
 from airflow_bottledwater.triggers.dead_letters import DeadLettersTrigger
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
 from airflow_bottledwater.triggers.slot_lag import SlotLagTrigger
+from airflow_bottledwater.triggers.stored import stored_again
 from airflow_bottledwater.triggers.stream_error import StreamErrorTrigger
 from tests.support.status import status_of
 
@@ -203,6 +207,66 @@ def test_a_trigger_waits_for_a_connection_and_fails_without_one(
     (event,) = events(trigger)
     assert (event["status"], event["message"]) == ("failed", "Airflow has no connection 'x'.")
     assert len(pauses) == 3
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which passes in each pause."""
+    now, sleep = [1000.0], asyncio.sleep
+
+    def passes(seconds: float) -> Any:
+        now[0] += seconds
+        return sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", passes)
+    monkeypatch.setattr(watch_of_triggers.time, "monotonic", lambda: now[0])
+    return now
+
+
+CLUSTER_OF: dict[str, Any] = {"system_identifier": "1", "timeline": 1, "database": "d", "version": 160000}
+
+
+@pytest.mark.parametrize(
+    ("trigger", "after"),
+    [
+        (JobTrigger(identity=IDENTITY, hook=HOOK, deadline=1e11), 600),
+        (BackfillTrigger(name="n", request_id="r", hook=HOOK), 600),
+        (StreamErrorTrigger(hook=HOOK, cluster=CLUSTER_OF), 600),
+        (StreamErrorTrigger(hook=HOOK, cluster=CLUSTER_OF, max_silence=900.0), 900),
+        (SlotLagTrigger(postgres_conn_id="postgres_default", slot="orders", max_lag=5), 600),
+        (DeadLettersTrigger(hook=HOOK), 600),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_triggerer_without_the_connections_lets_the_task_look(passing: list[float], trigger: Any, after: int) -> None:
+    (event,) = events(trigger)
+    assert after <= passing[0] - 1000 < after + 130
+    assert json.loads(json.dumps(event)) == event
+    assert event["status"] == "unseen" and "postgres_default" in event["lacking"]
+    assert re.search(r"cannot be seen by the triggerer.*'postgres_default'.*A triggerer needs the", event["message"])
+    assert "retries" not in event["message"]
+    assert stored_again(*event["trigger"]).serialize() == trigger.serialize()
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_triggerer_whose_servers_are_away_waits(
+    monkeypatch: pytest.MonkeyPatch, passing: list[float], lasting: bool
+) -> None:
+    """An outage may take hours. Nor does a connection matter that is found within minutes."""
+
+    async def pipeline(_: Any) -> Any:
+        if not lasting:
+            if passing[0] < 1500:
+                raise ConnectionNotFound("Airflow does not find the connection 'pg'.")
+        elif passing[0] < 9000:
+            raise Outage("The connection 'pg' could not be looked up (TimeoutError).")
+        return SimpleNamespace(kafka=KAFKA, slot="orders", heartbeat_interval=2.0, outage_timeout=5.0)
+
+    monkeypatch.setattr(PipelineHook, "apipeline", pipeline)
+    away = [Outage("Kafka is away")] * 200
+    looks = Looks(monkeypatch, *away, Ended(Outcome(ok=True)))
+    (event,) = events(watching(poll_interval=5.0))
+    assert event["status"] == "ended" and not looks.found and passing[0] > (9000 if lasting else 1500)
 
 
 @pytest.fixture

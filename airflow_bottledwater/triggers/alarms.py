@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 from airflow_bottledwater.errors import SettingError, StateError
-from airflow_bottledwater.pipeline.argument import PipelineArgument
+from airflow_bottledwater.pipeline.argument import PipelineArgument, described
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
 from airflow_bottledwater.triggers.slot_lag import Seen, evaluate, known_status
 from airflow_bottledwater.triggers.slots import SlotReader
 from airflow_bottledwater.triggers.watcher import WatcherTrigger
-from airflow_bottledwater.triggers.watching import Watch
+from airflow_bottledwater.triggers.watching import AsyncWatch, Watch
+
+#: seconds without a look that has succeeded after which that itself is wrong, at least
+_UNSEEN = 600.0
 
 Found = dict[str, Any]
 Row = tuple[Any, ...]
@@ -95,7 +100,12 @@ class _LettersWatch:
 
 
 class _AlarmTrigger(WatcherTrigger):
-    """Fires when something goes wrong: once, and again only after it was right in between."""
+    """Fires when something goes wrong: once, and again only after it was right in between. So it does if that has not
+    been known for :attr:`_patience` seconds, since no look has succeeded."""
+
+    @property
+    def _patience(self) -> float:
+        return _UNSEEN
 
     async def _begin(self, pipeline: Settings, kept: Any) -> Watch:
         return self._looking(pipeline, _Change(bool(kept and kept["wrong"])))
@@ -107,12 +117,27 @@ class _AlarmTrigger(WatcherTrigger):
     def _told(self, found: Found) -> tuple[Found | None, Any]:
         return found or None, {"wrong": bool(found)}
 
+    def _news(self, found: Any, watching: AsyncWatch, kept: Any) -> tuple[Found | None, Any] | None:
+        if found is not None:
+            return self._told(found)
+        kept = kept or {"wrong": False}
+        if watching.error is None:
+            # what is wrong from now on is told, although it was told before that it could not be seen
+            return (None, {"wrong": kept["wrong"]}) if kept.get("unseen") else None
+        unseen = time.monotonic() - watching.seen
+        if unseen < self._patience or kept["wrong"] or kept.get("unseen"):
+            return None
+        since = datetime.datetime.fromtimestamp(time.time() - unseen, datetime.UTC).isoformat(timespec="seconds")
+        message = f"{self.WHAT} cannot be seen since {since}: {watching.error}"
+        return {"slot": described(self.pipeline).name, "message": message}, {**kept, "unseen": True}
+
 
 class SlotLagAlarmTrigger(_AlarmTrigger):
     """Fires when a pipeline falls behind, or its slot is in danger or lost: for an ``AssetWatcher``. It fires once, and
     again only after all was right in between.
 
-    The payload has ``slot``, and ``message`` if the slot is lost or gone; otherwise ``lag`` and ``retained`` (bytes of
+    The payload has ``slot``, and ``message`` if the slot is lost or gone, or if it could not be looked at for ten
+    minutes, or for ``max_lag_seconds``, if that is longer; otherwise ``lag`` and ``retained`` (bytes of
     WAL), ``wal_status`` and ``safe_wal_size``.
 
     :param pipeline: see :class:`~airflow_bottledwater.triggers.watcher.WatcherTrigger`.
@@ -143,6 +168,10 @@ class SlotLagAlarmTrigger(_AlarmTrigger):
         # kept while the watch begins anew after an outage
         self._seen = Seen(max_lag_seconds)
 
+    @property
+    def _patience(self) -> float:
+        return max(self.max_lag_seconds or 0.0, _UNSEEN)
+
     def _looking(self, pipeline: Settings, change: _Change) -> Watch:
         limits: dict[str, Any] = {"wal_status": self.wal_status, "min_safe_wal": self.min_safe_wal}
 
@@ -167,7 +196,7 @@ class DeadLettersAlarmTrigger(_AlarmTrigger):
     few enough were open in between.
 
     The payload has ``slot``, ``open``, and the numbers by table; or ``message``, if the pipeline has no table of a name
-    that was given.
+    that was given, or they could not be counted for ten minutes.
 
     :param pipeline: see :class:`~airflow_bottledwater.triggers.watcher.WatcherTrigger`.
     :param max_open: how many may be open.

@@ -98,6 +98,14 @@ class WatcherTrigger(StoredTrigger, BaseEventTrigger):
     def _told(self, found: Any) -> tuple[dict[str, Any] | None, Any]:
         """What is found, as the payload of an event, if there is to be one, and as what is kept of it."""
 
+    def _news(self, found: Any, watching: AsyncWatch, kept: Any) -> tuple[dict[str, Any] | None, Any] | None:
+        """What a look has led to, as :meth:`_told` has it; None if nothing.
+
+        :param found: None if nothing was found, or it cannot be seen.
+        :param kept: what was kept last.
+        """
+        return None if found is None else self._told(found)
+
     # ---------------------------------------------------------------- what Airflow calls
     def shared_stream_key(self) -> Hashable:
         """Each trigger has a stream of its own, by which it learns when its events are stored."""
@@ -124,8 +132,8 @@ class WatcherTrigger(StoredTrigger, BaseEventTrigger):
                     await asyncio.wait([fetching], timeout=_LONGEST_LOOK)
                     if fetching.done():
                         found, fetching = await self._found(fetching), None
-                        if found is not None:
-                            payload, kept = self._told(found)
+                        if (news := self._news(found, watching, kept)) is not None:
+                            payload, kept = news
                             # in the order of the looks, so that an event that is confirmed late takes nothing back
                             look.confirmed = self._keeping(kept)
                             if payload is None:

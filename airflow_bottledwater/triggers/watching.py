@@ -104,12 +104,16 @@ class AsyncWatch:
     :param ti: the trigger's task instance, if the trigger is going to ask Airflow for its state.
     :ivar away: since when nothing could be seen (monotonic); 0 if it can.
     :ivar lack: what keeps the watch from being begun.
+    :ivar error: why the last look has failed; None if it has not.
+    :ivar seen: when the last look has succeeded, or the first one was to come (monotonic).
     """
 
     def __init__(self, begin: Callable[[], Awaitable[Watch]], what: str, ti: Any = None) -> None:
         self._begin, self._what, self._ti = begin, what, ti
         self._watch: Watch | None = None
         self.away, self.lack = 0.0, Lack()
+        self.error: BottledWaterError | None = None
+        self.seen = time.monotonic()
 
     async def __aenter__(self) -> AsyncWatch:
         self._asking = asyncio.create_task(tasks.ask_early(self._ti))
@@ -132,14 +136,14 @@ class AsyncWatch:
         try:
             found = await _called(watch.fetch)
         except BottledWaterError as error:
-            self.away = self.away or time.monotonic()
+            self.away, self.error = self.away or time.monotonic(), error
             if not isinstance(error, Outage):
                 await self._close()
             if not isinstance(error, PASSING):
                 raise
             log.warning("%s cannot be seen: %s", self._what, error)
             return None
-        self.away = 0.0
+        self.away, self.error, self.seen = 0.0, None, time.monotonic()
         return found
 
     async def _begun(self) -> Watch | None:
@@ -147,6 +151,7 @@ class AsyncWatch:
         try:
             watch = await self._begin()
         except BottledWaterError as error:
+            self.error = error
             self.lack.note(error)
             if isinstance(error, PASSING):
                 log.warning("%s cannot be seen: %s", self._what, error)

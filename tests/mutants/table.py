@@ -6095,6 +6095,18 @@ MUTANTS = (
         "tests/unit/test_dag.py::test_a_backfill_is_of_all_tables_of_its_pipeline",
     ),
     Mutant(
+        "an alarm that cannot look says so",
+        "_AlarmTrigger._news",
+        always("unseen < self._patience"),
+        "tests/unit/triggers/test_watcher.py::test_an_alarm_that_cannot_look_says_so_once",
+    ),
+    Mutant(
+        "an alarm that cannot look says so once",
+        "_AlarmTrigger._news",
+        drop("kept.get('unseen')"),
+        "tests/unit/triggers/test_watcher.py::test_an_alarm_that_cannot_look_says_so_once",
+    ),
+    Mutant(
         "what a triggerer cannot see the task looks at",
         "WatchTrigger.run",
         never("unseen := watching.lack.event(self, self.WHAT.capitalize())"),

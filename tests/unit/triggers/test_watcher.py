@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import functools
 import json
+import re
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -24,7 +25,7 @@ from airflow_bottledwater.jobs import changes
 from airflow_bottledwater.model.changes import ChangeRange, TopicRange
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source
 from airflow_bottledwater.provision import live
-from airflow_bottledwater.triggers import slot_lag, table_changed, watcher
+from airflow_bottledwater.triggers import alarms, slot_lag, table_changed, watcher, watching
 from airflow_bottledwater.triggers.alarms import DeadLettersAlarmTrigger, SlotLagAlarmTrigger
 from airflow_bottledwater.triggers.dead_letters import LettersWatch
 from airflow_bottledwater.triggers.slots import SlotReader
@@ -298,6 +299,60 @@ def test_a_slot_that_needs_somebody_is_told_once_until_it_is_right(monkeypatch: 
     assert not looked(late_only, Store(), 1)  # since when is not known
     with pytest.raises(SettingError, match="one of reserved, extended, unreserved"):
         SlotLagAlarmTrigger(pipeline="shop", wal_status="good")
+
+
+@pytest.mark.parametrize(
+    ("trigger", "after", "right", "wrong"),
+    [
+        (SlotLagAlarmTrigger(pipeline="shop", max_lag=5, max_lag_seconds=None), 600, 0, 6),
+        (SlotLagAlarmTrigger(pipeline="shop", max_lag=5, max_lag_seconds=900), 900, 0, 6),
+        (DeadLettersAlarmTrigger(pipeline="shop"), 600, 0, 1),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, WatcherTrigger) else None,
+)
+def test_an_alarm_that_cannot_look_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, connect: Any, trigger: WatcherTrigger, after: int, right: int, wrong: int
+) -> None:
+    now, seen = [1000.0], list[int]()
+    # not that of the event loop
+    for module in (alarms, watching):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+
+    def look(*_: Any) -> int:
+        now[0] += 100
+        return seen.pop(0)
+
+    async def row(*_: Any) -> Any:
+        return ("reserved", look(), 500, True, 50, None)
+
+    async def connected(self: WatcherTrigger) -> Any:
+        now[0] += 100 if not seen else 0
+        return await found_connections(self)
+
+    found_connections = WatcherTrigger._connected
+    monkeypatch.setattr(WatcherTrigger, "_connected", connected)
+    monkeypatch.setattr(SlotReader, "row", row)
+    monkeypatch.setattr(LettersWatch, "counts", lambda _: {"public.a": look()})
+    store = Store()
+    assert looked(trigger, store, after // 100 - 1) == []
+    (told,) = looked(trigger, store, after // 100 + 3)
+    assert told["slot"] == "shop" and re.search(
+        r" cannot be seen since \d{4}-.*: Airflow does not find the connection 'postgres_default'", told["message"]
+    )
+    assert looked(trigger, store, after // 100 + 3) == []  # by another triggerer, too
+    connect("postgres_default", conn_type="postgres", host="db", schema="shop")
+    connect("kafka_default", conn_type="kafka", extra={"bootstrap.servers": "k:9092"})
+    # it can be seen again, and is wrong
+    seen.append(wrong)
+    assert len(looked(trigger, store, 1)) == 1 and store.kept == {"wrong": True}
+    seen.append(right)
+    assert looked(trigger, store, 1) == [] and store.kept == {"wrong": False}
+    # when it is right, the next time is told again
+    monkeypatch.delenv("AIRFLOW_CONN_POSTGRES_DEFAULT")
+    assert len(looked(trigger, store, after // 100 + 3)) == 1 and store.kept == {"wrong": False, "unseen": True}
+    connect("postgres_default", conn_type="postgres", host="db", schema="shop")
+    seen.append(right)
+    assert looked(trigger, store, 1) == [] and store.kept == {"wrong": False}
 
 
 @pytest.mark.usefixtures("connections")

@@ -184,7 +184,7 @@ class TableMapping:
         if "hash" in rules.values() and not self.hash_key:
             raise Refused(
                 f"Columns of {schema}.{name} are to be published as hashes, and there is no key for them.",
-                "Set hash_key_conn_id (in Airflow) or hash_key_file.",
+                "Set hash_key_conn_id (in Airflow), or hash_key_file to a file that this host can read.",
             )
         if not rules:
             return tuple(columns)

@@ -84,12 +84,19 @@ class PipelineHook(BaseHook):
         }
 
     def pipeline(self) -> Settings:
-        """The pipeline, with the connections as they are defined now; their passwords are masked in logs.
+        """The pipeline, with the connections as they are defined now; their passwords are masked in logs. It has the
+        key of ``hash_key_file`` if this host can read it: what does no more than watch or stop a job needs none. Where
+        it is needed, :meth:`~airflow_bottledwater.pipeline.settings.Settings.with_hash_key` says what is wrong.
 
-        :raises Outage: a connection is not found.
+        :raises ConnectionNotFound: a connection is not found.
+        :raises Outage: a connection could not be looked up.
         :raises SettingError: a setting is unknown or not allowed.
         """
-        return self._build(connections(self._needed()))
+        found = self._build(connections(self._needed()))
+        try:
+            return found.with_hash_key()
+        except SettingError:
+            return found
 
     def saved_settings(self) -> dict[str, Any]:
         """The settings of the pipeline's saved state, with the slot's name; nothing else of this hook's settings is
@@ -107,7 +114,7 @@ class PipelineHook(BaseHook):
         return {**saved.settings_of(bare.pipeline()), "slot": slot}
 
     async def apipeline(self) -> Settings:
-        """Like :meth:`pipeline`, for a trigger."""
+        """Like :meth:`pipeline`, for a trigger, which reads no ``hash_key_file``."""
         return self._build(await aconnections(self._needed()))
 
     def _needed(self) -> list[str]:
@@ -145,4 +152,4 @@ class PipelineHook(BaseHook):
         for name, value in values["kafka"].items():
             if any(word in name for word in SECRET_PROPERTIES):
                 mask_secret(value)
-        return Settings.of(**values, **self.settings).with_hash_key()
+        return Settings.of(**values, **self.settings)

@@ -203,7 +203,7 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         from airflow_bottledwater.provision import redrive
 
         if self.action == "redrive":
-            found = redrive.redrive(pipeline)
+            found = redrive.redrive(pipeline.with_hash_key())
         else:
             found = redrive.dismiss(pipeline, listed(self.tables))
         self.log.info(

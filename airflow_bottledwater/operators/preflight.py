@@ -24,7 +24,7 @@ class ReplicationPreflightOperator(BeforeJobsOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the checks; returns the tables and the warnings."""
         with failing():
-            pipeline = self.pipeline_hook.pipeline()
+            pipeline = self.pipeline_hook.pipeline().with_hash_key()
             with self.noting(context, pipeline):
                 found = self._check(pipeline)
         for table in found.tables:

@@ -41,7 +41,7 @@ class CreateReplicationSlotOperator(BeforeJobsOperator):
         # made here and not in __init__: operators are copied, which an event cannot be
         self._stopped = threading.Event()
         with failing():
-            pipeline = self.pipeline_hook.pipeline()
+            pipeline = self.pipeline_hook.pipeline().with_hash_key()
             with self.noting(context, pipeline):
                 if problems := self.spark_problems(pipeline):
                     raise PreflightError(problems)

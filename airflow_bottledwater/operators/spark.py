@@ -166,8 +166,11 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
 
     def _submit(self, context: Any, pipeline: Settings, place: SparkTarget, *, bounded: bool = False) -> Identity:
         """Submit a job. Its identity is stored and announced before it starts, so that no job can run that nobody knows
-        of."""
-        store, ti = context["task_state_store"], context["ti"]
+        of.
+
+        :raises SettingError: ``hash_key_file`` cannot be read.
+        """
+        pipeline, store, ti = pipeline.with_hash_key(), context["task_state_store"], context["ti"]
         identity, settings = spark_job.prepare(pipeline, self.job_name, place)
         try:
             assert self._given is not None, "the place is looked for first"

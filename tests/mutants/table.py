@@ -6095,6 +6095,18 @@ MUTANTS = (
         "tests/unit/test_dag.py::test_a_backfill_is_of_all_tables_of_its_pipeline",
     ),
     Mutant(
+        "a host without the file of the key of hashes can watch",
+        "PipelineHook.pipeline",
+        swap("return found", "raise"),
+        f"{_HOOKS}::test_a_host_without_the_file_of_the_key_can_watch",
+    ),
+    Mutant(
+        "no job is submitted without the key of hashes",
+        "BottledWaterSparkOperator._submit",
+        swap("pipeline.with_hash_key()", "pipeline"),
+        f"{_STREAM_OPERATOR}::test_a_job_without_its_key_of_hashes_is_not_submitted",
+    ),
+    Mutant(
         "an alarm that cannot look says so",
         "_AlarmTrigger._news",
         always("unseen < self._patience"),

@@ -26,6 +26,8 @@ from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators import stream as stream_operator
 from airflow_bottledwater.operators.assets import AssetEvents
+from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
+from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.provision import live
@@ -38,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("connections")
 
 
 ORDERS = Description("orders", source=Source(tables=("a",)))
+KEYLESS = Description("orders", source=Source(tables=("a",), hash_key_file="/nowhere/key"))
 
 
 class Store:
@@ -524,6 +527,18 @@ def test_a_limit_that_is_no_number_is_refused_before_the_job_starts(world: World
     with pytest.raises(AirflowFailException, match=f"Setting '{next(iter(wrong))}' cannot be"):
         operator(**wrong).execute(context(Store()))
     assert world.done == []
+
+
+def test_a_job_without_its_key_of_hashes_is_not_submitted(world: World) -> None:
+    with pytest.raises(AirflowFailException, match="'hash_key_file' cannot be read"):
+        operator(pipeline=KEYLESS).execute(context(Store()))
+    assert world.done == []
+
+
+@pytest.mark.parametrize("before", [ReplicationPreflightOperator, CreateReplicationSlotOperator])
+def test_nothing_is_made_without_the_key_of_hashes(before: Any) -> None:
+    with pytest.raises(AirflowFailException, match="'hash_key_file' cannot be read"):
+        before(task_id="t", pipeline=KEYLESS).execute(context(Store()))
 
 
 def test_workers_that_end_with_their_task_are_refused_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetable, Param, task
+from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError
 
 from airflow_bottledwater.errors import Refused, SettingError
 from airflow_bottledwater.operators.approval import PipelineControlApprovalOperator
@@ -22,6 +23,9 @@ from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 from airflow_bottledwater.pipeline import file
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 #: of the DAGs whose tasks may fail for a reason that passes
 _RETRIES = {"retries": 3, "retry_delay": timedelta(minutes=1)}
@@ -145,7 +149,25 @@ def _control_fields() -> dict[str, Param]:
 
 
 class _StartOperator(ConstantsMixin, TriggerDagRunOperator):
-    """Triggers a pipeline's DAG, whatever its name looks like."""
+    """Triggers a pipeline's DAG, whatever its name looks like; fails if that is paused, where its run would wait while
+    this task counts as done."""
+
+    def execute(self, context: Context) -> Any:
+        """Trigger it.
+
+        :raises AirflowFailException: it is paused.
+        """
+        ti: Any = context["ti"]
+        try:
+            paused = ti.get_dag(self.trigger_dag_id).is_paused
+        except AirflowRuntimeError:
+            paused = False  # there is no such DAG, say: to trigger it says so
+        if paused:
+            raise AirflowFailException(
+                f"The DAG {self.trigger_dag_id!r} is paused, so that nothing would start. Unpause it, and clear this "
+                "task."
+            )
+        return super().execute(context)
 
 
 class _NotLoaded(DAG):

@@ -129,11 +129,14 @@ def _ahead(status: StatusRecord, now: float, limits: HealthLimits) -> str:
 def _ended(status: StatusRecord, now: float, limits: HealthLimits) -> str:
     """Why it matters that no job runs; empty if it does not."""
     ago = now - status.at
-    remedy = "Run its DAG again; or, if it is not to run, stop it: bottledwater stop, or the DAG bottledwater_control."
+    remedy = (
+        "Run its DAG again (unpause it, if it is paused); or, if it is not to run, stop it: bottledwater stop, or the DAG "
+        "bottledwater_control."
+    )
     if status.failed and status.permanent:
         return f"The job failed for good {_ago(ago)}: {status.error} {remedy}"
     if status.not_begun:
-        return f"No job could begin {_ago(ago)}: {status.error} Then run its DAG again."
+        return f"No job could begin {_ago(ago)}: {status.error} Then run its DAG again (unpause it, if it is paused)."
     if status.state == "finished" and status.job.kind == "stream":
         if limits.pause is None or ago <= limits.pause:
             return ""
@@ -152,8 +155,8 @@ def _works(status: StatusRecord, now: float, limits: HealthLimits, alive: bool) 
     if not alive:
         return (
             f"The job has not reported for {now - status.at:.0f} s: it was killed, it hangs, or its host is gone "
-            f"(job {job.id[:8]}, epoch {job.epoch}, process {job.pid} on {job.host}). Run its DAG again, or clear the "
-            "task; it goes on where it was."
+            f"(job {job.id[:8]}, epoch {job.epoch}, process {job.pid} on {job.host}). Run its DAG again (unpause it, if it "
+            "is paused), or clear the task; it goes on where it was."
         )
     if status.error:
         return f"The job reports an error: {status.error}"

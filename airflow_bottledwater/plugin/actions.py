@@ -68,7 +68,7 @@ def offered(
     control, reason = _dag(described, "control", _CONTROL, why, allowed)
     if control:
         more = {"dag_id": shown["task"]["dag_id"], "conf": rights.conf_of(shown["task"]) if not reason else {}}
-        for each in (*_of_job(shown), *_of_rows(shown)):
+        for each in (*_of_job(shown), _start(shown, rights.starts(control)), *_of_rows(shown)):
             own = {"action": each.id.partition(":")[0], "snapshot_id": each.id.partition(":")[2]}
             found.append(_as_json(each, control, {**conf, **own, **(more if each.id == "start" else {})}, reason))
     verify, unable = _dag(described, "verify", _VERIFY, "", allowed)
@@ -124,7 +124,11 @@ def _dag(described: Description, what: str, ready: str, why: str, allowed: Right
         return "", why
     if not allowed.may_trigger(dag_id):
         return dag_id, f"You may not trigger the DAG {dag_id}."
-    return dag_id, f"The DAG {dag_id} is paused: unpause it first." if found[dag_id] else ""
+    return dag_id, _paused(dag_id) if found[dag_id] else ""
+
+
+def _paused(dag_id: str) -> str:
+    return f"The DAG {dag_id} is paused: unpause it first."
 
 
 def _of_job(shown: Mapping[str, Any]) -> Iterator[Action]:
@@ -160,18 +164,28 @@ def _of_job(shown: Mapping[str, Any]) -> Iterator[Action]:
         else "The job runs: retire the pipeline, which drops the slot, or stop it first.",
         danger=True,
     )
-    dag_id = shown["task"]["dag_id"]
+
+
+def _start(shown: Mapping[str, Any], fixed: str) -> Action:
+    """
+    :param fixed: the DAG that is triggered in any case; empty: the one that has run the pipeline, in the same way.
+    """
+    dag_id = fixed or shown["task"]["dag_id"]
     waits = (
         f"{dag_id} has as many runs as it may have at a time: the new one stays queued until one of them ends."
         if _ended(shown) and rights.full(dag_id)
         else ""
     )
-    yield Action(
+    impossible = "" if _ended(shown) else "It runs."
+    if not impossible and rights.dags([dag_id]).get(dag_id):
+        impossible = _paused(dag_id)
+    triggered = f"the DAG {dag_id} is triggered{'' if fixed else ' as it was last time'}"
+    return Action(
         "start",
         "Start again",
-        f"The pipeline is meant to run again, and the DAG {dag_id} is triggered as it was last time. It goes on where "
-        f"it was; if the slot is gone, it begins with a new snapshot. {waits}".strip(),
-        impossible="" if _ended(shown) else "It runs.",
+        f"The pipeline is meant to run again, and {triggered}. It goes on where it was; if the slot is gone, it begins "
+        f"with a new snapshot. {waits}".strip(),
+        impossible=impossible,
     )
 
 

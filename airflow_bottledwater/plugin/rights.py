@@ -24,6 +24,7 @@ from sqlalchemy.orm import aliased
 
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline.description import Description
+from airflow_bottledwater.pipeline.section import templated
 
 #: the operators without which no job of a pipeline begins
 _BEGINNING = (
@@ -130,6 +131,14 @@ def is_of(dag_id: str, task_id: str, described: Description) -> bool:
         return False
     own = (values.name, values.source.conn_id, values.kafka.conn_id)
     return own == (described.name, described.source.conn_id, described.kafka.conn_id)
+
+
+def starts(control: str) -> str:
+    """The id of the DAG that a control DAG triggers, whatever it is triggered with; empty if its form says which."""
+    found = SerializedDagModel.get_dag(control)
+    task = None if found is None else found.task_dict.get("start")
+    dag_id = str(getattr(task, "trigger_dag_id", ""))
+    return "" if templated(dag_id) else dag_id
 
 
 def conf_of(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -6095,6 +6095,24 @@ MUTANTS = (
         "tests/unit/test_dag.py::test_a_backfill_is_of_all_tables_of_its_pipeline",
     ),
     Mutant(
+        "a DAG that is paused is not triggered as if it started",
+        "_StartOperator.execute",
+        never("paused"),
+        "tests/unit/test_dag.py::test_a_dag_that_is_paused_is_not_triggered_as_if_it_started",
+    ),
+    Mutant(
+        "a pipeline whose DAG is paused cannot be started by a button",
+        "actions._start",
+        drop("rights.dags([dag_id]).get(dag_id)"),
+        "tests/unit/plugin/test_app.py::test_a_dag_that_is_paused_is_not_started",
+    ),
+    Mutant(
+        "the button names the DAG that is started",
+        "actions._start",
+        swap("fixed or shown['task']['dag_id']", "shown['task']['dag_id']"),
+        "tests/unit/plugin/test_app.py::test_the_dag_is_named_that_is_started",
+    ),
+    Mutant(
         "a host without the file of the key of hashes can watch",
         "PipelineHook.pipeline",
         swap("return found", "raise"),

@@ -11,7 +11,14 @@ from typing import Any
 import pendulum
 import pytest
 from airflow.sdk import DAG, Asset, AssetOrTimeSchedule, CronDataIntervalTimetable, MultipleCronTriggerTimetable
-from airflow.sdk.exceptions import ParamValidationError
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowRuntimeError,
+    DagRunTriggerException,
+    ErrorType,
+    ParamValidationError,
+)
+from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables import interval, trigger
 from hypothesis import given
@@ -131,6 +138,26 @@ def test_the_fields_of_the_ready_dags_are_as_they_were_filled_in() -> None:
     for empty in ({}, {"dag_id": None}):
         assert rendered(control, "start", slot="2024_02", **empty).trigger_dag_id == "2024_02"
     assert rendered(health, "health", kafka_conn_id="2024_01").kafka_conn_id == "2024_01"
+
+
+def test_a_dag_that_is_paused_is_not_triggered_as_if_it_started() -> None:
+    start: Any = Pipeline("shop").control_dag().get_task("start").prepare_for_execution()
+    dags = [SimpleNamespace(is_paused=True), SimpleNamespace(is_paused=False)]
+    asked = []
+
+    def get_dag(dag_id: str) -> Any:
+        asked.append(dag_id)
+        if not dags:
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.GENERIC_ERROR))
+        return dags.pop(0)
+
+    context: Any = {"ti": SimpleNamespace(get_dag=get_dag, xcom_push=lambda **_: None)}
+    with pytest.raises(AirflowFailException, match=r"'shop' is paused.*Unpause it, and clear this task"):
+        start.execute(context)
+    for _ in range(2):  # one that does not exist is told by Airflow itself
+        with pytest.raises(DagRunTriggerException):
+            start.execute(context)
+    assert asked == ["shop"] * 3
 
 
 SCHEDULED = Schedules(bounded="@hourly", verify="@daily", backfill_by="changed_at")

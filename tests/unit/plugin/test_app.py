@@ -14,9 +14,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from airflow.serialization.serialized_objects import DagSerialization
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, event, insert
 
+from airflow_bottledwater.dag import Pipeline
 from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.metrics.registry import SECONDS
 from airflow_bottledwater.metrics.sample import Distribution, Labelled, Sample
@@ -564,6 +566,36 @@ def test_what_was_stopped_is_started_as_it_was(pressed: Pressed) -> None:
     assert "stop" not in found and not found["start"]["impossible"] and not found["redrive"]["impossible"]
     assert found["start"]["conf"]["dag_id"] == "orders" and found["start"]["conf"]["conf"] == {"tables": ["orders"]}
     assert pressed("USER", counters={"open_dead_letters": 3})["redrive"]["impossible"]
+
+
+def test_a_dag_that_is_paused_is_not_started(pressed: Pressed) -> None:
+    dags = {"bottledwater_control": False, "orders": True}
+    found = pressed("USER", state="stopped", dags=dags)
+    assert found["start"]["impossible"] == "The DAG orders is paused: unpause it first."
+    assert not found["drop_slot"]["impossible"]
+    assert not pressed("USER", state="stopped", dags={**dags, "orders": False})["start"]["impossible"]
+
+
+@pytest.mark.parametrize(
+    ("control", "started"),
+    [
+        (Pipeline("shop").control_dag(), "shop"),
+        (Pipeline("shop").control_dag(starts="nightly"), "nightly"),
+        (Pipeline("shop").control_dag(starts="{{ params.dag_id }}"), "orders"),
+        (None, "orders"),
+    ],
+)
+def test_the_dag_is_named_that_is_started(
+    pressed: Pressed, monkeypatch: pytest.MonkeyPatch, control: Any, started: str
+) -> None:
+    """The last job may be one of a DAG for bounded runs, and the pipeline's own control DAG starts another one."""
+    stored = control and DagSerialization.deserialize_dag(DagSerialization.serialize_dag(control))
+    monkeypatch.setattr(rights.SerializedDagModel, "get_dag", lambda _: stored)
+    dags = {"bottledwater_control": False, started: True}
+    start = pressed("USER", state="finished", dags=dags)["start"]
+    assert f"the DAG {started} is triggered" in start["says"]
+    assert ("as it was last time" in start["says"]) == (started == "orders")
+    assert start["impossible"] == f"The DAG {started} is paused: unpause it first."
 
 
 def test_a_run_that_would_wait_for_another_one_is_said(pressed: Pressed) -> None:

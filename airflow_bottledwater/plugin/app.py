@@ -21,10 +21,11 @@ from airflow_bottledwater.plugin.past import PERIODS, past
 from airflow_bottledwater.plugin.rights import Rights
 from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
 
-#: of a connection that the setting names
+#: of a connection that the setting or Airflow's database names
 _MISSING = (
-    "This connection, which the setting kafka_conn_ids names, is not found, or is none to a Kafka: the pipelines of "
-    "its Kafka are not shown. Define it, look whether the secrets backend answers, or remove it from the setting."
+    "This connection, which the setting kafka_conn_ids or Airflow's database names, is not found, or is none to a "
+    "Kafka: the pipelines of its Kafka are not shown. Define it, look whether the secrets backend answers, and whether "
+    "the API server has the Fernet key that the connection was stored with; or remove it from the setting."
 )
 #: what was built of ``www/src``
 BUILT = Path(__file__).parent / "www" / "built"

@@ -25,6 +25,7 @@ from sqlalchemy.orm import aliased
 from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.section import templated
+from airflow_bottledwater.plugin import kafkas
 
 #: the operators without which no job of a pipeline begins
 _BEGINNING = (
@@ -66,7 +67,9 @@ class Rights:
     def may_read(self, conn_id: str) -> bool:
         """Whether the user may read a connection."""
         if conn_id not in self._connections:
-            details = ConnectionDetails(conn_id=conn_id, team_name=Connection.get_team_name(conn_id))
+            # one of the environment may be a team's, too
+            team = Connection.get_team_name(conn_id) or kafkas.team_of(conn_id)
+            details = ConnectionDetails(conn_id=conn_id, team_name=team)
             self._connections[conn_id] = bool(
                 get_auth_manager().is_authorized_connection(method="GET", details=details, user=self._user)
             )

@@ -6095,9 +6095,21 @@ MUTANTS = (
         "tests/unit/test_dag.py::test_a_backfill_is_of_all_tables_of_its_pipeline",
     ),
     Mutant(
+        "the Kafkas of teams are found",
+        "kafkas._properties",
+        swap("team_name=team", "team_name=None"),
+        "tests/unit/plugin/test_app.py::test_the_kafkas_of_teams_are_found",
+    ),
+    Mutant(
+        "who may read a team's connection is asked of the team",
+        "Rights.may_read",
+        drop("kafkas.team_of(conn_id)"),
+        "tests/unit/plugin/test_app.py::test_the_kafkas_of_teams_are_found",
+    ),
+    Mutant(
         "a DAG that is paused is not triggered as if it started",
         "_StartOperator.execute",
-        never("paused"),
+        swap("ti.get_dag(self.trigger_dag_id).is_paused", "False"),
         "tests/unit/test_dag.py::test_a_dag_that_is_paused_is_not_triggered_as_if_it_started",
     ),
     Mutant(

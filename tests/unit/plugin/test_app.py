@@ -450,6 +450,52 @@ def test_connections_of_one_kafka_are_one(
         kafkas._found = (0.0, {})
 
 
+def test_the_kafkas_of_teams_are_found(
+    client: Client, connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.models.connection import Connection
+    from airflow.models.team import Team
+    from airflow.utils.session import create_session
+
+    def extra(port: int) -> str:
+        return json.dumps({"bootstrap.servers": f"k:{port}"})
+
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
+    monkeypatch.setattr(kafkas, "_KEPT", 0.0)
+    monkeypatch.setattr(kafkas, "_found", (0.0, {}))
+    monkeypatch.setattr(KafkaWatch, "of", lambda conn_id, *_: Stub(KafkaLook(read=1.0)))
+    connect("kafka_default", conn_type="kafka", extra=json.loads(extra(1)))
+    connect("_sales_team___of_sales", conn_type="kafka", extra=json.loads(extra(2)))
+    connect("_nobody___of_nobody", conn_type="kafka", extra=json.loads(extra(3)))
+    with create_session() as session:
+        session.add(Team(name="Sales_Team"))
+        session.flush()
+        session.add(Connection("stored", "kafka", extra=extra(4), team_name="Sales_Team"))
+        session.add(Connection("for_all", "kafka", extra=extra(5)))
+    try:
+        assert list(kafkas.watches()) == ["kafka_default", "for_all", "of_sales", "stored"]
+        assert [kafkas.team_of(each) for each in ("kafka_default", "for_all", "of_sales", "stored")] == [
+            None, None, "Sales_Team", "Sales_Team",
+        ]  # fmt: skip
+        answer = client("OP").get("/api/pipelines").json()
+        assert answer["kafkas"] == 4 and answer["complete"]
+        # who may read it is asked of its team
+        asked: list[Any] = []
+        manager = SimpleNamespace(is_authorized_connection=lambda details, **_: asked.append(details.team_name))
+        monkeypatch.setattr(rights, "get_auth_manager", lambda: manager)
+        for each in ("of_sales", "stored", "for_all"):
+            rights.Rights(None).may_read(each)
+        assert asked == ["Sales_Team", "Sales_Team", None]
+        # what Airflow's database has, and cannot be read, is said
+        found = kafkas._properties
+        monkeypatch.setattr(kafkas, "_properties", lambda *of: None if of[0] in ("stored", "of_sales") else found(*of))
+        assert list(kafkas.watches()) == ["kafka_default", "for_all"] and kafkas.missing() == ["stored"]
+    finally:
+        with create_session() as session:
+            session.execute(delete(Connection))
+            session.execute(delete(Team))
+
+
 def test_a_secrets_backend_that_is_away_hides_no_kafka(
     client: Client, connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,13 +506,14 @@ def test_a_secrets_backend_that_is_away_hides_no_kafka(
     monkeypatch.setattr(kafkas, "_found", (0.0, {}))
     monkeypatch.setattr(KafkaWatch, "of", lambda conn_id, *_: Stub(KafkaLook(read=1.0)))
     set_to = {"kafka_conn_ids": "hidden, mistyped", "backend": "a.Vault"}
-    monkeypatch.setattr(kafkas, "conf", SimpleNamespace(get=lambda _, key, fallback: set_to.get(key, fallback)))
+    asked = SimpleNamespace(get=lambda _, key, fallback: set_to.get(key, fallback), getboolean=lambda *_, **__: False)
+    monkeypatch.setattr(kafkas, "conf", asked)
     answer = client("OP").get("/api/pipelines").json()
     assert answer["kafkas"] == 2 and list(answer["away"]) == ["mistyped"] and not answer["complete"]
     answer = client("VIEWER").get("/api/pipelines").json()
     assert not answer["away"] and not answer["complete"]
     found = kafkas._properties
-    monkeypatch.setattr(kafkas, "_properties", lambda conn_id: None if conn_id == "hidden" else found(conn_id))
+    monkeypatch.setattr(kafkas, "_properties", lambda *of: None if of[0] == "hidden" else found(*of))
     assert client("OP").get("/api/pipelines").json()["kafkas"] == 2
     # without a backend, what is not found was deleted
     del set_to["backend"]

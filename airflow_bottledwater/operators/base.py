@@ -16,7 +16,7 @@ from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.operators import links
 from airflow_bottledwater.operators.assets import alias_of, inlets_of
 from airflow_bottledwater.pipeline import argument
-from airflow_bottledwater.pipeline.argument import PipelineArgument, as_values
+from airflow_bottledwater.pipeline.argument import PipelineArgument, as_values, summary
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.section import templated
 from airflow_bottledwater.pipeline.settings import Settings
@@ -24,9 +24,10 @@ from airflow_bottledwater.policy import transient
 
 log = logging.getLogger(__name__)
 
-#: what each operator of a pipeline has templated, and how Airflow's UI renders it
-PIPELINE_FIELDS: Sequence[str] = ("pipeline",)
-PIPELINE_RENDERERS: Mapping[str, str] = {"pipeline": "json"}
+#: what each operator of a pipeline has templated, and how Airflow's UI renders it: the description, and what stays of
+#: it where Airflow cuts it, by which the page knows the pipeline
+PIPELINE_FIELDS: Sequence[str] = ("pipeline", "pipeline_summary")
+PIPELINE_RENDERERS: Mapping[str, str] = dict.fromkeys(PIPELINE_FIELDS, "json")
 
 
 class ConstantsMixin:
@@ -52,12 +53,14 @@ class PipelineMixin(ConstantsMixin):
     """
 
     pipeline: dict[str, Any] | str
+    pipeline_summary: dict[str, Any] | str
     retries: int
     operator_extra_links: Collection[BaseOperatorLink] = links.of_pipeline()
     _hook: PipelineHook | None = None
 
     def _set_pipeline(self, pipeline: PipelineArgument) -> None:
         self.pipeline = as_values(pipeline)  # what is wrong is said when the DAG is parsed
+        self.pipeline_summary = summary(self.pipeline)
 
     def _has_assets(self, tables: Any = None) -> None:
         """Give the operator the tables that the description names as inlets, and as an outlet the alias of the

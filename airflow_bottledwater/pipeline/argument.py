@@ -41,6 +41,23 @@ def as_values(pipeline: PipelineArgument) -> dict[str, Any] | str:
     return made.as_dict()
 
 
+def summary(values: dict[str, Any] | str) -> dict[str, Any] | str:
+    """Only what tells which pipeline it is: its name and its connections. Airflow cuts what it keeps of a templated
+    field (``[core] max_templated_field_length``), which a description of a hundred tables exceeds; this stays whole.
+
+    :param values: see :func:`as_values`.
+    """
+    if isinstance(values, str):
+        return values
+    kept = {"source": ("conn_id",), "kafka": ("conn_id", "registry"), "spark": ("conn_id",)}
+    parts = {
+        part: {name: values[part][name] for name in names if name in values[part]}
+        for part, names in kept.items()
+        if part in values
+    }
+    return {**({"name": values["name"]} if "name" in values else {}), **parts}
+
+
 def described(pipeline: PipelineArgument) -> Description:
     """The description. Of a pipeline of which only the name is given, the settings are those of its saved state.
 

@@ -23,6 +23,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import aliased
 
 from airflow_bottledwater.errors import SettingError
+from airflow_bottledwater.operators.base import PIPELINE_FIELDS
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.section import templated
 from airflow_bottledwater.plugin import kafkas
@@ -128,9 +129,8 @@ def is_of(dag_id: str, task_id: str, described: Description) -> bool:
     """Whether a task of a DAG is about this pipeline: its name may be that of one with another source, too."""
     found = SerializedDagModel.get_dag(dag_id)
     task = None if found is None else found.task_dict.get(task_id)
-    try:
-        values = Description.of(getattr(task, "pipeline", None) or {})
-    except SettingError:
+    values = _description({name: getattr(task, name, None) for name in PIPELINE_FIELDS})
+    if values is None:
         return False
     own = (values.name, values.source.conn_id, values.kafka.conn_id)
     return own == (described.name, described.source.conn_id, described.kafka.conn_id)
@@ -175,11 +175,20 @@ def _rendered(task: Mapping[str, Any]) -> Description | None:
                 table.map_index == task["map_index"],
             )
         )
-    values = (found or {}).get("pipeline")
+    return _description(found or {})
+
+
+def _description(fields: Mapping[str, Any]) -> Description | None:
+    """What Airflow keeps of a task's pipeline; None if that is not enough to know it.
+
+    :param fields: those of the operators' ``PIPELINE_FIELDS``.
+    """
+    # that of an earlier version of this package has no summary
+    values = fields.get("pipeline_summary") or fields.get("pipeline")
     try:
         if isinstance(values, Mapping):
             return Description.of(values)
-        # a description that is too long is a text that begins so (airflow/serialization/helpers.py)
+        # a description that is too long is a text that is no name (airflow/serialization/helpers.py)
         return Description(values, saved=True) if isinstance(values, str) else None
     except SettingError:
         return None

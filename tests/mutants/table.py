@@ -5975,7 +5975,7 @@ MUTANTS = (
     ),
     Mutant(
         "the button that starts a pipeline says if its run stays queued",
-        "actions._of_job",
+        "actions._start",
         swap("rights.full(dag_id)", "False"),
         "tests/unit/plugin/test_app.py::test_a_run_that_would_wait_for_another_one_is_said",
     ),
@@ -6095,9 +6095,18 @@ MUTANTS = (
         "tests/unit/test_dag.py::test_a_backfill_is_of_all_tables_of_its_pipeline",
     ),
     Mutant(
+        "a long description hides no pipeline",
+        "argument.summary",
+        always("isinstance(values, str)"),
+        "tests/unit/plugin/test_app.py::test_a_pipeline_that_airflow_cuts_is_known",
+    ),
+    Mutant(
         "the Kafkas of teams are found",
         "kafkas._properties",
-        swap("team_name=team", "team_name=None"),
+        swap(
+            "Connection.get_connection_from_secrets(conn_id, team_name=team)",
+            "Connection.get_connection_from_secrets(conn_id)",
+        ),
         "tests/unit/plugin/test_app.py::test_the_kafkas_of_teams_are_found",
     ),
     Mutant(

@@ -92,6 +92,7 @@ def test_templates_work_inside_of_a_pipeline(operator: Any) -> None:
     described = made.described()
     assert (described.name, described.source.conn_id, described.source.tables) == ("orders", "pg", ("a", "b"))
     assert (described.kafka.topic_prefix, described.kafka.partitions, described.outage_timeout) == ("2024", 6, 7.0)
+    assert made.pipeline_summary == {"name": "orders", "source": {"conn_id": "pg"}, "kafka": {}}
     # the object that other tasks have, too, is as it was
     assert TEMPLATES.name == "{{ name }}"
     made.pipeline["kafka"]["partitions"] = 0

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from airflow.serialization.serialized_objects import DagSerialization
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, event, insert
@@ -25,7 +26,7 @@ from airflow_bottledwater.metrics.sample import Distribution, Labelled, Sample
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.pipeline.argument import as_values
-from airflow_bottledwater.pipeline.description import Description, Kafka, Source
+from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark
 from airflow_bottledwater.plugin import PREFIX, BottledWaterPlugin, app, detail, kafkas, rights, watch
 from airflow_bottledwater.plugin.app import make
 from airflow_bottledwater.plugin.watch import KafkaLook, KafkaWatch
@@ -229,7 +230,14 @@ def ran(airflow: None) -> Iterator[Callable[..., None]]:
                 session.execute(delete(table))
 
     def add(
-        run_id: str, state: str, slot: str, *, days: float = 0, operator: str = PREFLIGHT, task_id: str = "preflight"
+        run_id: str,
+        state: str,
+        slot: str,
+        *,
+        days: float = 0,
+        operator: str = PREFLIGHT,
+        task_id: str = "preflight",
+        fields: dict[str, Any] | None = None,
     ) -> None:
         rights._failed = (0.0, [])
         began = datetime.now(UTC) - timedelta(days=days)
@@ -247,7 +255,7 @@ def ran(airflow: None) -> Iterator[Callable[..., None]]:
             )  # fmt: skip
             session.execute(
                 insert(RenderedTaskInstanceFields).values(
-                    **run, task_id=task_id, map_index=-1, rendered_fields={"pipeline": pipeline}
+                    **run, task_id=task_id, map_index=-1, rendered_fields=fields or {"pipeline": pipeline}
                 )
             )
 
@@ -292,6 +300,31 @@ def test_a_pipeline_that_could_not_begin_is_shown_with_the_task_that_failed(
     assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == []
     seen(status("stock", dag_id=""))
     assert client("VIEWER").get("/api/pipelines").json()["unbegun"] == []
+
+
+def test_a_pipeline_that_airflow_cuts_is_known(ran: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps 4,096 characters of a templated field."""
+    tables = [f"sales.table_with_a_long_name_{number}" for number in range(300)]
+    shop = Pipeline(
+        "stock",
+        source=Source("shop_postgres", tables=tables),
+        kafka=Kafka("shop_kafka", registry="r"),
+        spark=Spark("sp"),
+    )
+    made = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(shop.dag()))
+    fields = _serialize_rendered_fields(shop.dag().get_task("stream"))
+    assert str(fields["pipeline"]).startswith("Truncated.")
+    ran("one", "failed", "stock", fields=fields)
+    ((_, found),) = rights.failed()
+    assert found == Description(
+        "stock", source=Source("shop_postgres"), kafka=Kafka("shop_kafka", registry="r"), spark=Spark("sp")
+    )
+    monkeypatch.setattr(rights.SerializedDagModel, "get_dag", lambda _: made)
+    assert rights.is_of("stock", "stream", shop) and rights.is_of("stock", "preflight", found)
+    assert not rights.is_of("stock", "stream", Description("stock")) and not rights.is_of("stock", "none", shop)
+    # what an earlier version has left is not taken for a name
+    ran("two", "failed", "stock", fields={"pipeline": fields["pipeline"]})
+    assert rights.failed() == []
 
 
 def test_what_a_later_run_has_settled_or_is_about_something_else_is_not_shown(

@@ -101,7 +101,7 @@ class DeadLettersTrigger(PipelineTrigger):
                     event = await watching.fetch()
                 except BottledWaterError as error:
                     event = {"status": "failed", "message": str(error)}
-                event = event or watching.lack.event(self, "What is open")
+                event = event or watching.lack.event(self, "The number of open dead letters")
                 if event is not None:
                     yield TriggerEvent(event)
                     return

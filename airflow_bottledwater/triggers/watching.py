@@ -74,16 +74,13 @@ class Lack:
             self._since = time.monotonic()
         self.error = error
 
-    def lasting(self, seconds: float) -> BottledWaterError | None:
-        """What is lacking, if it has been for so many seconds."""
-        return self.error if self.error is not None and time.monotonic() - self._since >= seconds else None
-
     def event(self, trigger: StoredTrigger, what: str, seconds: float = LACKING) -> dict[str, Any] | None:
         """The event with which the task looks itself, since the trigger cannot; None while nothing lacks for so long.
 
         :param what: is watched.
         """
-        if (error := self.lasting(seconds)) is None:
+        error = self.error
+        if error is None or time.monotonic() - self._since < seconds:
             return None
         return {
             "status": UNSEEN,

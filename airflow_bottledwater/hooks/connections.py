@@ -15,7 +15,7 @@ _TASK, _TRIGGERER = "The task's retries look it up again.", "The triggerer looks
 #: what a triggerer needs
 IN_TRIGGERER = (
     "A triggerer needs the connections that the workers have: in Airflow's database, in its own environment, or in a "
-    "secrets backend that lets it read them, too."
+    "secrets backend that lets it read them, too; and the files that they name."
 )
 
 

@@ -259,7 +259,8 @@ class StreamErrorTrigger(PipelineTrigger):
                 try:
                     event = await watching.fetch()
                 except BottledWaterError as error:
-                    event = _failed(str(error))
+                    # without a position, since it is not the stream that has failed
+                    event = {"status": "failed", "message": f"The stream cannot be watched any more: {error}"}
                 event = event or watching.lack.event(self, "The stream", max(self.max_silence, LACKING))
                 owner = None if event is None else owner_of(event)
                 if owner is not None and (await tasks.fate(owner)).may_continue:

@@ -64,15 +64,24 @@ class Lack:
 
     def __init__(self) -> None:
         self.error: BottledWaterError | None = None
-        self._since = 0.0
+        #: since when (monotonic), without the time of outages in which nothing is known; and when that was noted last
+        self._since = self._noted = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has lacked."""
+        return time.monotonic() - self._since
 
     def note(self, error: BottledWaterError | None) -> None:
-        """Note why a watch could not begin; None if it could."""
+        """Note why nothing can be seen; None if it is known that nothing lacks."""
+        now = time.monotonic()
         if isinstance(error, PASSING) and not isinstance(error, ConnectionNotFound):
-            return
-        if error is not None and self.error is None:
-            self._since = time.monotonic()
-        self.error = error
+            self._since += now - self._noted
+        else:
+            if self.error is None:
+                self._since = now
+            self.error = error
+        self._noted = now
 
     def event(self, trigger: StoredTrigger, what: str, seconds: float = LACKING) -> dict[str, Any] | None:
         """The event with which the task looks itself, since the trigger cannot; None while nothing lacks for so long.
@@ -80,12 +89,13 @@ class Lack:
         :param what: is watched.
         """
         error = self.error
-        if error is None or time.monotonic() - self._since < seconds:
+        if error is None or self.seconds < seconds:
             return None
         return {
             "status": UNSEEN,
             "message": f"{what} cannot be seen by the triggerer, so that nobody watches it; what runs goes on. "
             f"{error.what} {IN_TRIGGERER}",
+            "seconds": self.seconds,
             "lacking": list(error.conn_ids) if isinstance(error, ConnectionNotFound) else [],
             "trigger": list(trigger.serialize()),
         }
@@ -100,7 +110,7 @@ class AsyncWatch:
     :param what: is watched, for the log.
     :param ti: the trigger's task instance, if the trigger is going to ask Airflow for its state.
     :ivar away: since when nothing could be seen (monotonic); 0 if it can.
-    :ivar lack: what keeps the watch from being begun.
+    :ivar lack: what keeps it from looking, other than an outage.
     :ivar error: why the last look has failed; None if it has not.
     :ivar seen: when the last look has succeeded, or the first one was to come (monotonic).
     """
@@ -134,6 +144,8 @@ class AsyncWatch:
             found = await _called(watch.fetch)
         except BottledWaterError as error:
             self.away, self.error = self.away or time.monotonic(), error
+            # servers that are away are asked with all that is needed
+            self.lack.note(None if isinstance(error, PASSING) else error)
             if not isinstance(error, Outage):
                 await self._close()
             if not isinstance(error, PASSING):
@@ -141,6 +153,7 @@ class AsyncWatch:
             log.warning("%s cannot be seen: %s", self._what, error)
             return None
         self.away, self.error, self.seen = 0.0, None, time.monotonic()
+        self.lack.note(None)
         return found
 
     async def _begun(self) -> Watch | None:
@@ -154,7 +167,9 @@ class AsyncWatch:
                 log.warning("%s cannot be seen: %s", self._what, error)
                 return None
             raise
-        self.lack.note(None)
+        if isinstance(self.lack.error, ConnectionNotFound):
+            # files that the connections name are read only by a look
+            self.lack.note(None)
         return watch
 
     async def _close(self) -> None:

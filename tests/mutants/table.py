@@ -6176,6 +6176,32 @@ MUTANTS = (
         f"{_TRIGGERS}::test_a_triggerer_whose_servers_are_away_waits",
     ),
     Mutant(
+        "an outage is no time in which a triggerer is known to lack something",
+        "Lack.note",
+        swap("now - self._noted", "0.0"),
+        f"{_TRIGGERS}::test_what_lacks_is_not_counted_while_nothing_is_known",
+    ),
+    Mutant(
+        "a file that only the triggerer lacks is noted",
+        "AsyncWatch.fetch",
+        swap("None if isinstance(error, PASSING) else error", "None"),
+        f"{_TRIGGERS}::test_a_triggerer_without_a_file_lets_the_task_look",
+    ),
+    Mutant(
+        "a file that lacks is not forgotten when the watch begins anew",
+        "AsyncWatch._begun",
+        always("isinstance(self.lack.error, ConnectionNotFound)"),
+        f"{_TRIGGERS}::test_a_triggerer_without_a_file_lets_the_task_look",
+    ),
+    Mutant(
+        "a trigger that cannot watch does not blame the stream",
+        "StreamErrorTrigger.run",
+        swap(
+            "{'status': 'failed', 'message': f'The stream cannot be watched any more: {error}'}", "_failed(str(error))"
+        ),
+        f"{_TRIGGERS}::test_a_trigger_waits_for_a_connection_and_fails_without_one",
+    ),
+    Mutant(
         "a job that nobody can see goes on",
         "watching.here",
         never("found is None"),

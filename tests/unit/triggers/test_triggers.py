@@ -205,8 +205,9 @@ def test_a_trigger_waits_for_a_connection_and_fails_without_one(
     for module in ("source", "connections"):
         monkeypatch.setattr(f"airflow_bottledwater.hooks.{module}.aconnection", look_up)
     (event,) = events(trigger)
-    assert (event["status"], event["message"]) == ("failed", "Airflow has no connection 'x'.")
-    assert len(pauses) == 3
+    assert event["status"] == "failed" and event["message"].endswith("Airflow has no connection 'x'.")
+    # who watches has failed, not the stream
+    assert len(pauses) == 3 and "position" not in event
 
 
 @pytest.fixture
@@ -247,6 +248,42 @@ def test_a_triggerer_without_the_connections_lets_the_task_look(passing: list[fl
     assert re.search(r"cannot be seen by the triggerer.*'postgres_default'.*A triggerer needs the", event["message"])
     assert "retries" not in event["message"]
     assert stored_again(*event["trigger"]).serialize() == trigger.serialize()
+
+
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        JobTrigger(identity=IDENTITY, hook=HOOK, deadline=1e11),
+        BackfillTrigger(name="n", request_id="r", hook=HOOK, deadline=1e11),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_triggerer_without_a_file_lets_the_task_look(
+    connect: Any, monkeypatch: pytest.MonkeyPatch, passing: list[float], trigger: Any
+) -> None:
+    """The watch begins with the connection alone; that the file is not there, only its looks see."""
+    properties = {"bootstrap.servers": "k:1", "security.protocol": "SSL", "ssl.ca.location": "/nowhere/ca.pem"}
+    connect("kafka_default", conn_type="kafka", extra=properties)
+    (event,) = events(trigger)
+    assert 600 <= passing[0] - 1000 < 730 and event["seconds"] >= 600
+    assert (event["status"], event["lacking"]) == ("unseen", [])
+    assert re.search(r"cannot be seen by the triggerer.*ssl\.ca\.location.*the files that they name", event["message"])
+    # while Kafka does not answer, the file is there
+    looks = Looks(monkeypatch, *[Refused("no file"), Outage("Kafka is away")] * 400, Ended(Outcome(ok=True)))
+    assert events(watching(poll_interval=5.0))[0]["status"] == "ended" and not looks.found
+
+
+def test_what_lacks_is_not_counted_while_nothing_is_known(passing: list[float]) -> None:
+    lack, trigger = watch_of_triggers.Lack(), watching()
+    for why in (ConnectionNotFound("not found"), *[Outage("away")] * 100, *[ConnectionNotFound("not found")] * 58):
+        lack.note(why)
+        assert lack.event(trigger, "The job") is None
+        passing[0] += 10
+    for _ in range(2):
+        passing[0] += 10
+        lack.note(ConnectionNotFound("not found"))
+    assert lack.event(trigger, "The job") is not None
 
 
 @pytest.mark.parametrize("lasting", [True, False])

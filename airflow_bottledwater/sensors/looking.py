@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator
@@ -12,11 +13,14 @@ from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.hooks.connections import connections
 from airflow_bottledwater.operators.base import failing
 from airflow_bottledwater.triggers.stored import stored_again
-from airflow_bottledwater.triggers.watching import PASSING, UNSEEN
+from airflow_bottledwater.triggers.watching import LACKING, PASSING, UNSEEN
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.triggers.base import BaseTrigger
+
+#: key in the task's state: when what the triggerer lacks was found here, and in which try
+_FOUND = "bottledwater_found_here"
 
 
 class LookingSensor(BaseSensorOperator):
@@ -54,21 +58,39 @@ class LookingSensor(BaseSensorOperator):
             )
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """If the trigger cannot look, since its triggerer lacks something, the sensor fails: nothing is watched. Unless
-        a connection is not found here, either: as in an outage of a secrets backend, which passes."""
+        """If the trigger cannot look, since its triggerer lacks what is found here, the sensor fails: nothing is
+        watched."""
         event = (next_kwargs or {}).get("event") or {}
         if event.get("status") == UNSEEN:
-            try:
-                connections(event["lacking"])
-            except Outage as error:
-                self.log.warning("%s Nor is it found here: %s", event["message"], error)
+            if not self._only_there(event, context):
+                # that a task is resumed leaves its start as it was
+                passed = datetime.now(UTC) - context["ti"].start_date  # type: ignore[operator]
                 self.defer(
                     trigger=stored_again(*event["trigger"]),
                     method_name=next_method,
-                    timeout=timedelta(seconds=float(self.timeout)),
+                    timeout=max(timedelta(seconds=1), timedelta(seconds=float(self.timeout)) - passed),
                 )
             next_kwargs = {"event": {"status": "failed", "message": event["message"]}}
         return super().resume_execution(next_method, next_kwargs, context)
+
+    def _only_there(self, event: dict[str, Any], context: Context) -> bool:
+        """Whether only the triggerer lacks something, for two of its waits in turn. In an outage, such as that of a
+        secrets backend, it is not found here, either, or the outage has ended since the trigger looked."""
+        store: Any = context["task_state_store"]
+        try:
+            connections(event["lacking"])
+        except Outage as error:
+            self.log.warning("%s Nor is it found here: %s", event["message"], error)
+            store.delete(_FOUND)
+            return False
+        attempt, now, before = context["ti"].try_number, time.time(), store.get(_FOUND)
+        store.set(_FOUND, {"try": attempt, "at": now})
+        # an older one is that of another outage: since then, the trigger could look
+        longest = event["seconds"] + float(self.poke_interval) + 2 * LACKING
+        if before is not None and before["try"] == attempt and now - before["at"] <= longest:
+            return True
+        self.log.warning("%s It is found here; the triggerer looks for it once more.", event["message"])
+        return False
 
     def trigger(self, context: Context) -> BaseTrigger:
         """What looks in the triggerer."""

@@ -6209,8 +6209,32 @@ MUTANTS = (
     ),
     Mutant(
         "a connection that is found nowhere fails no sensor",
-        "LookingSensor.resume_execution",
+        "LookingSensor._only_there",
         drop("connections(event['lacking'])"),
+        "tests/unit/sensors/test_sensors.py::test_what_the_triggerer_cannot_see_fails_the_sensor",
+    ),
+    Mutant(
+        "an outage that ends before the worker looks fails no sensor",
+        "LookingSensor._only_there",
+        always("before is not None and before['try'] == attempt and now - before['at'] <= longest"),
+        "tests/unit/sensors/test_sensors.py::test_what_the_triggerer_cannot_see_fails_the_sensor",
+    ),
+    Mutant(
+        "a sensor knows an outage from the next one",
+        "LookingSensor._only_there",
+        drop("now - before['at'] <= longest"),
+        "tests/unit/sensors/test_sensors.py::test_what_the_triggerer_cannot_see_fails_the_sensor",
+    ),
+    Mutant(
+        "what is found nowhere was not found here before",
+        "LookingSensor._only_there",
+        drop("store.delete(_FOUND)"),
+        "tests/unit/sensors/test_sensors.py::test_what_the_triggerer_cannot_see_fails_the_sensor",
+    ),
+    Mutant(
+        "a sensor whose connection is found nowhere times out",
+        "LookingSensor.resume_execution",
+        swap("timedelta(seconds=float(self.timeout)) - passed", "timedelta(seconds=float(self.timeout))"),
         "tests/unit/sensors/test_sensors.py::test_what_the_triggerer_cannot_see_fails_the_sensor",
     ),
     Mutant(

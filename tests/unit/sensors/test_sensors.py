@@ -7,8 +7,9 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.postgres import connect as postgres
-from airflow_bottledwater.sensors import slot_lag, stream_error
+from airflow_bottledwater.sensors import looking, slot_lag, stream_error
 from airflow_bottledwater.sensors.dead_letters import DeadLettersSensor
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
@@ -525,20 +526,45 @@ def test_old_news_of_the_trigger_end_no_watch(looks: list[Any], status: str) -> 
 @pytest.mark.parametrize("sensor", [lag_sensor, error_sensor, dead_letters_sensor])
 def test_what_the_triggerer_cannot_see_fails_the_sensor(sensor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trigger = SlotLagTrigger(postgres_conn_id="pg", slot="orders", max_lag=5)
-    stored = list(trigger.serialize())
-    event = {"status": "unseen", "message": "Nobody watches it.", "lacking": ["postgres_default"], "trigger": stored}
+    stored, lacking = list(trigger.serialize()), ["postgres_default"]
+    event = {"status": "unseen", "message": "Nobody watches it.", "lacking": lacking, "trigger": stored, "seconds": 600}
+    kept: dict[str, Any] = {}
+    store = SimpleNamespace(get=kept.get, set=kept.__setitem__, delete=lambda key: kept.pop(key, None))
+    now = [time.time()]
+    monkeypatch.setattr(looking.time, "time", lambda: now[0])
 
-    def resume(**arguments: Any) -> None:
-        sensor(**arguments).resume_execution("execute_complete", {"event": event}, CONTEXT)
+    def resume(after: float, attempt: int = 1, *, runs: float = 0.0, **arguments: Any) -> None:
+        now[0] += after
+        ti = SimpleNamespace(try_number=attempt, start_date=datetime.now(UTC) - timedelta(seconds=runs))
+        context: Any = {"ti": ti, "task_state_store": store}
+        sensor(**arguments).resume_execution("execute_complete", {"event": event}, context)
 
+    def goes_on(after: float, attempt: int = 1, **arguments: Any) -> TaskDeferred:
+        with pytest.raises(TaskDeferred) as raised:
+            resume(after, attempt, **arguments)
+        again: Any = raised.value.trigger
+        assert (again.serialize(), raised.value.method_name) == (trigger.serialize(), "execute_complete")
+        return raised.value
+
+    # found once: an outage of a secrets backend may have ended since the trigger looked
+    goes_on(0)
     with pytest.raises(AirflowFailException, match=r"^Nobody watches it\.$"):
-        resume()
+        resume(700)
     with pytest.raises(AirflowSkipException):
-        resume(soft_fail=True)
-    # what is not found here, either, is waited for: a secrets backend may be away
+        resume(700, soft_fail=True)
+    # the trigger could look in between; or it was another try
+    goes_on(3600)
+    goes_on(700, 2)
+    # what is not found here, either, is waited for
+    url = os.environ["AIRFLOW_CONN_POSTGRES_DEFAULT"]
     monkeypatch.delenv("AIRFLOW_CONN_POSTGRES_DEFAULT")
-    with pytest.raises(TaskDeferred) as raised:
-        resume(timeout=60)
-    again: Any = raised.value.trigger
-    assert (again.serialize(), raised.value.method_name) == (trigger.serialize(), "execute_complete")
-    assert raised.value.timeout is not None and raised.value.timeout.total_seconds() == 60
+    # for what is left of the time
+    for runs, left in ((0.0, 60.0), (45.0, 15.0), (600.0, 1.0)):
+        timeout = goes_on(100, 2, timeout=60, runs=runs).timeout
+        assert timeout is not None and timeout.total_seconds() == pytest.approx(left, abs=0.9)
+    monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", url)
+    goes_on(0, 2)
+    # its looks may be far apart, and it may have waited for longer than others
+    event["seconds"] = 7200
+    with pytest.raises(AirflowFailException):
+        resume(7200 + 1800, 2, poke_interval=1800)

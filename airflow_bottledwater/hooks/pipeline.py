@@ -114,8 +114,9 @@ class PipelineHook(BaseHook):
         return {**saved.settings_of(bare.pipeline()), "slot": slot}
 
     async def apipeline(self) -> Settings:
-        """Like :meth:`pipeline`, for a trigger, which reads no ``hash_key_file``."""
-        return self._build(await aconnections(self._needed()))
+        """Like :meth:`pipeline`, for a trigger, which needs no key of hashes: neither ``hash_key_file`` nor
+        ``hash_key_conn_id`` is read."""
+        return self._build(await aconnections(name for name in self._needed() if name != self._hash_key))
 
     def _needed(self) -> list[str]:
         for secret in ("postgres", "kafka", "registry", "hash_key"):
@@ -144,7 +145,7 @@ class PipelineHook(BaseHook):
         }
         if self._avro and self.schema_registry_conn_id:
             values["registry"] = schema_registry.properties(found[self.schema_registry_conn_id])
-        if self._hash_key:
+        if self._hash_key in found:
             values["hash_key"] = found[self._hash_key].password or ""
         for each in found.values():
             if each.password:

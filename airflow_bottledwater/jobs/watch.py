@@ -191,16 +191,18 @@ def forget(pipeline: Settings, identity: Identity, *, asked: bool) -> None:
         log.info("The record of the job stays for a while: %s", error)
 
 
-def still_runs(pipeline: Settings, identity: Identity) -> Ended | None:
+def still_runs(pipeline: Settings, identity: Identity, *, start_timeout: float = 0.0) -> Ended | None:
     """Find out whether the job of an earlier try lives; returns None if it does. This takes some heartbeats if it does
     not.
 
     A job of this or another host that has not begun within that time counts as lost; one that was sent to a cluster may
     wait there, and counts as alive.
 
+    :param start_timeout: seconds that it still has to begin, if they are more.
     :raises Outage: Kafka does not answer.
     """
-    watch = JobWatch(pipeline, identity, start_timeout=longest_silence(), write=lambda level, line: None, past=0)
+    longest = max(longest_silence(), start_timeout)
+    watch = JobWatch(pipeline, identity, start_timeout=longest, write=lambda level, line: None, past=0)
     try:
         while (
             (found := watch.fetch()) is None and not watch.reported and not (watch.announced and not identity["folder"])

@@ -43,6 +43,7 @@ from airflow_bottledwater.operators.watching import BlockingWatch, here, wait_in
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.triggers.job import JobTrigger
+from airflow_bottledwater.triggers.watching import LACKING
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -451,7 +452,9 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
         """The event that a job's trigger would send, by one look here."""
         self._identity = trigger.identity  # should the task be ended meanwhile
         self._pipeline = PipelineHook(**trigger.hook).pipeline()
-        ended = watch.still_runs(self._pipeline, trigger.identity)
+        # the trigger has waited for its part of it
+        left = trigger.start_timeout - LACKING
+        ended = watch.still_runs(self._pipeline, trigger.identity, start_timeout=left)
         return None if ended is None else {"status": "ended", "identity": trigger.identity, **ended.as_event()}
 
     def on_kill(self) -> None:

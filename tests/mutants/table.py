@@ -6208,6 +6208,18 @@ MUTANTS = (
         f"{_STREAM_OPERATOR}::test_what_the_triggerer_cannot_see_the_task_looks_at",
     ),
     Mutant(
+        "a job that has not begun keeps its time although the triggerer cannot see it",
+        "BottledWaterSparkOperator._look",
+        swap("trigger.start_timeout - LACKING", "0.0"),
+        f"{_STREAM_OPERATOR}::test_what_the_triggerer_cannot_see_the_task_looks_at",
+    ),
+    Mutant(
+        "a triggerer needs no key of hashes",
+        "PipelineHook.apipeline",
+        always("name != self._hash_key"),
+        f"{_HOOKS}::test_the_key_of_hashes_is_the_password_of_a_connection",
+    ),
+    Mutant(
         "a connection that is found nowhere fails no sensor",
         "LookingSensor._only_there",
         drop("connections(event['lacking'])"),

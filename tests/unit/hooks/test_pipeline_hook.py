@@ -57,8 +57,12 @@ def test_connections_become_a_pipeline(connections: str) -> None:
 def test_the_key_of_hashes_is_the_password_of_a_connection(connect: Connect) -> None:
     connect("hashes", conn_type="generic", password="0123456789abc key")
     made = hook(hash_key_conn_id="hashes")
-    assert made.pipeline().hash_key == "0123456789abc key" and asyncio.run(made.apipeline()) == made.pipeline()
+    assert made.pipeline().hash_key == "0123456789abc key" and asyncio.run(made.apipeline()).hash_key == ""
     assert "0123456789abc key" not in repr((made.pipeline(), made.arguments(), made.pipeline().chosen()))
+    # which a triggerer need not have
+    assert asyncio.run(hook(hash_key_conn_id="nowhere").apipeline()).hash_key == ""
+    with pytest.raises(Outage, match="'nowhere'"):
+        hook(hash_key_conn_id="nowhere").pipeline()
     with pytest.raises(SettingError, match="an Airflow connection, by its id"):
         hook(hash_key="0123456789abc key").pipeline()
     connect("hashes", conn_type="generic", password="short")

@@ -120,7 +120,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
     monkeypatch.setattr(live, "name_of", lambda pipeline: "name")
     monkeypatch.setattr(submitted, "announce", lambda pipeline, job_id, *_: None)
     monkeypatch.setattr(stream_operator, "living", lambda pipeline, name: made.holder)
-    monkeypatch.setattr(watch, "still_runs", lambda pipeline, identity: made.how(identity))
+    monkeypatch.setattr(watch, "still_runs", lambda pipeline, identity, **_: made.how(identity))
     monkeypatch.setattr(watch, "forget", lambda pipeline, identity, asked: made.done.append(f"forget {identity['id']}"))
     monkeypatch.setattr("airflow_bottledwater.jobs.stop.stop", stop)
     monkeypatch.setattr(restarts, "reached", lambda pipeline: made.reached)
@@ -203,8 +203,10 @@ def test_a_retry_attaches_to_a_job_that_runs(world: World) -> None:
 def test_what_the_triggerer_cannot_see_the_task_looks_at(
     world: World, monkeypatch: pytest.MonkeyPatch, found: bool
 ) -> None:
-    store, made = Store(), operator(timeout=3600)
+    store, made = Store(), operator(timeout=3600, start_timeout=1500)
     trigger = deferred(lambda: made.execute(context(store)))
+    given, still_runs = list[float](), watch.still_runs
+    monkeypatch.setattr(watch, "still_runs", lambda *of, start_timeout: given.append(start_timeout) or still_runs(*of))
     event = {"status": "unseen", "message": "Nobody watches it.", "trigger": list(trigger.serialize())}
 
     def resume() -> Any:
@@ -219,6 +221,8 @@ def test_what_the_triggerer_cannot_see_the_task_looks_at(
     world.end(NEW, ok=True, counts={"position": "0/5"})
     if found:
         assert resume() == {"position": "0/5"}
+        # it may not have begun yet: it has what is left of its time
+        assert given == [900.0, 900.0]
 
 
 def test_a_retry_after_a_job_that_died_submits(world: World) -> None:

@@ -344,6 +344,16 @@ def _with_dropped(message: ProtobufMessage, before: ProtobufMessage) -> Protobuf
     )
 
 
+def _taken(message: ProtobufMessage, before: ProtobufMessage) -> Iterator[str]:
+    """The fields, also inside of values, whose numbers an earlier message has given to fields with other names."""
+    for n, each in message.fields.items():
+        if (its := before.fields.get(n)) is not None and its.name != each.name:
+            yield f"{each.name} that of {its.name} ({n})"
+    for name, inside in message.messages.items():
+        if name in before.messages:
+            yield from _taken(inside, before.messages[name])
+
+
 def _parsed(text: str) -> ProtobufSchema | None:
     try:
         return parse(text)
@@ -370,11 +380,19 @@ def amended(schema: str, earlier: str) -> str:
     """A schema with the fields that only an earlier one of its subject has: many registries refuse one without them.
 
     :param earlier: the subject's latest version.
-    :raises SchemaRefused: a name is one in Protobuf with one that the earlier schema has.
+    :raises SchemaRefused: a field has the number of another one that the earlier schema has, or a name that is one with
+        its name in Protobuf.
     """
     ours, before = parse(schema), _parsed(earlier)
     if before is None:
         return schema
+    if taken := [*_taken(ours.message, before.message)]:
+        raise SchemaRefused(
+            f"Fields in {ours.package}.{ours.name} would have the numbers of others: {', '.join(taken)}. Its schema "
+            "keeps the fields of columns that were dropped or renamed, and readers take the one for the other.",
+            "Publish the column under its earlier name, or under one of its own (option rename), leave it out, or use "
+            "another format.",
+        )
     made = replace(ours, message=_with_dropped(ours.message, before.message))
     if (taken := _alike(made.message)) and not _alike(before.message):
         raise SchemaRefused(
@@ -400,7 +418,7 @@ def altered(known: str, today: str) -> set[str]:
 def misread(written: str, read: str) -> list[str]:
     """The fields that a reader with one schema takes for other values, without an error, in records that were written
     with another one, as :func:`airflow_bottledwater.encoding.meaning.misread` finds them for Avro: those that have
-    another type there. A reader takes the one for the other, or passes over the value."""
+    another type there, or another name. A reader takes the one for the other, or passes over the value."""
     one, other = _parsed(written), _parsed(read)
     return [] if one is None or other is None else list(_misread(one.message, other.message, ""))
 
@@ -412,7 +430,9 @@ def _misread(writer: ProtobufMessage, reader: ProtobufMessage, path: str) -> Ite
             if each == _SIZES:  # its items are then taken for those of one dimension
                 yield f"{path} (an array of more dimensions) as an array of one"
             continue
-        if (each.type, each.label) != (its.type, its.label):
+        if each.name != its.name:
+            yield f"{here} as {its.name}, which has its number"
+        elif (each.type, each.label) != (its.type, its.label):
             yield f"{here} ({each.type}) as {its.type}"
         elif each.type in writer.messages and its.type in reader.messages:
             yield from _misread(writer.messages[each.type], reader.messages[its.type], here)

@@ -65,6 +65,8 @@ _LOST_TIME = (
 _GUARD = "tests/integration/test_guard.py"
 _KAFKA_CHECKS = "tests/unit/provision/test_kafka_checks.py"
 _UNIT_REGISTRY = "tests/unit/kafka/test_registry.py"
+_UNIT_PROTOBUF = "tests/unit/encoding/test_protobuf.py"
+_UNIT_SCHEMAS = "tests/unit/state/test_schemas.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
 
@@ -309,7 +311,7 @@ MUTANTS = (
         "a name in Protobuf is not one with a dropped one",
         "protobuf.amended",
         never("(taken := _alike(made.message)) and not _alike(before.message)"),
-        "tests/unit/encoding/test_protobuf.py::test_a_name_that_becomes_one_with_a_dropped_one_is_refused",
+        f"{_UNIT_PROTOBUF}::test_a_name_that_becomes_one_with_a_dropped_one_is_refused",
     ),
     Mutant(
         "messages count among the changes behind a new table's rows",
@@ -5464,7 +5466,7 @@ MUTANTS = (
         "the number of a Protobuf field is made from its name",
         "protobuf.number",
         swap("zlib.crc32(name.encode())", "len(name)"),
-        "tests/unit/encoding/test_protobuf.py::test_a_name_has_one_number_for_ever",
+        f"{_UNIT_PROTOBUF}::test_a_name_has_one_number_for_ever",
     ),
     Mutant(
         "a Protobuf schema keeps the fields of dropped columns",
@@ -5473,19 +5475,31 @@ MUTANTS = (
             "{**message.fields, **{n: each for n, each in before.fields.items() if n not in message.fields}}",
             "message.fields",
         ),
-        "tests/unit/encoding/test_protobuf.py::test_a_schema_keeps_what_was_dropped_and_is_still_the_one_that_is_wanted",
+        f"{_UNIT_PROTOBUF}::test_a_schema_keeps_what_was_dropped_and_is_still_the_one_that_is_wanted",
     ),
     Mutant(
         "a Protobuf field with another type is misread",
         "protobuf._misread",
         never("(each.type, each.label) != (its.type, its.label)"),
-        "tests/unit/encoding/test_protobuf.py::test_another_type_is_misread_and_a_wider_integer_is_the_same",
+        f"{_UNIT_PROTOBUF}::test_another_type_is_misread_and_a_wider_integer_is_the_same",
+    ),
+    Mutant(
+        "a Protobuf field with the number of a dropped one is refused",
+        "protobuf.amended",
+        never("taken := [...]"),
+        f"{_UNIT_PROTOBUF}::test_a_name_that_has_the_number_of_a_dropped_one_is_refused",
+    ),
+    Mutant(
+        "a Protobuf field with another name is misread",
+        "protobuf._misread",
+        never("each.name != its.name"),
+        f"{_UNIT_PROTOBUF}::test_a_name_that_has_the_number_of_a_dropped_one_is_refused",
     ),
     Mutant(
         "Protobuf names that become one are refused",
         "protobuf._several",
         never("taken := ..."),
-        "tests/unit/encoding/test_protobuf.py::test_names_that_become_one_are_refused",
+        f"{_UNIT_PROTOBUF}::test_names_that_become_one_are_refused",
     ),
     Mutant(
         "a string in base64 is no text",

@@ -115,6 +115,25 @@ def test_a_name_that_becomes_one_with_a_dropped_one_is_refused() -> None:
     assert "user_id" in protobuf.amended(before, both) == both
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_name_that_has_the_number_of_a_dropped_one_is_refused(nested: bool) -> None:
+    names = ("customer_default_type", "invoice_secondary_phone")
+    assert {protobuf.number(name) for name in names} == {1475030}
+
+    def having(name: str) -> str:
+        column = Column(name, plain(TEXT))
+        within = Column("p", replace(composite(), attributes=(column,)))
+        return protobuf.value_schema(replace(table(), columns=(within if nested else column,)), RECORD)
+
+    before, after = map(having, names)
+    told = r"invoice_secondary_phone that of customer_default_type \(1475030\)\..*earlier name.*rename"
+    with pytest.raises(SchemaRefused, match=told):
+        protobuf.amended(after, before)
+    # the latest version need not have it any more
+    (found,) = protobuf.misread(after, before)
+    assert found.endswith("invoice_secondary_phone as customer_default_type, which has its number")
+
+
 def test_the_verification_reads_what_google_writes_and_refuses_what_it_does_not_know() -> None:
     made = table(
         A, B, ("l", array(plain(701), 2)), ("p", composite(plain(16), plain(17))), ("r", interval_of(plain(23)))

@@ -337,6 +337,15 @@ class TableMapping:
         keys = [(f"{topic}-key", schemas.key_schema(table, record))] if table.keyed else []
         return [*keys, (f"{topic}-value", make(table, record))]
 
+    def meaning(self, topic: str, table: SourceTable) -> str:
+        """The schema of a table's rows, as it says what their values mean: :meth:`subjects` with the logical types of
+        dates and times that are published without them. It is compared with others, and never registered.
+
+        :raises SchemaRefused: see :meth:`subjects`.
+        """
+        columns = tuple(replace(column, type=column.type.with_units) for column in table.columns)
+        return self.subjects(topic, replace(table, columns=columns))[-1][1]
+
     def around(self, topic: str, table: SourceTable, database: str) -> Around | None:
         """What is around a table's rows and keys in their records; None for nothing.
 

@@ -400,25 +400,34 @@ class Registry:
 
         :raises SchemaRefused: one would.
         """
+        versions: list[tuple[str, str]] = []
+        for number in sorted(self._ask(subject, lambda client: client.get_versions(subject)) or ()):
+            if text := self._ask(subject, lambda client, n=number: client.get_version(subject, n).schema.schema_str):  # type: ignore[misc]
+                versions.append((f"version {number}", text))
+        self.check_meaning(subject, schema, versions)
+
+    def check_meaning(self, subject: str, schema: str, earlier: Sequence[tuple[str, str]]) -> None:
+        """Check that no reader takes values for others, see :meth:`_check_meaning`.
+
+        :param earlier: earlier schemas of the subject's records, the latest last, each with what it is called in
+            messages.
+        :raises Outage: the registry does not answer.
+        :raises SchemaRefused: one would.
+        """
         meaning = self._meaning
 
         def misread(one: str, other: str) -> dict[str, None]:
             return dict.fromkeys([*meaning.misread(one, other), *meaning.misread(other, one)])
 
-        versions: dict[int, str] = {}
-        for number in sorted(self._ask(subject, lambda client: client.get_versions(subject)) or ()):
-            if text := self._ask(subject, lambda client, n=number: client.get_version(subject, n).schema.schema_str):  # type: ignore[misc]
-                versions[number] = text
-        latest = versions[max(versions)] if versions else ""
-        for number, text in versions.items():
+        for name, text in earlier:
             if not (found := misread(schema, text)):
                 continue
-            known = misread(latest, text)
+            known = misread(earlier[-1][1], text)
             new = [each for each in found if each not in known]
             if new and self._level(subject) != "NONE":
                 raise SchemaRefused(
                     f"The schema of subject {subject!r} is not registered, although the registry at {self.url} would "
-                    f"take it: between it and version {number}, readers would read {'; '.join(new)}, without an "
+                    f"take it: between it and {name}, readers would read {'; '.join(new)}, without an "
                     "error.",
                     "Undo the change; or give the column another name, which makes another field of it. If every "
                     "reader reads each record with the schema that it was written with, set the subject's "

@@ -27,7 +27,6 @@ from airflow_bottledwater.live.remaining import BLOCK, SWEEPING, RemainingSize
 from airflow_bottledwater.live.slices import RowLocations, find
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
-from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
@@ -45,7 +44,7 @@ from airflow_bottledwater.snapshot.latest import LatestRecords
 from airflow_bottledwater.state.control_records import SnapshotRequest
 from airflow_bottledwater.state.identity import connect_source
 from airflow_bottledwater.state.options import exposed_now
-from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import LiveProgress, Partitions
 from airflow_bottledwater.state.schemas import register_value, wait_for
 
@@ -67,8 +66,7 @@ class LiveReader(threading.Thread):
     """Reads a request's rows from a place on. It must be made after the stream's changes are being noted.
 
     :param progress: where to begin.
-    :param tables: the pipeline's tables by oid.
-    :param record: see :func:`~airflow_bottledwater.state.identity.check_source`.
+    :param known: the pipeline's state, as it begins.
     :ivar chunks: what is read, in order; the last one's ``after`` says that all tables are done.
     :ivar error: why it has ended early.
     :ivar extent: how much there is to be read.
@@ -81,12 +79,11 @@ class LiveReader(threading.Thread):
         pipeline: Settings,
         request: SnapshotRequest,
         progress: LiveProgress,
-        tables: dict[int, PinnedTable],
-        record: SlotRecord | None,
+        known: PipelineState,
     ) -> None:
         super().__init__(name="live snapshot", daemon=True)
-        self._pipeline, self._request, self._at, self._tables = pipeline, request, progress, tables
-        self._record = record
+        self._pipeline, self._request, self._at = pipeline, request, progress
+        self._tables, self._later, self._record = known.tables, known.later, known.slot
         self.chunks: queue.Queue[LiveChunk] = queue.Queue(_AHEAD)
         self.error: BaseException | None = None
         self.waits_for, self.stepped = "", False
@@ -354,7 +351,8 @@ class LiveReader(threading.Thread):
         if catalog.definition(table) == catalog.definition(known.table):
             version = replace(known, table=table)
         else:
-            value_schema = register_value(self._pipeline, pinned.topic, table)
+            published = pinned.versions(self._later.get(table.oid, {}))
+            value_schema = register_value(self._pipeline, pinned.topic, table, published)
             version = Version(table, pinned.topic, pinned.key_schema, value_schema)
         self._versions[table.oid] = version
         return version

@@ -135,7 +135,7 @@ class LiveSnapshot:
             tables = self._session.state.tables
             self._topics = {self._session.index[tables[oid].topic] for oid in progress.tables[progress.done :]}
             self._noting, self._position = True, self._session.state.position
-            self.reading = LiveReader(self._pipeline, self.request, progress, tables, self._session.state.slot)
+            self.reading = LiveReader(self._pipeline, self.request, progress, self._session.state)
             # not even with snapshot_headers: a position of zeros would make the rows older than all changes
             self._rows = RowEncoder(self._session, 0, BY_LIVE)
         if self._chunk is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -89,16 +89,29 @@ class ColumnType:
 
         :param as_debezium: whether those are texts by default that Debezium's connector publishes as texts.
         """
+
+        def chosen(kind: ColumnType) -> str:
+            if form != "logical":
+                return form
+            return "text" if as_debezium and kind.base_oid in TEXTS_OF_DEBEZIUM else ""
+
+        return self._with_forms(chosen)
+
+    @property
+    def with_units(self) -> ColumnType:
+        """The type with the logical types of the dates and times, also of those inside of it, that are published as
+        numbers without them: these say what the numbers count, and from when."""
+        return self._with_forms(lambda kind: "" if kind.form == "plain" else kind.form)
+
+    def _with_forms(self, form: Callable[[ColumnType], str]) -> ColumnType:
+        """The type with other forms of dates and times, also of those inside of it."""
         if not self.temporal:
             return self
-        default = "text" if as_debezium and self.base_oid in TEXTS_OF_DEBEZIUM else ""
         return replace(
             self,
-            form=self.form if self.base_oid not in TEMPORAL else default if form == "logical" else form,
-            element=self.element and self.element.with_temporal(form, as_debezium=as_debezium),
-            attributes=tuple(
-                replace(each, type=each.type.with_temporal(form, as_debezium=as_debezium)) for each in self.attributes
-            ),
+            form=form(self) if self.base_oid in TEMPORAL else self.form,
+            element=self.element and self.element._with_forms(form),
+            attributes=tuple(replace(each, type=each.type._with_forms(form)) for each in self.attributes),
         )
 
 

@@ -185,10 +185,15 @@ def _registry(pipeline: Settings, found: Findings) -> list[str]:
         except SchemaRefused as error:
             tell(table, error)
             continue
-        if table.oid in found.state.tables:
-            known += [(table, subject) for subject in subjects]
-        else:
+        if (before := found.state.tables.get(table.oid)) is None:
             new += subjects
+            continue
+        try:
+            schemas.check_published(registry, pipeline, before.topic, table, found.state.versions(table.oid))
+        except SchemaRefused as error:
+            tell(table, error)
+            subjects = subjects[:-1]  # the registry would say the same of it
+        known += [(table, subject) for subject in subjects]
     # tables whose new keys are accepted get the ids of today
     pinned = {table.oid for table in found.tables} & found.state.tables.keys() - found.state.accepted
     problems += schemas.key_problems(pipeline, (found.state.tables[oid] for oid in sorted(pinned)))

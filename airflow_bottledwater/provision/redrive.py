@@ -361,7 +361,8 @@ class _Letters:
         if version.table.outbox or not self._pipeline.record_format.uses_registry:
             return version
         if (known := self._versions.get(version)) is None:
-            number = register_value(self._pipeline, version.topic, version.table)
+            published = self._publishing.state.versions(version.table.oid)
+            number = register_value(self._pipeline, version.topic, version.table, published)
             key = self._tables[version.table.oid].key_schema
             known = self._versions[version] = replace(version, key_schema=key, value_schema=number, refused="")
         return known

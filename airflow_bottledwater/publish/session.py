@@ -51,6 +51,7 @@ from airflow_bottledwater.state.identity import SWEEP_TRUNCATED, check_topic
 from airflow_bottledwater.state.pinned import Pin
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import BEGUN, LaterSchema, StateRecord, encode, schema_key
+from airflow_bottledwater.state.schemas import later_schema
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class PublishSession:
         self._publisher: Publisher | None = None
         self.fresh = False
         #: the versions with which rows were encoded since the last transaction, by the table's oid and the schema's id
-        self._encoded: dict[tuple[int, int], Version] = {}
+        self._encoded: dict[tuple[int, int], list[Version]] = {}
         #: the last programs, and what they were made of
         self._programs: tuple[tuple[Version, ...], bool, Programs] | None = None
         self._compared = 0.0
@@ -318,21 +319,19 @@ class PublishSession:
         return written, self.progress_records(written)
 
     def _later_schemas(self) -> dict[str, StateRecord | None]:
-        """The records of schemas that are first used in this transaction. One that is too large for the state topic is
-        left out: only, it is not noticed if the registry loses it."""
-        found: dict[str, StateRecord | None] = {}
-        for (oid, number), version in self._encoded.items():
-            pinned = self.state.tables.get(oid)
-            if not number or pinned is None or version.topic != pinned.topic:
-                continue
-            record = LaterSchema(version.table, number)
-            size = len(store.encode(encode(record)) or b"") + RECORD_OVERHEAD
-            if (
-                number not in {pinned.value_schema, *self.state.later.get(oid, ())}
-                and size < self.limits[self._progress]
-            ):
-                found[schema_key(oid, number)] = record
-        return found
+        """The records of definitions that are first used in this transaction. One that is too large for the state topic
+        is left out: only, it is not noticed if the registry loses its schema."""
+        found: dict[str, LaterSchema] = {}
+        for (oid, number), versions in self._encoded.items():
+            pinned, key = self.state.tables.get(oid), schema_key(oid, number)
+            for version in versions:
+                if not number or pinned is None or version.topic != pinned.topic:
+                    continue
+                known = self.state.versions(oid) + ([replace(version, table=found[key].table)] if key in found else [])
+                record = later_schema(self.pipeline, version, known)
+                if record and len(store.encode(encode(record)) or b"") + RECORD_OVERHEAD < self.limits[self._progress]:
+                    found[key] = record
+        return dict(found)
 
     def _pieces(self, batches: Iterable[Records]) -> Iterator[Records]:
         """The records in pieces of half of what a transaction may have, at least one record each."""
@@ -502,7 +501,9 @@ class PublishSession:
             tables = [(v.table, self._target(v)) for v in versions]
             made = compile_programs(tables, self.pipeline.record_format, copied=copied)
             self._programs = tuple(versions), copied, made
-            self._encoded |= {(each.table.oid, each.value_schema): each for each in versions}
+            for each in versions:
+                of_id = self._encoded.setdefault((each.table.oid, each.value_schema), [])
+                of_id += [each] if each not in of_id else []
         return self._programs[2]
 
     def _target(self, version: Version) -> Target:

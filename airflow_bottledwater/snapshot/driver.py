@@ -56,7 +56,7 @@ from airflow_bottledwater.state.records import (
     stream_id,
     table_key,
 )
-from airflow_bottledwater.state.schemas import register_value
+from airflow_bottledwater.state.schemas import register_value, united
 
 log = logging.getLogger(__name__)
 
@@ -324,9 +324,12 @@ class _SnapshotDriver:
                 continue
             value_schema = pinned.value_schema
             if catalog.definition(table) != catalog.definition(pinned.table):
-                value_schema = register_value(self._pipeline, pinned.topic, table)
-                if value_schema != pinned.value_schema:  # there may be rows with it already
-                    changed[schema_key(table.oid, pinned.value_schema)] = LaterSchema(pinned.table, pinned.value_schema)
+                value_schema = register_value(self._pipeline, pinned.topic, table, state.versions(table.oid))
+                number = pinned.value_schema
+                of_id = [each.table for each in state.versions(table.oid) if each.value_schema == number]
+                before = pinned.table if value_schema != number else united(table, of_id)
+                if value_schema != number or before.columns != table.columns:  # there may be rows with it already
+                    changed[schema_key(table.oid, number)] = LaterSchema(before, number)
                 # before its snapshot has begun, no row is published
                 changed |= state.published_types(table.oid) if table.oid in state.boundaries else {}
             changed[table_key(table.oid)] = replace(pinned, table=table, value_schema=value_schema)

@@ -13,6 +13,7 @@ from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import SlotRecord
+from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.partitions import KnownPartition
 from airflow_bottledwater.state import records
@@ -169,6 +170,11 @@ class PipelineState:
                 if key.startswith("schema/") and (record := self.get(key, records.LaterSchema)) is not None:
                     found.setdefault(record.table.oid, {})[record.number] = record.table
         return self._by_table["schema"]
+
+    def versions(self, oid: int) -> list[Version]:
+        """The relation versions of the rows in a table's topic; empty of a table that is not the pipeline's."""
+        pinned = self.tables.get(oid)
+        return [] if pinned is None else pinned.versions(self.later.get(oid, {}))
 
     @property
     def accepted(self) -> frozenset[int]:

@@ -359,7 +359,8 @@ class Stopped:
 @dataclass(frozen=True, slots=True)
 class LaterSchema:
     """A definition of a table other than the pinned one, with whose schema there are rows in its topic. It is written
-    once, in the Kafka transaction of the first of them.
+    in the Kafka transaction of the first of them; and again if a later definition with the same schema has a column
+    that it lacks, or has as another one.
 
     :param number: the registry's id of the schema.
     """

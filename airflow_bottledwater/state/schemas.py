@@ -29,6 +29,7 @@ from airflow_bottledwater.errors import DOCS, BottledWaterError, Outage, Refused
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection
@@ -36,7 +37,7 @@ from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
-from airflow_bottledwater.state.records import LiveProgress, StateRecord, live_key, schema_key, table_key
+from airflow_bottledwater.state.records import LaterSchema, LiveProgress, StateRecord, live_key, schema_key, table_key
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +83,12 @@ def pinned_schemas(
     for pinned in tables:
         subjects = mapping.subjects(pinned.topic, pinned.table)
         numbers = (pinned.key_schema, pinned.value_schema)[2 - len(subjects) :]
+        others = later.get(pinned.table.oid, {})
         for (subject, schema), number in zip(subjects, numbers, strict=True):
-            found.append(PinnedSchema(pinned.table.oid, subject, schema, number, subject.endswith("-key")))
-        for number, table in later.get(pinned.table.oid, {}).items():
+            # a later definition with the same id has all of its columns
+            if (of_key := subject.endswith("-key")) or number not in others:
+                found.append(PinnedSchema(pinned.table.oid, subject, schema, number, of_key))
+        for number, table in others.items():
             found.append(PinnedSchema(table.oid, *mapping.subjects(pinned.topic, table)[-1], number, of_key=False))
     return found
 
@@ -94,17 +98,68 @@ def _registry(pipeline: Settings) -> Registry:
     return Registry(pipeline.registry, pipeline.record_format.schema_type)
 
 
-def register_value(pipeline: Settings, topic: str, table: SourceTable) -> int:
+def register_value(pipeline: Settings, topic: str, table: SourceTable, known: Sequence[Version] = ()) -> int:
     """Register the schema of the rows in a table's topic. Returns its id; 0 if the format needs no registry, or the
     table is an outbox.
 
+    :param known: the relation versions of the rows that the topic has.
     :raises Outage: the registry does not answer, or takes no schemas now.
-    :raises SchemaRefused: it refuses the schema, or none can be made.
+    :raises SchemaRefused: it refuses the schema, none can be made, or :func:`check_published` refuses the table.
     """
     registry = Registry.of(pipeline)
     if registry is None or table.outbox:
         return 0
+    check_published(registry, pipeline, topic, table, known)
     return registry.register(*TableMapping.of(pipeline).subjects(topic, table)[-1])
+
+
+def check_published(
+    registry: Registry, pipeline: Settings, topic: str, table: SourceTable, known: Sequence[Version]
+) -> None:
+    """Check that no reader of a topic takes the values of a table's rows for others. The registry compares the schemas
+    that it still has, in which a date or time under ``temporal = plain`` is a number of anything; the state has the
+    definitions of all rows that were published. A definition that rows were published with is compared with no other.
+
+    :param known: the relation versions of the rows that the topic has.
+    :raises Outage: the registry does not answer.
+    :raises SchemaRefused: a reader would, and the subject's compatibility level is not ``NONE``.
+    """
+    mapping, same = TableMapping.of(pipeline), meaning.OF[registry.schema_type].same
+    # a registry counts its ids, so that the highest one was registered last
+    of_rows = sorted((each for each in known if not each.table.outbox), key=lambda each: each.value_schema)
+    if not of_rows or any(table.columns == each.table.columns for each in of_rows):
+        return
+    made = mapping.meaning(topic, table)
+    earlier = [(f"records with schema id {each.value_schema}", mapping.meaning(topic, each.table)) for each in of_rows]
+    if not any(same(text, made) for _, text in earlier):
+        registry.check_meaning(mapping.subjects(topic, table)[-1][0], made, earlier)
+
+
+def later_schema(pipeline: Settings, version: Version, known: Iterable[Version]) -> LaterSchema | None:
+    """The record of a definition with which rows are published; None if the state has it already.
+
+    :param known: the relation versions of the rows that the topic has.
+    """
+    mapping, same = TableMapping.of(pipeline), meaning.OF[pipeline.record_format.schema_type].same
+    table, of_id = version.table, [each.table for each in known if each.value_schema == version.value_schema]
+    if any(table.columns == each.columns for each in of_id):
+        return None
+    made = mapping.meaning(version.topic, table)
+    if any(same(mapping.meaning(version.topic, each), made) for each in of_id):
+        return None
+    return LaterSchema(united(table, of_id), version.value_schema)
+
+
+def united(table: SourceTable, others: Iterable[SourceTable]) -> SourceTable:
+    """A definition with the columns that only others with the same schema id have.
+
+    Several definitions may have one id: the schemas of some formats keep the fields of dropped columns, and a date or
+    time under ``temporal = plain`` is a number of anything. If the registry loses the schema, it is registered again
+    with the columns of all of them.
+    """
+    fields = {column.field for column in table.columns}
+    more = {column.field: column for each in others for column in each.columns if column.field not in fields}
+    return replace(table, columns=(*table.columns, *more.values()))
 
 
 def lost(

@@ -59,7 +59,8 @@ class Resolver:
         via_root: bool = False,
     ) -> None:
         self._pipeline, self._via_root = pipeline, via_root
-        self._pinned, self._later, self._mismatch = pinned, later, mismatch
+        self._pinned, self._mismatch = pinned, mismatch
+        self._later = {oid: dict(found) for oid, found in later.items()}
         self._registry, self._mapping = Registry.of(pipeline), TableMapping.of(pipeline)
         #: the columns of each table's last message, with their numbers; 0 where these are not known
         self._last: dict[int, tuple[tuple[int, str], ...]] = {}
@@ -227,10 +228,12 @@ class Resolver:
         """
         if self._registry is None:
             return version
-        if lost(self._registry, pinned_schemas(self._pipeline, [self._pinned[version.table.oid]], self._later)):
+        pinned, later = self._pinned[version.table.oid], self._later.setdefault(version.table.oid, {})
+        if lost(self._registry, pinned_schemas(self._pipeline, [pinned], self._later)):
             raise SchemasLost(f"The registry has lost the schemas of {version.table.qualified}.")
         try:
-            value_schema = register_value(self._pipeline, version.topic, version.table)
+            value_schema = register_value(self._pipeline, version.topic, version.table, pinned.versions(later))
+            later[value_schema] = version.table
             return replace(version, value_schema=value_schema, refused="")
         except SchemaRefused as error:
             log.error("%s", error)

@@ -19,6 +19,7 @@ from airflow_bottledwater.provision.publication_checks import check_publications
 from airflow_bottledwater.provision.source_checks import check_tables
 from airflow_bottledwater.state.identity import shared, via_root
 from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.schemas import check_published
 from airflow_bottledwater.tables import new_rows
 from airflow_bottledwater.tables.plan import PINNING, Step, Unfit
 
@@ -52,7 +53,7 @@ def unfit(
             )
         else:
             topics[step.topic] = step
-    for check in (_kafka(pipeline, cluster, known), _registry(pipeline)):
+    for check in (_kafka(pipeline, cluster, known), _registry(pipeline, known)):
         by_topic = {topic: tables[step.oid] for topic, step in topics.items() if step.oid not in found}
         found |= {topics[topic].oid: _unfit(problems) for topic, problems in _blame(check, by_topic).items()}
     return found
@@ -129,7 +130,7 @@ def _kafka(pipeline: Settings, cluster: Cluster, known: PipelineState) -> Check:
     return lambda by_topic: kafka_checks.check_topics(pipeline, cluster, known, by_topic)
 
 
-def _registry(pipeline: Settings) -> Check:
+def _registry(pipeline: Settings, known: PipelineState) -> Check:
     registry, mapping = Registry.of(pipeline), TableMapping.of(pipeline)
     if registry is None:
         return lambda _: []
@@ -139,6 +140,8 @@ def _registry(pipeline: Settings) -> Check:
         for topic, table in by_topic.items():
             try:
                 subjects += mapping.subjects(topic, table)
+                if (pinned := known.tables.get(table.oid)) is not None and pinned.topic == topic:
+                    check_published(registry, pipeline, topic, table, known.versions(table.oid))
             except SchemaRefused as error:
                 return [str(error)]
         return registry.refused(subjects)

@@ -222,9 +222,67 @@ def test_a_field_that_was_gone_meanwhile_is_compared_with_what_it_was(
     flow = followed(make_flow, registry)
     flow.execute("ALTER TABLE t DROP n", "INSERT INTO t VALUES (2)", "ALTER TABLE t ADD n numeric(12,4)")
     flow.execute("INSERT INTO t (id, n) VALUES (3, 1.5)")
-    with pytest.raises(RecordError, match=r"and version 1, readers would read n"):
+    with pytest.raises(RecordError, match=r"and records with schema id \d+, readers would read n"):
         flow.stream()
     assert set(records(flow)) == {1, 2}
+
+
+UNIT = r"between it and records with schema id \d+, readers would read m \(timestamp-micros\) as local-timestamp-micros"
+
+
+@pytest.fixture
+def plain(make_flow: MakeFlow, registry: SchemaRegistry) -> Flow:
+    """A pipeline whose schemas do not say what the numbers of dates and times count."""
+    flow = make_flow(registry, temporal="plain")
+    flow.execute("ALTER TABLE t ADD m timestamp")
+    flow.create()
+    return flow
+
+
+def test_a_number_of_another_unit_is_refused_and_its_ways_out_work(plain: Flow) -> None:
+    plain.snapshot()
+    plain.execute("ALTER TABLE t ALTER m TYPE timestamptz", "INSERT INTO t (id) VALUES (2)")
+    with pytest.raises(RecordError, match=UNIT):
+        plain.stream()
+    with pytest.raises(PreflightError, match=UNIT):
+        preflight.run(plain.pipeline)
+    level(plain, "NONE")
+    plain.stream()
+    level(plain, "BACKWARD")
+    # the schema, and so its id, is the same: the state knows that it was accepted
+    plain.execute("INSERT INTO t (id) VALUES (3)", "ALTER TABLE t ADD later text")
+    preflight.run(plain.pipeline)
+    plain.execute("INSERT INTO t (id) VALUES (4)")
+    plain.stream()
+    assert set(records(plain)) == {1, 2, 3, 4}
+
+
+@pytest.mark.long
+def test_rows_that_are_read_have_no_numbers_of_another_unit_either(plain: Flow) -> None:
+    plain.execute("ALTER TABLE t ALTER m TYPE timestamptz")
+    with pytest.raises(Refused, match=UNIT):
+        plain.snapshot()
+    plain.execute("ALTER TABLE t ALTER m TYPE timestamp")
+    plain.snapshot()
+    with plain.streaming() as errors:
+        plain.published("INSERT INTO t (id) VALUES (2)")
+        plain.execute("ALTER TABLE t ALTER m TYPE timestamptz")
+        request = plain.ask("t")
+        until(lambda: plain.reported(request).state == "failed", "it is refused", failed=errors)
+        assert re.search(UNIT, str(plain.reported(request)))
+    assert not errors and len(everything(plain)) == 2
+
+
+def test_what_the_registry_has_forgotten_is_compared_all_the_same(
+    make_flow: MakeFlow, registry: SchemaRegistry
+) -> None:
+    flow = followed(make_flow, registry)
+    SchemaRegistryClient({"url": registry.url}).delete_subject(f"{flow.topic('t')}-value")
+    flow.execute("ALTER TABLE t ALTER n TYPE numeric(12,4)", "INSERT INTO t (id) VALUES (2)")
+    with pytest.raises(PreflightError, match=r"readers would read n \(decimal with 4"):
+        preflight.run(flow.pipeline)
+    with pytest.raises(RecordError, match=r"readers would read n \(decimal with 4"):
+        flow.stream()
 
 
 @pytest.mark.long

@@ -284,6 +284,14 @@ def test_what_the_latest_version_has_is_no_reason_to_refuse_a_later_change(
         here.register("t-value", schema(kind, key, data, later))
 
 
+def test_a_field_that_was_gone_meanwhile_is_compared_with_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry itself compares with the latest version."""
+    key = ("id", w.INT4)
+    here = at("http://sr", Versions(schema("AVRO", key, ("v", 17)), schema("AVRO", key)), monkeypatch)
+    with pytest.raises(SchemaRefused, match="between it and version 1, readers would read v"):
+        here.register("t-value", schema("AVRO", key, ("v", w.TEXT)))
+
+
 @pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF", "JSON"])
 def test_the_schema_of_a_key_has_its_columns_only(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the key before would be NULL in the primary key of a consumer's table."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from airflow_bottledwater.backoff import stoppable
-from airflow_bottledwater.errors import CredentialsRefused, Outage, SchemasLost, StopRequested
+from airflow_bottledwater.errors import CredentialsRefused, Outage, SchemaRefused, SchemasLost, StopRequested
 from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
+from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.state import schemas
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import table_key
-from airflow_bottledwater.state.schemas import Settled, pinned_schemas, settle
+from airflow_bottledwater.state.records import LaterSchema, table_key
+from airflow_bottledwater.state.schemas import Settled, check_published, later_schema, pinned_schemas, settle
+from tests.support import wire as w
 from tests.support.waiting import until
 
 INT = ColumnType(23, -1, 23, -1, "b", "integer")
@@ -137,3 +140,132 @@ def test_a_password_of_the_registry_that_is_refused_is_told(monkeypatch: pytest.
         until(lambda: told, "it is told")
         watch.check(state)
         assert told[0].remedy.startswith("Check user and password. If the credentials were changed")
+
+
+# ---------------------------------------------------------------------- what the rows that were published mean
+DATE, TIME, TIMESTAMP, TIMESTAMPTZ = 1082, 1083, 1114, 1184
+INSIDE = {
+    "itself": lambda kind: kind,
+    "domain": lambda kind: replace(kind, oid=70000),
+    "array": w.array,
+    "composite": w.composite,
+    "range": w.interval_of,
+    "composite in array": lambda kind: w.array(w.composite(w.array(kind))),
+}
+
+
+def versions(*tables: SourceTable, number: int = 8) -> list[Version]:
+    """The relation versions of the rows in a topic, each with the next schema id."""
+    return [Version(table, "t", 7, number + i) for i, table in enumerate(tables)]
+
+
+def refused(table: SourceTable, known: list[Version], level: str = "BACKWARD", **settings: Any) -> str:
+    """Why a table is refused beside the rows that were published; empty if it is not."""
+    pipeline = Settings.of(
+        postgres="host=db", registry={"url": "http://registry"}, **{"format": "avro", "temporal": "plain"} | settings
+    )
+    registry = Registry.of(pipeline)
+    assert registry is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Registry, "_level", lambda *_: level)
+        try:
+            check_published(registry, pipeline, "t", table, known)
+        except SchemaRefused as error:
+            return str(error)
+    return ""
+
+
+def of(kind: ColumnType, form: str = "plain", *more: tuple[str, ColumnType]) -> SourceTable:
+    return w.table(("id", w.plain(w.INT4)), ("v", kind.with_temporal(form)), *more, key=["id"])
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (DATE, TIMESTAMP),
+        (DATE, w.INT4),
+        (w.INT4, DATE),
+        (TIME, TIMESTAMP),
+        (TIMESTAMP, w.INT8),
+        (w.INT8, TIMESTAMPTZ),
+        (TIMESTAMP, TIMESTAMPTZ),
+        (TIMESTAMPTZ, TIMESTAMP),
+    ],
+)
+def test_a_number_that_was_of_another_unit_is_refused_although_its_schema_is_the_same(
+    inside: str, before: int, now: int
+) -> None:
+    one, other = (of(INSIDE[inside](w.plain(oid))) for oid in (before, now))
+    assert "between it and records with schema id 8, readers would read v" in refused(other, versions(one))
+    assert not refused(one, versions(one)) and not refused(other, versions(one), "NONE")
+    commented = replace(one, columns=tuple(replace(column, comment="x") for column in one.columns))
+    assert not refused(commented, versions(one, other))
+    # a later change has nothing to do with what was accepted then
+    later = of(INSIDE[inside](w.plain(now)), "plain", ("x", w.plain(w.TEXT)))
+    for known in (
+        versions(one, other),
+        [*versions(one), *versions(other)],
+        [*versions(other, number=9), *versions(one)],
+    ):
+        assert not refused(later, known) and not refused(other, known) and not refused(one, known)
+
+
+def test_a_form_that_the_settings_choose_is_no_other_unit() -> None:
+    kind = w.plain(TIMESTAMP)
+    assert not refused(of(kind, "logical"), versions(of(kind))) and not refused(of(kind), versions(of(kind, "logical")))
+    hashed = replace(w.plain(TIMESTAMPTZ), form="hash")
+    assert not refused(of(hashed, "plain"), versions(of(kind, "text")))
+
+
+@pytest.mark.parametrize(
+    ("format", "before", "now"),
+    [
+        ("avro", w.plain(w.NUMERIC, (10 << 16) + 2 + 4), w.plain(w.NUMERIC, (12 << 16) + 4 + 4)),
+        ("protobuf", w.plain(w.INT4), w.plain(w.TEXT)),
+        ("json-schema", w.plain(17), w.plain(w.TEXT)),
+    ],
+)
+def test_the_state_knows_what_was_published_where_the_registry_has_forgotten_it(
+    monkeypatch: pytest.MonkeyPatch, format: str, before: ColumnType, now: ColumnType
+) -> None:
+    pipeline = Settings.of(postgres="host=db", format=format, registry={"url": "http://registry"})
+    registered = list[str]()
+    monkeypatch.setattr(Registry, "_level", lambda *_: "BACKWARD")
+    monkeypatch.setattr(Registry, "register", lambda _, subject, schema: registered.append(subject) or 9)
+    with pytest.raises(SchemaRefused, match="between it and records with schema id 8, readers would read v"):
+        schemas.register_value(pipeline, "t", of(now), versions(of(before)))
+    assert not registered
+    assert schemas.register_value(pipeline, "t", of(before, "", ("x", now)), versions(of(before))) == 9
+
+
+def test_the_record_of_a_schema_has_all_columns_that_rows_with_its_id_have() -> None:
+    """With them it is registered again if the registry loses it."""
+    pipeline = Settings.of(postgres="host=db", format="protobuf", registry={"url": "http://registry"})
+
+    def table(*names: str) -> SourceTable:
+        return w.table(*((name, w.plain(w.INT4)) for name in ("id", *names)), key=["id"])
+
+    def names(known: list[Version], *now: str) -> list[str] | None:
+        record = later_schema(pipeline, Version(table(*now), "t", 7, 9), known)
+        assert record is None or (record.number, record.table.key) == (9, ("id",))
+        return record and [column.name for column in record.table.columns]
+
+    (known,) = versions(table("a", "b"), number=8)
+    assert names([known], "a", "c") == ["id", "a", "c"]
+    recorded = replace(known, table=table("a", "c"), value_schema=9)
+    assert names([known, recorded], "c") is None and names([known, recorded], "c", "a") is None
+    # a dropped column that has come back
+    assert names([known, recorded], "b", "c") == ["id", "b", "c", "a"]
+    # of a schema that was recorded with the table itself
+    assert names([replace(known, value_schema=9)], "a") is None
+    pinned = PinnedTable(table("a"), "t", "topic-id", 1, 7, 9, 3)
+    found = pinned_schemas(pipeline, [pinned], {1: {9: table("b", "a")}})
+    assert [(each.number, each.of_key) for each in found] == [(7, True), (9, False)] and " b = " in found[1].schema
+
+
+def test_another_unit_that_a_person_has_accepted_is_recorded_under_the_id_that_it_shares() -> None:
+    pipeline = Settings.of(postgres="host=db", format="avro", temporal="plain", registry={"url": "http://registry"})
+    local, moment = (Version(of(w.plain(oid)), "t", 7, 8) for oid in (TIMESTAMP, TIMESTAMPTZ))
+    assert later_schema(pipeline, moment, [local]) == LaterSchema(moment.table, 8)
+    assert later_schema(pipeline, local, [local, moment]) is None

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,8 +28,9 @@ _Setting = Callable[["SchemaRegistryClient"], str]
 
 log = logging.getLogger(__name__)
 
-#: requests for schemas at the same time
+#: requests at the same time, of all threads
 _AT_ONCE = 8
+_ASKING = threading.BoundedSemaphore(_AT_ONCE)
 #: seconds after which a question is asked again that the registry refuses because it gets too many in a second
 _SLOWER = (1.0, 2.0, 4.0, 8.0, 16.0)
 
@@ -183,7 +185,8 @@ class Registry:
         client.clear_caches()
         for seconds in (*_SLOWER, None):
             try:
-                return question(client)
+                with _ASKING:
+                    return question(client)
             except Exception as error:
                 if isinstance(error, SchemaRegistryError) and error.error_code in none:
                     return None
@@ -389,7 +392,7 @@ class Registry:
         """The versions that the registry compares a schema of a subject with: the latest one, or at the transitive
         levels all."""
         if self._level(subject).endswith("_TRANSITIVE"):
-            return self._ask(subject, lambda client: client.get_versions(subject)) or ()
+            return self.versions(subject)
         return ("latest",)
 
     def _check_meaning(self, subject: str, schema: str) -> None:
@@ -400,11 +403,16 @@ class Registry:
 
         :raises SchemaRefused: one would.
         """
-        versions: list[tuple[str, str]] = []
-        for number in sorted(self._ask(subject, lambda client: client.get_versions(subject)) or ()):
-            if text := self._ask(subject, lambda client, n=number: client.get_version(subject, n).schema.schema_str):  # type: ignore[misc]
-                versions.append((f"version {number}", text))
-        self.check_meaning(subject, schema, versions)
+
+        def version(number: int) -> str | None:
+            return self._ask(subject, lambda client: client.get_version(subject, number).schema.schema_str)
+
+        numbers = self.versions(subject)
+        # one after the other, hundreds of versions would hold the stream up whenever it asks
+        with threads(_AT_ONCE, "versions") as pool:
+            texts = list(pool.map(version, numbers))
+        earlier = [(f"version {number}", text) for number, text in zip(numbers, texts, strict=True) if text]
+        self.check_meaning(subject, schema, earlier)
 
     def check_meaning(self, subject: str, schema: str, earlier: Sequence[tuple[str, str]]) -> None:
         """Check that no reader takes values for others, see :meth:`_check_meaning`.
@@ -433,6 +441,14 @@ class Registry:
                     "reader reads each record with the schema that it was written with, set the subject's "
                     "compatibility level to NONE until this schema is registered. Or use another topic prefix.",
                 )
+
+    def versions(self, subject: str) -> list[int]:
+        """The versions of a subject that are not deleted, the latest last; none if it does not exist.
+
+        :raises Outage: the registry does not answer.
+        :raises Refused: it denies access, or answers with another error.
+        """
+        return sorted(self._ask(subject, lambda client: client.get_versions(subject)) or ())
 
     def schema(self, number: int) -> str | None:
         """The text of a schema by its id; None if there is none.

@@ -5441,8 +5441,14 @@ MUTANTS = (
     Mutant(
         "a field that was gone for a while is compared with what it was",
         "Registry._check_meaning",
-        swap("client.get_versions(subject)", "client.get_versions(subject)[-1:]"),
+        swap("self.versions(subject)", "self.versions(subject)[-1:]"),
         f"{_UNIT_REGISTRY}::test_a_field_that_was_gone_meanwhile_is_compared_with_what_it_was",
+    ),
+    Mutant(
+        "all threads together ask the registry a few questions at a time",
+        "Registry._ask",
+        swap("_ASKING", "threading.Semaphore(99)"),
+        f"{_UNIT_REGISTRY}::test_many_versions_are_asked_for_several_at_a_time_and_never_more_than_a_few",
     ),
     Mutant(
         "what readers misread with the latest version already is no reason to refuse a later one",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -290,6 +291,26 @@ def test_a_field_that_was_gone_meanwhile_is_compared_with_what_it_was(monkeypatc
     here = at("http://sr", Versions(schema("AVRO", key, ("v", 17)), schema("AVRO", key)), monkeypatch)
     with pytest.raises(SchemaRefused, match="between it and version 1, readers would read v"):
         here.register("t-value", schema("AVRO", key, ("v", w.TEXT)))
+
+
+def test_many_versions_are_asked_for_several_at_a_time_and_never_more_than_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asking, most = set[int](), list[int]()
+
+    class Slow(Versions):
+        def get_version(self, subject: str, number: int) -> RegisteredSchema:
+            asking.add(threading.get_ident())
+            most.append(len(asking))
+            time.sleep(0.01)
+            asking.discard(threading.get_ident())
+            return super().get_version(subject, number)
+
+    columns = [("id", w.INT4), *((f"c{i}", w.TEXT) for i in range(40))]
+    here = at("http://sr", Slow(*(schema("AVRO", *columns[: i + 1]) for i in range(40))), monkeypatch)
+    monkeypatch.setattr(here, "_compared", lambda _: ())
+    assert here.check_all([(f"t{i}-value", schema("AVRO", *columns)) for i in range(4)]) == [False] * 4
+    assert len(most) == 160 and 1 < max(most) <= registry._AT_ONCE
 
 
 @pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF", "JSON"])

@@ -17,9 +17,10 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeVar
 
 from airflow_bottledwater import backoff
 from airflow_bottledwater.backoff import stoppable, threads
@@ -38,6 +39,8 @@ from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.state.records import LaterSchema, LiveProgress, StateRecord, live_key, schema_key, table_key
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -199,6 +202,26 @@ def _unknown(
     return [each for each in wanted if not same(known[each.number] or "", each.schema)]
 
 
+def _deleted(registry: Registry, subjects: Sequence[str], pause: Callable[[], object]) -> Sequence[str]:
+    """The subjects that the registry does not have, also when it is asked again some seconds later. The list of all
+    need not name each one that its user may read, so each is asked for.
+
+    :param pause: called before each question.
+    :raises Outage: it does not answer.
+    :raises Refused: it denies access.
+    :raises StopRequested: the job is asked to stop.
+    """
+    for seconds in (0.0, *_AGAIN):
+        if not subjects:
+            break
+        backoff.pause(seconds)
+        asked, subjects = subjects, []
+        for each in asked:
+            pause()
+            subjects += [] if registry.versions(each) else [each]
+    return subjects
+
+
 def wait_for(pipeline: Settings, pinned: PinnedTable) -> None:
     """Check that the registry has a table's schemas, if it can be asked, before rows are published that their ids are
     to replace.
@@ -241,11 +264,15 @@ def key_problems(pipeline: Settings, tables: Iterable[PinnedTable]) -> list[str]
 class Settled:
     """What a registry that has lost schemas leaves behind.
 
-    :param lost: the ids that stay lost, those of tables that were dropped.
+    :param lost: the schemas that stay lost, those of tables that were dropped. Another one may have the same id: a
+        registry that was emptied begins to count again.
+    :param deleted: the subjects that stay deleted: those of tables that were dropped, and those that the registry does
+        not take again.
     :param problems: the topics with records that nobody can read any more, and that cannot be published again.
     """
 
-    lost: frozenset[int] = frozenset()
+    lost: frozenset[PinnedSchema] = frozenset()
+    deleted: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
 
 
@@ -270,10 +297,9 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
     # with new keys that are accepted, a table is recorded anew
     checked = known.keys() - claim.state.accepted
     present = {table.oid: table for table in catalog.load(connection, list(checked), TableMapping.of(pipeline))}
-    for each in wanted:
-        if each not in missing and each.subject not in subjects and each.oid in present:
-            _register_deleted(registry, each)
-    left = frozenset(each.number for each in missing if each.oid not in present)
+    deleted = [each for each in wanted if each not in missing and each.subject not in subjects]
+    back = {each.subject for each in deleted if each.oid in present and _register_deleted(registry, each)}
+    left = frozenset(each for each in missing if each.oid not in present)
     missing = [each for each in missing if each.oid in present]
     _restore_keys(registry, [each for each in missing if each.of_key])
     gone = dict[int, list[PinnedSchema]]()
@@ -300,7 +326,7 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
     problems = tuple(_unreadable(each, gone[each.table.oid]) for each in again if not each.table.keyed)
     for problem in problems:
         log.error("%s", problem)
-    return Settled(left, problems)
+    return Settled(left, frozenset(each.subject for each in (*deleted, *left)) - back, problems)
 
 
 def _confirm(registry: Registry, again: Sequence[PinnedSchema]) -> None:
@@ -317,13 +343,16 @@ def _confirm(registry: Registry, again: Sequence[PinnedSchema]) -> None:
         )
 
 
-def _register_deleted(registry: Registry, each: PinnedSchema) -> None:
-    """Register a schema whose subject was deleted although its id is known: it was not deleted for good."""
+def _register_deleted(registry: Registry, each: PinnedSchema) -> bool:
+    """Register a schema whose subject was deleted although its id is known: it was not deleted for good. Returns
+    whether the registry takes it."""
     log.warning("Subject %s was deleted from the registry; it is registered again.", each.subject)
     try:
         registry.register(each.subject, each.schema)
     except (Outage, Refused) as error:
         log.warning("Readers find the schema by its id only: %s", error)
+        return False
+    return True
 
 
 def _restored(registry: Registry, each: PinnedSchema) -> bool:
@@ -406,11 +435,11 @@ def _keys_lost(registry: Registry, keys: Sequence[PinnedSchema], got: Mapping[st
 
 
 class SchemaWatch:
-    """Compares the ids regularly while a stream runs, in a thread of its own; the first time at once.
+    """Compares ids and subjects regularly while a stream runs, in a thread of its own; the first time at once.
 
     :param known: the pipeline's state, as the stream began.
     :param problems: is told when the registry cannot be asked.
-    :param left: the ids that stayed lost when the stream began.
+    :param left: what stayed lost when the stream began.
     :param interval: seconds between two comparisons.
     """
 
@@ -419,33 +448,34 @@ class SchemaWatch:
         pipeline: Settings,
         known: PipelineState,
         problems: Problems,
-        left: frozenset[int] = frozenset(),
+        left: Settled = Settled(),
         *,
         interval: float | None = None,
     ) -> None:
         self._pipeline, self._left, self._later = pipeline, left, known.later
         self._wanted = self._of(known)
         self._problems, self._interval = problems, _INTERVAL if interval is None else interval
-        self._ended, self._found = threading.Event(), list[PinnedSchema]()
+        #: what the registry has lost
+        self._found = ""
+        self._ended = threading.Event()
         if self._wanted:
             self._registry = _registry(pipeline)
             threading.Thread(target=self._run, name="schema watch", daemon=True).start()
 
     def _of(self, known: PipelineState) -> list[PinnedSchema]:
         wanted = pinned_schemas(self._pipeline, known.tables.values(), known.later)
-        return [each for each in wanted if each.number not in self._left]
+        return [each for each in wanted if each not in self._left.lost]
 
     def check(self, known: PipelineState) -> None:
         """Raise what the thread has found, and let it compare what is used by now, too.
 
         :param known: the pipeline's state, with the tables as the stream began.
-        :raises SchemasLost: the registry has lost ids: the stream is to begin anew, which settles it.
+        :raises SchemasLost: the registry has lost ids or subjects: the stream is to begin anew, which settles it.
         """
         if known.later is not self._later:
             self._later, self._wanted = known.later, self._of(known)
         if self._found:
-            shown = ", ".join(f"{each.number} ({each.subject})" for each in self._found[:5])
-            raise SchemasLost(f"The registry does not know these schema ids any more, or as others: {shown}.")
+            raise SchemasLost(self._found)
 
     def close(self) -> None:
         """Ask the thread to end, without waiting for it."""
@@ -465,10 +495,23 @@ class SchemaWatch:
                     self._problems.tell(_PART, problems)
                 self._ended.wait(self._interval)
 
-    def _lost(self) -> list[PinnedSchema]:
-        """The first schemas that are lost. Those of all tables would be asked for several times before a registry that
-        was emptied is noticed."""
-        wanted = self._wanted
-        parts = (wanted[first : first + _AT_A_TIME] for first in range(0, len(wanted), _AT_A_TIME))
-        found = (lost(self._registry, part, lambda: backoff.pause(_PAUSE)) for part in parts)
-        return next(filter(None, found), [])
+    def _lost(self) -> str:
+        """What the registry has lost; empty for nothing. The first schemas that are lost are enough: those of all
+        tables would be asked for several times before a registry that was emptied is noticed."""
+
+        def pause() -> None:
+            backoff.pause(_PAUSE)
+
+        for part in _parts(self._wanted):
+            if missing := lost(self._registry, part, pause):
+                shown = ", ".join(f"{each.number} ({each.subject})" for each in missing[:5])
+                return f"The registry does not know these schema ids any more, or as others: {shown}."
+        known = self._registry.subjects() | self._left.deleted
+        for names in _parts(sorted({each.subject for each in self._wanted} - known)):
+            if deleted := _deleted(self._registry, names, pause):
+                return f"These subjects were deleted from the registry: {', '.join(deleted[:5])}."
+        return ""
+
+
+def _parts(of: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (of[first : first + _AT_A_TIME] for first in range(0, len(of), _AT_A_TIME))

@@ -272,7 +272,7 @@ class _Follower:
         self._tell_lineage(publisher.state.tables.values())
         with (
             contextlib.closing(
-                SchemaWatch(self._pipeline, publisher.state, self._problems, self._start.schemas.lost)
+                SchemaWatch(self._pipeline, publisher.state, self._problems, self._start.schemas)
             ) as schemas,
             self._counting(
                 open_source(self._pipeline, self._start, publisher.state, self._backoff, publisher.position)

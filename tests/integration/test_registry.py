@@ -554,6 +554,22 @@ def test_a_subject_that_was_deleted_is_registered_again(make_flow: MakeFlow, reg
     assert SchemaRegistryClient({"url": registry.url}).get_latest_version(subject).schema_id == before[0]
 
 
+@pytest.mark.long
+def test_a_subject_that_is_deleted_while_the_stream_runs_is_registered_again(
+    make_flow: MakeFlow, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "_INTERVAL", 0.2)
+    flow = followed(make_flow, registry)
+    before, subject = ids(flow), f"{flow.topic('t')}-value"
+    client = SchemaRegistryClient({"url": registry.url})
+    with flow.streaming() as errors:
+        flow.published("INSERT INTO t VALUES (2, 1, NULL)")
+        client.delete_subject(subject)
+        until(lambda: subject in client.get_subjects(), "it is there again", failed=errors)
+        flow.published("INSERT INTO t VALUES (3, 1, NULL)")
+    assert not errors and ids(flow) == before
+
+
 def test_a_registry_that_is_away_at_the_start_is_a_problem_and_not_needed(
     make_flow: MakeFlow, front: RegistryFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:

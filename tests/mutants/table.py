@@ -5562,6 +5562,30 @@ MUTANTS = (
         f"{_REGISTRY}::test_a_key_schema_that_is_lost_ends_the_stream_and_its_id_is_taken_back",
     ),
     Mutant(
+        "a subject that is deleted while the stream runs is noticed",
+        "SchemaWatch._lost",
+        never("deleted := ..."),
+        f"{_UNIT_SCHEMAS}::test_a_running_stream_notices_a_subject_that_was_deleted",
+    ),
+    Mutant(
+        "the stream does not begin anew for a subject that stays deleted",
+        "SchemaWatch._lost",
+        swap("self._registry.subjects() | self._left.deleted", "self._registry.subjects()"),
+        f"{_UNIT_SCHEMAS}::test_a_running_stream_notices_a_subject_that_was_deleted",
+    ),
+    Mutant(
+        "a subject that the registry does not take again is told to the watch",
+        "schemas._register_deleted",
+        swap("False", "True"),
+        f"{_UNIT_SCHEMAS}::test_a_subject_that_was_deleted_is_registered_again_if_the_registry_takes_it",
+    ),
+    Mutant(
+        "an id that another table had is watched",
+        "SchemaWatch._of",
+        swap("each not in self._left.lost", "each.number not in {lost.number for lost in self._left.lost}"),
+        f"{_UNIT_SCHEMAS}::test_an_id_that_another_table_had_is_watched",
+    ),
+    Mutant(
         "nothing new is registered where the ids of before are lost",
         "Resolver._registered",
         never("lost(self._registry, pinned_schemas(self._pipeline, [self._pinned[version.table.oid]], self._later))"),

@@ -126,6 +126,78 @@ def test_a_running_stream_notices_a_registry_that_was_emptied_before_it_has_aske
     assert len(asked) < len(known)
 
 
+def watched(monkeypatch: pytest.MonkeyPatch, left: Settled | None = None, versions: tuple[int, ...] = ()) -> str:
+    """What a watch of two tables finds: the registry knows the ids 7 and 8 and the first one's subjects.
+
+    :param versions: those that it has of subjects that its list does not name.
+    """
+    pipeline = Settings.of(postgres="host=db", format="avro", registry={"url": "http://registry"})
+    tables = [SourceTable(oid, "public", f"t{oid}", "d", ("id",), (Column("id", INT),)) for oid in (1, 2)]
+    known = {each.oid: PinnedTable(each, each.name, "id", 1, 7, 8, 3) for each in tables}
+    texts = {each.number: each.schema for each in pinned_schemas(pipeline, [known[1]])}
+    monkeypatch.setattr(schemas, "_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(schemas, "_PAUSE", 0.0)
+    # both tables have the same schemas
+    monkeypatch.setattr(schemas.meaning, "OF", {"AVRO": SimpleNamespace(same=lambda one, other: bool(one))})
+    monkeypatch.setattr(Registry, "schema", lambda _, number: texts.get(number))
+    monkeypatch.setattr(Registry, "subjects", lambda _: {"t1-key", "t1-value"})
+    monkeypatch.setattr(Registry, "versions", lambda *_: list(versions))
+    state, told = cast("Any", SimpleNamespace(tables=known, later={})), threading.Event()
+    problems = cast("Any", SimpleNamespace(tell=lambda *_: told.set()))
+    with contextlib.closing(schemas.SchemaWatch(pipeline, state, problems, left or Settled())) as watch:
+        assert told.wait(20)
+        try:
+            watch.check(state)
+        except SchemasLost as error:
+            return str(error)
+    return ""
+
+
+def test_a_running_stream_notices_a_subject_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "These subjects were deleted from the registry: t2-key, t2-value" in watched(monkeypatch)
+    # the registry does not tell its user of it, and has it
+    assert not watched(monkeypatch, versions=(1,))
+    # it stays so: the stream does not begin anew for it again and again
+    assert not watched(monkeypatch, Settled(deleted=frozenset({"t2-key", "t2-value"})))
+
+
+def test_an_id_that_another_table_had_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry that was emptied begins to count again."""
+    before = schemas.PinnedSchema(9, "dropped-value", "{}", 8, of_key=False)
+    left = Settled(frozenset({before}), frozenset({"t2-key", "t2-value"}))
+    assert not watched(monkeypatch, left)
+    monkeypatch.setattr(schemas, "lost", lambda _, wanted, pause: [each for each in wanted if each.number == 8])
+    assert "8 (t1-value)" in watched(monkeypatch, left)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_subject_that_was_deleted_is_registered_again_if_the_registry_takes_it(
+    monkeypatch: pytest.MonkeyPatch, takes: bool
+) -> None:
+    pipeline = Settings.of(postgres="host=db", format="avro", registry={"url": "http://registry"})
+    tables = [SourceTable(oid, "public", f"t{oid}", "d", ("id",), (Column("id", INT),)) for oid in (1, 2)]
+    state, again = PipelineState(), list[str]()
+    pinned = [PinnedTable(each, each.name, "topic-id", 1, 10 * each.oid, 10 * each.oid + 1, 3) for each in tables]
+    state.apply({table_key(each.table.oid): each for each in pinned})
+    texts = {each.number: each.schema for each in pinned_schemas(pipeline, pinned)}
+
+    def register(_: object, subject: str, schema: str) -> int:
+        again.append(subject)
+        if not takes:
+            raise Outage("The registry takes no schemas now.")
+        return 8
+
+    monkeypatch.setattr(Registry, "schema", lambda _, number: texts[number])
+    monkeypatch.setattr(Registry, "subjects", lambda _: {"t1-key"})
+    monkeypatch.setattr(Registry, "register", register)
+    # the other table was dropped
+    monkeypatch.setattr(schemas.catalog, "load", lambda *_: tables[:1])
+    claim = cast("Any", SimpleNamespace(state=state, write=lambda _: None))
+    found = settle(pipeline, cast("Any", None), claim)
+    assert again == ["t1-value"] and not found.lost
+    assert found.deleted == {"t2-key", "t2-value"} | (set() if takes else {"t1-value"})
+
+
 def test_a_password_of_the_registry_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise CredentialsRefused("The schema registry denies access.", "Check user and password.")

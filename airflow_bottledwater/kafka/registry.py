@@ -437,9 +437,13 @@ class Registry:
                     f"The schema of subject {subject!r} is not registered, although the registry at {self.url} would "
                     f"take it: between it and {name}, readers would read {'; '.join(new)}, without an "
                     "error.",
-                    "Undo the change; or give the column another name, which makes another field of it. If every "
-                    "reader reads each record with the schema that it was written with, set the subject's "
-                    "compatibility level to NONE until this schema is registered. Or use another topic prefix.",
+                    "Before a row is written under the change, undo it; or give the column another name, which makes "
+                    "another field of it. Rows that are written already stay as they are. For these, publish the "
+                    "column under another name (option rename); or if every reader reads each record with the schema "
+                    "that it was written with, set the subject's compatibility level to NONE until one of them is "
+                    "published; or start with on_error = isolate, undo the change when the table is set aside, and "
+                    "let it go on (bottledwater resume-table). Or use another topic prefix, with a new slot and a "
+                    "snapshot.",
                 )
 
     def versions(self, subject: str) -> list[int]:

@@ -906,8 +906,8 @@ MUTANTS = (
     ),
     Mutant(
         "dates inside of other types have the chosen form, too",
-        "ColumnType.with_temporal",
-        swap("each.type.with_temporal(form, as_debezium=as_debezium)", "each.type"),
+        "ColumnType._with_forms",
+        swap("each.type._with_forms(form)", "each.type"),
         f"{_MAPPING}::test_columns_have_the_forms_of_dates_that_their_options_choose",
     ),
     Mutant(
@@ -2025,7 +2025,7 @@ MUTANTS = (
     Mutant(
         "a dead letter of a refused schema is registered again when it is re-driven",
         "_Letters._with_schema",
-        swap("register_value(self._pipeline, version.topic, version.table)", "version.value_schema"),
+        swap("register_value(self._pipeline, version.topic, version.table, published)", "version.value_schema"),
         f"{_EVOLUTION}::test_a_change_of_columns_or_types_is_published_or_a_record_error[other-BACKWARD]",
     ),
     Mutant(
@@ -5588,7 +5588,7 @@ MUTANTS = (
     Mutant(
         "nothing new is registered where the ids of before are lost",
         "Resolver._registered",
-        never("lost(self._registry, pinned_schemas(self._pipeline, [self._pinned[version.table.oid]], self._later))"),
+        never("lost(self._registry, pinned_schemas(self._pipeline, [pinned], self._later))"),
         f"{_REGISTRY}::test_a_registry_that_was_emptied_gets_no_new_schema",
     ),
     Mutant(

@@ -429,6 +429,36 @@ def test_all_schemas_of_a_table_get_their_ids_back(make_flow: MakeFlow, front: R
     assert readable(flow) == {1, 2, 3}
 
 
+@pytest.mark.long
+def test_a_schema_gets_its_id_back_with_a_dropped_column_that_has_come_back(
+    make_flow: MakeFlow, front: RegistryFront
+) -> None:
+    flow = followed(make_flow, front, format="protobuf")
+    for number, change in enumerate(("DROP n", "ADD x text", "ADD n numeric(10,2)"), 2):
+        flow.execute(f"ALTER TABLE t {change}", f"INSERT INTO t (id) VALUES ({number})")
+        flow.stream()
+    before, (later,) = ids(flow), state_of(flow).later.values()
+    (used,) = later
+    assert [column.name for column in later[used].columns] == ["id", "d", "x", "n"]
+    published, front.lost, front.importing = len(everything(flow)), {*before, used}, True
+    flow.stream()
+    assert (ids(flow), front.lost, len(everything(flow))) == (before, set(), published)
+
+
+@pytest.mark.long
+def test_a_table_that_is_recorded_anew_during_its_snapshot_keeps_the_columns_of_its_rows(
+    make_flow: MakeFlow, registry: SchemaRegistry
+) -> None:
+    flow = make_flow(registry, format="protobuf")
+    flow.create()
+    flow.execute("ALTER TABLE t DROP n")
+    flow.snapshot()
+    (later,) = state_of(flow).later.values()
+    assert {number: [column.name for column in table.columns] for number, table in later.items()} == {
+        ids(flow)[1]: ["id", "d", "n"]
+    }
+
+
 def test_a_schema_of_altered_rows_that_is_lost_while_the_stream_runs_is_noticed(
     make_flow: MakeFlow, front: RegistryFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5487,6 +5487,12 @@ MUTANTS = (
         f"{_UNIT_SCHEMAS}::test_the_record_of_a_schema_has_all_columns_that_rows_with_its_id_have",
     ),
     Mutant(
+        "a table that is recorded anew during its snapshot keeps what its rows may have",
+        "_SnapshotDriver._refresh_pinned",
+        drop("changed[schema_key(table.oid, number)] = LaterSchema(before, number)"),
+        f"{_REGISTRY}::test_a_table_that_is_recorded_anew_during_its_snapshot_keeps_the_columns_of_its_rows",
+    ),
+    Mutant(
         "a schema that lacks a column of a later definition is recorded again",
         "schemas.later_schema",
         always("any(same(mapping.meaning(version.topic, each), made) for each in of_id)"),

@@ -5475,6 +5475,27 @@ MUTANTS = (
         f"{_REGISTRY}::test_a_number_of_another_unit_is_refused_and_its_ways_out_work",
     ),
     Mutant(
+        "a table with another key is compared with the definitions in the state",
+        "checks._registry",
+        drop("check_published(registry, pipeline, topic, table, known.versions(table.oid))"),
+        "tests/unit/tables/test_checks.py::test_a_table_that_gets_another_key_is_compared_with_what_was_published",
+    ),
+    Mutant(
+        "preflight compares changed tables with the definitions in the state",
+        "preflight._registry",
+        drop("schemas.check_published(registry, pipeline, before.topic, table, found.state.versions(table.oid))"),
+        f"{_REGISTRY}::test_a_number_of_another_unit_is_refused_and_its_ways_out_work",
+    ),
+    Mutant(
+        "rows that are read again are compared with the definitions in the state",
+        "LiveReader._version",
+        swap(
+            "register_value(self._pipeline, pinned.topic, table, published)",
+            "register_value(self._pipeline, pinned.topic, table)",
+        ),
+        f"{_REGISTRY}::test_rows_that_are_read_have_no_numbers_of_another_unit_either",
+    ),
+    Mutant(
         "a definition that was published is compared with no other",
         "schemas.check_published",
         always("not any(same(text, made) for _, text in earlier)"),

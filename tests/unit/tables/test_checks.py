@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from airflow_bottledwater.errors import CredentialsRefused, Refused
+from airflow_bottledwater.kafka.registry import Registry
 from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import table_key
+from airflow_bottledwater.tables import checks
 from airflow_bottledwater.tables.checks import _blame, refused
+from tests.support import wire as w
 
 TABLES = {name: SourceTable(number, "public", name, "d", ("id",), ()) for number, name in enumerate("abcdefgh")}
 
@@ -33,3 +40,17 @@ def test_no_table_is_blamed_for_a_password() -> None:
         _blame(check, TABLES)
     with pytest.raises(CredentialsRefused):
         refused(CredentialsRefused("PostgreSQL refuses the connection."))
+
+
+def test_a_table_that_gets_another_key_is_compared_with_what_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Settings.of(postgres="host=db", format="avro", temporal="plain", registry={"url": "http://registry"})
+    before, now = (w.table(("id", w.plain(oid).with_temporal("plain")), key=["id"]) for oid in (1114, 1184))
+    known = PipelineState()
+    known.apply({table_key(1): PinnedTable(before, "t", "topic-id", 1, 7, 8, 3)})
+    monkeypatch.setattr(Registry, "_level", lambda *_: "BACKWARD")
+    monkeypatch.setattr(Registry, "refused", lambda *_: [])
+    check = checks._registry(pipeline, known)
+    (told,) = check({"t": now})
+    assert "readers would read id" in told
+    # another topic has none of its rows
+    assert check({"t": before}) == check({"other": now}) == []

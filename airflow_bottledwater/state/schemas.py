@@ -130,7 +130,7 @@ def check_published(
     mapping, same = TableMapping.of(pipeline), meaning.OF[registry.schema_type].same
     # a registry counts its ids, so that the highest one was registered last
     of_rows = sorted((each for each in known if not each.table.outbox), key=lambda each: each.value_schema)
-    if not of_rows or any(table.columns == each.table.columns for each in of_rows):
+    if table.outbox or not of_rows or any(table.columns == each.table.columns for each in of_rows):
         return
     made = mapping.meaning(topic, table)
     earlier = [(f"records with schema id {each.value_schema}", mapping.meaning(topic, each.table)) for each in of_rows]

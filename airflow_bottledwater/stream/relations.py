@@ -226,7 +226,7 @@ class Resolver:
         :raises SchemasLost: the registry does not have the schemas of before: what it would give now are the ids of
             another one.
         """
-        if self._registry is None:
+        if self._registry is None or version.table.outbox:
             return version
         pinned, later = self._pinned[version.table.oid], self._later.setdefault(version.table.oid, {})
         if lost(self._registry, pinned_schemas(self._pipeline, [pinned], self._later)):

@@ -5469,6 +5469,18 @@ MUTANTS = (
         f"{_UNIT_SCHEMAS}::test_the_state_knows_what_was_published_where_the_registry_has_forgotten_it",
     ),
     Mutant(
+        "the columns of an outbox have no schema",
+        "Resolver._registered",
+        never("version.table.outbox"),
+        f"{_RELATIONS}::test_the_columns_of_an_outbox_may_change_again_and_again",
+    ),
+    Mutant(
+        "a table that becomes an outbox is not compared with its rows",
+        "schemas.check_published",
+        never("table.outbox"),
+        f"{_UNIT_SCHEMAS}::test_a_table_that_becomes_an_outbox_is_not_compared_with_its_rows",
+    ),
+    Mutant(
         "the stream compares a changed table with the definitions in the state",
         "Resolver._registered",
         drop("pinned.versions(later)"),

@@ -283,6 +283,12 @@ def test_a_number_that_was_of_another_unit_is_refused_although_its_schema_is_the
         assert not refused(later, known) and not refused(other, known) and not refused(one, known)
 
 
+def test_a_table_that_becomes_an_outbox_is_not_compared_with_its_rows() -> None:
+    """Its records have no schema. That a table becomes one is refused elsewhere."""
+    table = of(w.plain(TIMESTAMP))
+    assert not refused(replace(of(w.plain(TIMESTAMPTZ)), outbox=True), versions(table))
+
+
 def test_a_form_that_the_settings_choose_is_no_other_unit() -> None:
     kind = w.plain(TIMESTAMP)
     assert not refused(of(kind, "logical"), versions(of(kind))) and not refused(of(kind), versions(of(kind, "logical")))

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
@@ -200,3 +200,16 @@ def test_the_names_of_a_message_that_anybody_can_write_are_not_remembered(monkey
     with pytest.raises(Refused, match="was 'secret'"):
         made.of_statement(message("id", "a", "shown"), current)
     assert not made.unrecorded
+
+
+def test_the_columns_of_an_outbox_may_change_again_and_again() -> None:
+    """Its records have no schema, which could be registered."""
+    pipeline = Settings.of(
+        postgres="dbname=none", format="avro", registry={"url": "http://registry"},
+        table_options={TABLE.qualified: {"outbox": "events", "outbox_key": "id", "outbox_payload": "a"}},
+    )  # fmt: skip
+    outbox = replace(TABLE, outbox=True)
+    found = Resolver(pipeline, {7: PinnedTable(outbox, "t", "", 0, 0, 0, 700)})
+    for column in ("b", "c"):
+        version = Version(replace(outbox, columns=(*outbox.columns, Column(column, w.plain(w.TEXT)))), "t")
+        assert found.again(version) == version

@@ -64,6 +64,8 @@ class PinnedSchema:
     :param oid: the table's.
     :param number: the id.
     :param of_key: whether it is that of the keys.
+    :param oldest_xid: that of the table's record. A table that is recorded anew, with new keys, may get the same ids
+        for the same schemas from a registry that was emptied.
     """
 
     oid: int
@@ -71,6 +73,7 @@ class PinnedSchema:
     schema: str
     number: int
     of_key: bool
+    oldest_xid: int
 
 
 def pinned_schemas(
@@ -90,9 +93,10 @@ def pinned_schemas(
         for (subject, schema), number in zip(subjects, numbers, strict=True):
             # a later definition with the same id has all of its columns
             if (of_key := subject.endswith("-key")) or number not in others:
-                found.append(PinnedSchema(pinned.table.oid, subject, schema, number, of_key))
+                found.append(PinnedSchema(pinned.table.oid, subject, schema, number, of_key, pinned.oldest_xid))
         for number, table in others.items():
-            found.append(PinnedSchema(table.oid, *mapping.subjects(pinned.topic, table)[-1], number, of_key=False))
+            subject, schema = mapping.subjects(pinned.topic, table)[-1]
+            found.append(PinnedSchema(table.oid, subject, schema, number, False, pinned.oldest_xid))
     return found
 
 
@@ -264,15 +268,15 @@ def key_problems(pipeline: Settings, tables: Iterable[PinnedTable]) -> list[str]
 class Settled:
     """What a registry that has lost schemas leaves behind.
 
-    :param lost: the schemas that stay lost, those of tables that were dropped. Another one may have the same id: a
-        registry that was emptied begins to count again.
-    :param deleted: the subjects that stay deleted: those of tables that were dropped, and those that the registry does
-        not take again.
+    :param lost: the schemas that stay lost, those of tables that were dropped, or that are recorded anew with new keys.
+        Another one may have the same id: a registry that was emptied begins to count again.
+    :param deleted: the schemas that are known and whose subjects stay deleted: those of such tables, and those that the
+        registry does not take again.
     :param problems: the topics with records that nobody can read any more, and that cannot be published again.
     """
 
     lost: frozenset[PinnedSchema] = frozenset()
-    deleted: frozenset[str] = frozenset()
+    deleted: frozenset[PinnedSchema] = frozenset()
     problems: tuple[Problem, ...] = ()
 
 
@@ -326,7 +330,7 @@ def settle(pipeline: Settings, connection: Connection, claim: Claim) -> Settled:
     problems = tuple(_unreadable(each, gone[each.table.oid]) for each in again if not each.table.keyed)
     for problem in problems:
         log.error("%s", problem)
-    return Settled(left, frozenset(each.subject for each in (*deleted, *left)) - back, problems)
+    return Settled(left, frozenset(each for each in deleted if each.subject not in back), problems)
 
 
 def _confirm(registry: Registry, again: Sequence[PinnedSchema]) -> None:
@@ -506,8 +510,8 @@ class SchemaWatch:
             if missing := lost(self._registry, part, pause):
                 shown = ", ".join(f"{each.number} ({each.subject})" for each in missing[:5])
                 return f"The registry does not know these schema ids any more, or as others: {shown}."
-        known = self._registry.subjects() | self._left.deleted
-        for names in _parts(sorted({each.subject for each in self._wanted} - known)):
+        wanted = {each.subject for each in self._wanted if each not in self._left.deleted}
+        for names in _parts(sorted(wanted - self._registry.subjects())):
             if deleted := _deleted(self._registry, names, pause):
                 return f"These subjects were deleted from the registry: {', '.join(deleted[:5])}."
         return ""

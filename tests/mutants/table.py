@@ -5609,7 +5609,7 @@ MUTANTS = (
     Mutant(
         "the stream does not begin anew for a subject that stays deleted",
         "SchemaWatch._lost",
-        swap("self._registry.subjects() | self._left.deleted", "self._registry.subjects()"),
+        always("each not in self._left.deleted"),
         f"{_UNIT_SCHEMAS}::test_a_running_stream_notices_a_subject_that_was_deleted",
     ),
     Mutant(
@@ -5623,6 +5623,15 @@ MUTANTS = (
         "SchemaWatch._of",
         swap("each not in self._left.lost", "each.number not in {lost.number for lost in self._left.lost}"),
         f"{_UNIT_SCHEMAS}::test_an_id_that_another_table_had_is_watched",
+    ),
+    Mutant(
+        "a table that is recorded anew is watched although its ids and schemas are those that were lost",
+        "schemas.pinned_schemas",
+        swap(
+            "PinnedSchema(pinned.table.oid, subject, schema, number, of_key, pinned.oldest_xid)",
+            "PinnedSchema(pinned.table.oid, subject, schema, number, of_key, 0)",
+        ),
+        f"{_UNIT_SCHEMAS}::test_a_table_that_is_recorded_anew_is_watched_although_its_ids_are_those_of_before",
     ),
     Mutant(
         "nothing new is registered where the ids of before are lost",

@@ -126,18 +126,27 @@ def test_a_running_stream_notices_a_registry_that_was_emptied_before_it_has_aske
     assert len(asked) < len(known)
 
 
+def two_tables(oldest_xid: int = 3) -> dict[int, PinnedTable]:
+    """Two tables with the same schemas, as they are recorded."""
+    tables = [SourceTable(oid, "public", f"t{oid}", "d", ("id",), (Column("id", INT),)) for oid in (1, 2)]
+    return {each.oid: PinnedTable(each, each.name, "id", 1, 7, 8, oldest_xid) for each in tables}
+
+
+def schemas_of(*tables: PinnedTable) -> frozenset[schemas.PinnedSchema]:
+    pipeline = Settings.of(postgres="host=db", format="avro", registry={"url": "http://registry"})
+    return frozenset(pinned_schemas(pipeline, tables))
+
+
 def watched(monkeypatch: pytest.MonkeyPatch, left: Settled | None = None, versions: tuple[int, ...] = ()) -> str:
     """What a watch of two tables finds: the registry knows the ids 7 and 8 and the first one's subjects.
 
     :param versions: those that it has of subjects that its list does not name.
     """
     pipeline = Settings.of(postgres="host=db", format="avro", registry={"url": "http://registry"})
-    tables = [SourceTable(oid, "public", f"t{oid}", "d", ("id",), (Column("id", INT),)) for oid in (1, 2)]
-    known = {each.oid: PinnedTable(each, each.name, "id", 1, 7, 8, 3) for each in tables}
+    known = two_tables()
     texts = {each.number: each.schema for each in pinned_schemas(pipeline, [known[1]])}
     monkeypatch.setattr(schemas, "_AGAIN", (0.0, 0.0))
     monkeypatch.setattr(schemas, "_PAUSE", 0.0)
-    # both tables have the same schemas
     monkeypatch.setattr(schemas.meaning, "OF", {"AVRO": SimpleNamespace(same=lambda one, other: bool(one))})
     monkeypatch.setattr(Registry, "schema", lambda _, number: texts.get(number))
     monkeypatch.setattr(Registry, "subjects", lambda _: {"t1-key", "t1-value"})
@@ -158,16 +167,27 @@ def test_a_running_stream_notices_a_subject_that_was_deleted(monkeypatch: pytest
     # the registry does not tell its user of it, and has it
     assert not watched(monkeypatch, versions=(1,))
     # it stays so: the stream does not begin anew for it again and again
-    assert not watched(monkeypatch, Settled(deleted=frozenset({"t2-key", "t2-value"})))
+    assert not watched(monkeypatch, Settled(deleted=schemas_of(two_tables()[2])))
 
 
 def test_an_id_that_another_table_had_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry that was emptied begins to count again."""
-    before = schemas.PinnedSchema(9, "dropped-value", "{}", 8, of_key=False)
-    left = Settled(frozenset({before}), frozenset({"t2-key", "t2-value"}))
+    before = schemas.PinnedSchema(9, "dropped-value", "{}", 8, of_key=False, oldest_xid=3)
+    left = Settled(frozenset({before}), schemas_of(two_tables()[2]))
     assert not watched(monkeypatch, left)
     monkeypatch.setattr(schemas, "lost", lambda _, wanted, pause: [each for each in wanted if each.number == 8])
     assert "8 (t1-value)" in watched(monkeypatch, left)
+
+
+def test_a_table_that_is_recorded_anew_is_watched_although_its_ids_are_those_of_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A registry that was emptied gives a table whose new keys are accepted the same ids for the same schemas."""
+    now, before = (schemas_of(*two_tables(oldest_xid).values()) for oldest_xid in (3, 2))
+    assert "t2-key, t2-value" in watched(monkeypatch, Settled(deleted=before))
+    assert not watched(monkeypatch, Settled(deleted=now))
+    monkeypatch.setattr(schemas, "lost", lambda _, wanted, pause: wanted)
+    assert "7 (t1-key), 8 (t1-value)" in watched(monkeypatch, Settled(lost=before))
 
 
 @pytest.mark.parametrize("takes", [True, False])
@@ -195,7 +215,7 @@ def test_a_subject_that_was_deleted_is_registered_again_if_the_registry_takes_it
     claim = cast("Any", SimpleNamespace(state=state, write=lambda _: None))
     found = settle(pipeline, cast("Any", None), claim)
     assert again == ["t1-value"] and not found.lost
-    assert found.deleted == {"t2-key", "t2-value"} | (set() if takes else {"t1-value"})
+    assert {each.subject for each in found.deleted} == {"t2-key", "t2-value"} | (set() if takes else {"t1-value"})
 
 
 def test_a_password_of_the_registry_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

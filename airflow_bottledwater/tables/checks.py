@@ -134,14 +134,16 @@ def _registry(pipeline: Settings, known: PipelineState) -> Check:
     registry, mapping = Registry.of(pipeline), TableMapping.of(pipeline)
     if registry is None:
         return lambda _: []
+    # also of a table whose name, and with it whose topic, another one has now
+    owners = {pinned.topic: oid for oid, pinned in known.tables.items()}
 
     def check(by_topic: dict[str, SourceTable]) -> list[str]:
         subjects: list[tuple[str, str]] = []
         for topic, table in by_topic.items():
             try:
                 subjects += mapping.subjects(topic, table)
-                if (pinned := known.tables.get(table.oid)) is not None and pinned.topic == topic:
-                    check_published(registry, pipeline, topic, table, known.versions(table.oid))
+                if topic in owners:
+                    check_published(registry, pipeline, topic, table, known.versions(owners[topic]))
             except SchemaRefused as error:
                 return [str(error)]
         return registry.refused(subjects)

@@ -66,6 +66,7 @@ _GUARD = "tests/integration/test_guard.py"
 _KAFKA_CHECKS = "tests/unit/provision/test_kafka_checks.py"
 _UNIT_REGISTRY = "tests/unit/kafka/test_registry.py"
 _UNIT_PROTOBUF = "tests/unit/encoding/test_protobuf.py"
+_UNIT_CHECKS = "tests/unit/tables/test_checks.py"
 _UNIT_SCHEMAS = "tests/unit/state/test_schemas.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -4662,13 +4663,13 @@ MUTANTS = (
         "new tables that cannot be taken in do not keep the others from it",
         "checks._blame",
         swap("len(by_topic) == 1", "len(by_topic) >= 1"),
-        "tests/unit/tables/test_checks.py::test_only_what_is_unfit_is_blamed",
+        f"{_UNIT_CHECKS}::test_only_what_is_unfit_is_blamed",
     ),
     Mutant(
         "no table is blamed for a password",
         "checks.refused",
         never("isinstance(error, CredentialsRefused)"),
-        "tests/unit/tables/test_checks.py::test_no_table_is_blamed_for_a_password",
+        f"{_UNIT_CHECKS}::test_no_table_is_blamed_for_a_password",
     ),
     Mutant(
         "a registry that refuses the password does not keep the stream from its start",
@@ -5489,8 +5490,14 @@ MUTANTS = (
     Mutant(
         "a table with another key is compared with the definitions in the state",
         "checks._registry",
-        drop("check_published(registry, pipeline, topic, table, known.versions(table.oid))"),
-        "tests/unit/tables/test_checks.py::test_a_table_that_gets_another_key_is_compared_with_what_was_published",
+        drop("check_published(registry, pipeline, topic, table, known.versions(owners[topic]))"),
+        f"{_UNIT_CHECKS}::test_a_table_that_gets_another_key_is_compared_with_what_was_published",
+    ),
+    Mutant(
+        "a table that takes the topic of another one is compared with the rows of that one",
+        "checks._registry",
+        swap("known.versions(owners[topic])", "known.versions(table.oid)"),
+        f"{_UNIT_CHECKS}::test_a_table_that_takes_a_topic_is_compared_with_what_it_has",
     ),
     Mutant(
         "preflight compares changed tables with the definitions in the state",

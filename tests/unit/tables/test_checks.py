@@ -15,6 +15,7 @@ from airflow_bottledwater.tables import checks
 from airflow_bottledwater.tables.checks import _blame, refused
 from tests.support import wire as w
 
+TIMESTAMP, TIMESTAMPTZ = 1114, 1184
 TABLES = {name: SourceTable(number, "public", name, "d", ("id",), ()) for number, name in enumerate("abcdefgh")}
 
 
@@ -42,15 +43,29 @@ def test_no_table_is_blamed_for_a_password() -> None:
         refused(CredentialsRefused("PostgreSQL refuses the connection."))
 
 
-def test_a_table_that_gets_another_key_is_compared_with_what_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
+def said(monkeypatch: pytest.MonkeyPatch, topic: str, type_oid: int, oid: int = 1) -> list[str]:
+    """What is said of a table whose topic is to be one in which a table of before, with oid 1, has a timestamp."""
     pipeline = Settings.of(postgres="host=db", format="avro", temporal="plain", registry={"url": "http://registry"})
-    before, now = (w.table(("id", w.plain(oid).with_temporal("plain")), key=["id"]) for oid in (1114, 1184))
+    before, now = (
+        w.table(("id", w.plain(kind).with_temporal("plain")), key=["id"], oid=number)
+        for kind, number in ((TIMESTAMP, 1), (type_oid, oid))
+    )
     known = PipelineState()
     known.apply({table_key(1): PinnedTable(before, "t", "topic-id", 1, 7, 8, 3)})
     monkeypatch.setattr(Registry, "_level", lambda *_: "BACKWARD")
     monkeypatch.setattr(Registry, "refused", lambda *_: [])
-    check = checks._registry(pipeline, known)
-    (told,) = check({"t": now})
+    return checks._registry(pipeline, known)({topic: now})
+
+
+def test_a_table_that_gets_another_key_is_compared_with_what_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    (told,) = said(monkeypatch, "t", TIMESTAMPTZ)
     assert "readers would read id" in told
     # another topic has none of its rows
-    assert check({"t": before}) == check({"other": now}) == []
+    assert said(monkeypatch, "t", TIMESTAMP) == said(monkeypatch, "other", TIMESTAMPTZ) == []
+
+
+def test_a_table_that_takes_a_topic_is_compared_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was dropped and made again, say: the topic keeps the rows of the one before."""
+    (told,) = said(monkeypatch, "t", TIMESTAMPTZ, oid=2)
+    assert "readers would read id" in told
+    assert said(monkeypatch, "t", TIMESTAMP, oid=2) == said(monkeypatch, "other", TIMESTAMPTZ, oid=2) == []

@@ -67,6 +67,8 @@ class LiveReader(threading.Thread):
 
     :param progress: where to begin.
     :param known: the pipeline's state, as it begins.
+    :ivar later: :attr:`~airflow_bottledwater.state.pipeline_state.PipelineState.later` as it is now. The thread that
+        owns the state sets it: the stream publishes rows with definitions of its own meanwhile.
     :ivar chunks: what is read, in order; the last one's ``after`` says that all tables are done.
     :ivar error: why it has ended early.
     :ivar extent: how much there is to be read.
@@ -83,7 +85,7 @@ class LiveReader(threading.Thread):
     ) -> None:
         super().__init__(name="live snapshot", daemon=True)
         self._pipeline, self._request, self._at = pipeline, request, progress
-        self._tables, self._later, self._record = known.tables, known.later, known.slot
+        self._tables, self.later, self._record = known.tables, known.later, known.slot
         self.chunks: queue.Queue[LiveChunk] = queue.Queue(_AHEAD)
         self.error: BaseException | None = None
         self.waits_for, self.stepped = "", False
@@ -351,7 +353,7 @@ class LiveReader(threading.Thread):
         if catalog.definition(table) == catalog.definition(known.table):
             version = replace(known, table=table)
         else:
-            published = pinned.versions(self._later.get(table.oid, {}))
+            published = pinned.versions(self.later.get(table.oid, {}))
             value_schema = register_value(self._pipeline, pinned.topic, table, published)
             version = Version(table, pinned.topic, pinned.key_schema, value_schema)
         self._versions[table.oid] = version

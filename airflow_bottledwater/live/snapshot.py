@@ -138,6 +138,7 @@ class LiveSnapshot:
             self.reading = LiveReader(self._pipeline, self.request, progress, self._session.state)
             # not even with snapshot_headers: a position of zeros would make the rows older than all changes
             self._rows = RowEncoder(self._session, 0, BY_LIVE)
+        self.reading.later = self._session.state.later
         if self._chunk is None:
             error = self.reading.error
             if error is not None and self.reading.chunks.empty():

@@ -279,6 +279,7 @@ class _Follower:
             ) as source,
         ):
             self._skipped, source.tell = lambda: source.skipped_by_table, self._problems.tell
+            source.later = lambda: publisher.state.later
             rest = Rest(source.rest)
 
             def told(reached: Position) -> None:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
@@ -43,7 +42,8 @@ class Resolver:
 
     :param pinned: the pipeline's tables by oid.
     :param mismatch: is told of a partitioned table whose changes cannot be read, and why.
-    :param later: their definitions since, see :attr:`~airflow_bottledwater.state.pipeline_state.PipelineState.later`.
+    :param later: returns the definitions since, as they are now: a live snapshot may publish rows with another one
+        before the stream does. See :attr:`~airflow_bottledwater.state.pipeline_state.PipelineState.later`.
     :param via_root: whether partitioned tables are published as one.
     :ivar unrecorded: the oids of the tables that were refused for the name that a column had a moment ago, which is not
         recorded.
@@ -55,12 +55,15 @@ class Resolver:
         pinned: dict[int, PinnedTable],
         mismatch: Callable[[int, TableRefused], None] = lambda *_: None,
         *,
-        later: Mapping[int, Mapping[int, SourceTable]] = MappingProxyType({}),
+        later: Callable[[], Mapping[int, Mapping[int, SourceTable]]] = dict,
         via_root: bool = False,
     ) -> None:
         self._pipeline, self._via_root = pipeline, via_root
         self._pinned, self._mismatch = pinned, mismatch
-        self._later = {oid: dict(found) for oid, found in later.items()}
+        self._later = later
+        #: by the table's oid and the registry's ids, the versions that were registered here: rows with them may not be
+        #: published yet
+        self._new: dict[int, dict[int, Version]] = {}
         self._registry, self._mapping = Registry.of(pipeline), TableMapping.of(pipeline)
         #: the columns of each table's last message, with their numbers; 0 where these are not known
         self._last: dict[int, tuple[tuple[int, str], ...]] = {}
@@ -119,7 +122,7 @@ class Resolver:
             self._check_hidden(message, pinned.table, first=current is None, believed=believed)
         left_out = self._left_out(message)
         message = replace(message, columns=tuple(c for place, c in enumerate(message.columns) if place not in left_out))
-        versions = [current] if current else pinned.versions(self._later.get(message.oid, {}))[::-1]
+        versions = [current] if current else self._versions(pinned)[::-1]
         known = versions[0].table
         read = self._as_read(message) if current is None else None
         if read is not None:
@@ -228,17 +231,23 @@ class Resolver:
         """
         if self._registry is None or version.table.outbox:
             return version
-        pinned, later = self._pinned[version.table.oid], self._later.setdefault(version.table.oid, {})
-        if lost(self._registry, pinned_schemas(self._pipeline, [pinned], self._later)):
+        pinned = self._pinned[version.table.oid]
+        if lost(self._registry, pinned_schemas(self._pipeline, [pinned], self._later())):
             raise SchemasLost(f"The registry has lost the schemas of {version.table.qualified}.")
         try:
-            value_schema = register_value(self._pipeline, version.topic, version.table, pinned.versions(later))
-            later[value_schema] = version.table
-            return replace(version, value_schema=value_schema, refused="")
+            number = register_value(self._pipeline, version.topic, version.table, self._versions(pinned))
+            found = replace(version, value_schema=number, refused="")
+            self._new.setdefault(version.table.oid, {})[number] = found
+            return found
         except SchemaRefused as error:
             log.error("%s", error)
             self._refused_at[version.table.oid] = time.monotonic()
             return replace(version, refused=str(error))
+
+    def _versions(self, pinned: PinnedTable) -> list[Version]:
+        """The relation versions of a table with which rows are published, or are about to be."""
+        oid = pinned.table.oid
+        return [*pinned.versions(self._later().get(oid, {})), *self._new.get(oid, {}).values()]
 
     def check_partition(self, above: pgoutput.RelationMessage, message: pgoutput.RelationMessage) -> None:
         """Say so if a message is that of a partition whose old rows are not those of its table. The catalog of today

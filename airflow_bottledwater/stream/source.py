@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -25,6 +25,7 @@ from airflow_bottledwater.errors import (
 from airflow_bottledwater.jobs.log import tell_row
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.problem import Problem
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import ErrorAction, act
 from airflow_bottledwater.postgres import coverage, publication, slot
@@ -74,6 +75,8 @@ class ChangeSource:
     :ivar set_aside: the gaps of the tables whose changes are left out since they cannot be published, by oid. Whoever
         publishes a batch records that before.
     :ivar tell: tells of what is lost and in no table: :meth:`~airflow_bottledwater.state.problems.Problems.tell`.
+    :ivar later: returns the definitions with which rows are published by now, see
+        :class:`~airflow_bottledwater.stream.relations.Resolver`; those of the given state, unless it is replaced.
     """
 
     def __init__(
@@ -91,8 +94,9 @@ class ChangeSource:
         self._reached = reached
         self._tables, self._shown = state.tables, state.shown
         self._via_root = via_root(pipeline, state)
+        self.later: Callable[[], Mapping[int, Mapping[int, SourceTable]]] = lambda: state.later
         self._resolver = resolver = Resolver(
-            pipeline, self._tables, self._mismatch, later=state.later, via_root=self._via_root
+            pipeline, self._tables, self._mismatch, later=self._later, via_root=self._via_root
         )
         self.set_aside: dict[int, Gap] = {}
         self.tell: Callable[[str, Iterable[Problem]], None] = lambda *_: None
@@ -135,6 +139,9 @@ class ChangeSource:
     def skipped_by_table(self) -> dict[str, int]:
         """See :attr:`TransactionAssembler.skipped_by_table`."""
         return self._assembler.skipped_by_table
+
+    def _later(self) -> Mapping[int, Mapping[int, SourceTable]]:
+        return self.later()
 
     def _set_aside(self, oid: int, why: TableRefused) -> None:
         # nothing that is recorded would tell a look that the column is to be hidden

@@ -5484,8 +5484,20 @@ MUTANTS = (
     Mutant(
         "the stream compares a changed table with the definitions in the state",
         "Resolver._registered",
-        drop("pinned.versions(later)"),
+        drop("self._versions(pinned)"),
         f"{_REGISTRY}::test_a_number_of_another_unit_is_refused_and_its_ways_out_work",
+    ),
+    Mutant(
+        "the stream compares a changed table with what a live snapshot has published since it began",
+        "ChangeSource.__init__",
+        swap("self._later", "functools.partial(dict, state.later)"),
+        "tests/unit/stream/test_source.py::test_definitions_are_those_of_the_state_as_it_is_now",
+    ),
+    Mutant(
+        "rows that are read are compared with what the stream has published since that began",
+        "LiveSnapshot.advance",
+        drop("self.reading.later = self._session.state.later"),
+        "tests/unit/live/test_snapshot.py::test_rows_are_compared_with_what_the_stream_has_published_since_the_reading_began",
     ),
     Mutant(
         "a table with another key is compared with the definitions in the state",
@@ -5643,7 +5655,7 @@ MUTANTS = (
     Mutant(
         "nothing new is registered where the ids of before are lost",
         "Resolver._registered",
-        never("lost(self._registry, pinned_schemas(self._pipeline, [pinned], self._later))"),
+        never("lost(self._registry, pinned_schemas(self._pipeline, [pinned], self._later()))"),
         f"{_REGISTRY}::test_a_registry_that_was_emptied_gets_no_new_schema",
     ),
     Mutant(

@@ -15,6 +15,8 @@ from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.state.pinned import PinnedTable
+from airflow_bottledwater.state.pipeline_state import PipelineState
+from airflow_bottledwater.state.records import LaterSchema, schema_key
 from airflow_bottledwater.stream import relations
 from airflow_bottledwater.stream.relations import Resolver
 from tests.support import wire as w
@@ -200,6 +202,25 @@ def test_the_names_of_a_message_that_anybody_can_write_are_not_remembered(monkey
     with pytest.raises(Refused, match="was 'secret'"):
         made.of_statement(message("id", "a", "shown"), current)
     assert not made.unrecorded
+
+
+def test_a_changed_table_is_compared_with_what_is_published_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live snapshot may have published rows with another definition since the stream began."""
+    pipeline = Settings.of(postgres="dbname=none", format="avro", registry={"url": "http://registry"})
+    state, compared = PipelineState(), list[list[str]]()
+
+    def register(_: object, topic: str, table: SourceTable, known: list[Version]) -> int:
+        compared.append([each.table.columns[-1].name for each in known])
+        return 9
+
+    monkeypatch.setattr(relations, "lost", lambda *_: [])
+    monkeypatch.setattr(relations, "register_value", register)
+    found = Resolver(pipeline, {7: PinnedTable(TABLE, "t", "id", 1, 7, 8, 700)}, later=lambda: state.later)
+    state.apply({schema_key(7, 8): LaterSchema(named("id", "b"), 8)})
+    assert found.again(Version(named("id", "c"), "t", 7)) == Version(named("id", "c"), "t", 7, 9)
+    # also with what is registered, and will be published
+    found.again(Version(named("id", "d"), "t", 7))
+    assert compared == [["a", "b"], ["a", "b", "c"]]
 
 
 def test_the_columns_of_an_outbox_may_change_again_and_again() -> None:

@@ -16,7 +16,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import MessageTooLarge
 from airflow_bottledwater.postgres.receive import MessageBlock
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import SLOT, encode
+from airflow_bottledwater.state.records import SLOT, LaterSchema, encode, schema_key
 from airflow_bottledwater.stream import source
 from tests.support import wire as w
 
@@ -48,6 +48,17 @@ def test_an_idle_server_begins_a_new_outage_if_its_session_has_lasted_since_the_
 
 
 TABLE = w.table(("id", w.plain(w.TEXT)), ("a", w.plain(w.TEXT)), key=["id"], oid=7)
+
+
+def test_definitions_are_those_of_the_state_as_it_is_now() -> None:
+    """A new producer has read it anew."""
+    record, table = SlotRecord("s", "7381", 1, "db", 0, 12), w.table(("id", w.plain(w.TEXT)), key=["id"])
+    pipeline, state = Settings.of(postgres="dbname=none", format="json"), PipelineState({SLOT: encode(record)})
+    changes = source.ChangeSource(pipeline, state, Position(1), Backoff(0.3))
+    state.apply({schema_key(table.oid, 9): LaterSchema(table, 9)})
+    assert changes._resolver._later() == {table.oid: {9: table}}
+    changes.later = dict
+    assert changes._resolver._later() == {}
 
 
 class _Stream:

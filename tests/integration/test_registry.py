@@ -286,6 +286,20 @@ def test_a_number_of_another_unit_is_refused_and_its_ways_out_work(plain: Flow) 
 
 
 @pytest.mark.long
+def test_what_a_live_snapshot_was_let_in_with_is_taken_from_the_stream(plain: Flow) -> None:
+    plain.snapshot()
+    with plain.streaming() as errors:
+        plain.published("INSERT INTO t (id) VALUES (2)")
+        level(plain, "NONE")
+        plain.execute("ALTER TABLE t ALTER m TYPE timestamptz")
+        request = plain.ask("t")
+        until(lambda: plain.reported(request).state == "finished", "it is read", failed=errors)
+        level(plain, "BACKWARD")
+        plain.published("INSERT INTO t (id) VALUES (3)")
+    assert not errors
+
+
+@pytest.mark.long
 def test_rows_that_are_read_have_no_numbers_of_another_unit_either(plain: Flow) -> None:
     plain.execute("ALTER TABLE t ALTER m TYPE timestamptz")
     with pytest.raises(Refused, match=UNIT):

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from airflow_bottledwater.errors import (
@@ -66,6 +66,7 @@ class Controller(Reporter):
     :ivar stopped: set when the job is asked to stop.
     :ivar status: the status that the next heartbeat writes; the job updates it.
     :ivar problems: what is not as it is meant; the parts of the job tell it, and each heartbeat writes it.
+    :ivar lost: when a heartbeat was lost last, or the job began, by the monotonic clock: Kafka was away then.
     :ivar replaced: whether a later job has reported on the pipeline, which it has claimed, or the pipeline was dropped.
     """
 
@@ -82,8 +83,8 @@ class Controller(Reporter):
         self._job, self._obeys, self.replaced, self._dropped = job, False, False, False
         self._by: StoppedBy = ""
         self._look: Callable[[], str] | None = None
-        #: when a heartbeat was lost last, and when another consumer was made to hear requests, by the monotonic clock
-        self._lost, self._renewed = time.monotonic(), -math.inf
+        #: when another consumer was made to hear requests, by the monotonic clock
+        self.lost, self._renewed = time.monotonic(), -math.inf
         #: the last state must not be overwritten by what a heartbeat finds meanwhile
         self._naming = threading.Lock()
 
@@ -251,14 +252,15 @@ class Controller(Reporter):
         may not read it any more, say. Nobody could stop the job, or ask it for anything."""
         now, limit = time.monotonic(), max(_UNHEARD, 3 * self._pipeline.heartbeat_interval)
         if self._topic.lost:
-            self._lost = now
+            self.lost = now
         ago, why = self._topic.unread()
-        ago = min(ago, now - self._lost)
+        ago = min(ago, now - self.lost)
         if ago <= limit:
             return []
         if now - self._renewed > limit:
             self._renewed = now
-            self._topic.read_anew()
+            with suppress(BottledWaterError):  # that is tried again, too
+                self._topic.read_anew()
         what = (
             f"Since {clock(time.time() - ago)} nothing is heard of it, though Kafka takes what this job writes there: a "
             f"request to stop, to pause or to read a table again does not reach the job. {why}"

@@ -236,9 +236,10 @@ class Topics:
 
     @property
     def _client(self) -> _Client:
-        if self._used is None:
-            self._used = _client(self._config)
-        return self._used
+        used = self._used  # another thread may change it
+        if used is None:
+            used = self._used = _client(self._config)
+        return used
 
     @property
     def _admin(self) -> AdminClient:

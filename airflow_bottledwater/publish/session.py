@@ -132,8 +132,8 @@ class PublishSession:
         #: the last programs, and what they were made of
         self._programs: tuple[tuple[Version, ...], bool, Programs] | None = None
         self._compared = 0.0
-        #: why they could not be compared when that was tried last
-        self._uncompared: Outage | CredentialsRefused | None = None
+        #: why they could not be compared when that was tried last, and since when
+        self._uncompared: tuple[Outage | CredentialsRefused, float] | None = None
         #: the ids of the topics of the state and of events, as they were first
         self._state_id = self._events_id = ""
         #: whether the topics have other limits than the producer was made for
@@ -376,7 +376,7 @@ class PublishSession:
     def _compared_aside(self, *, now: bool = False) -> bool:
         """Compare the topics if that is due and another thread has asked Kafka for them; returns what
         :meth:`compare_topics` does. An outage is no error here: publishing meets it, too, and Kafka is asked again; if
-        it does not, :attr:`unchecked` tells it.
+        it does not, :meth:`unchecked` tells it.
 
         :param now: whether it is due in any case.
         """
@@ -392,14 +392,19 @@ class PublishSession:
             return self._compare(described.result())
         except (Outage, CredentialsRefused) as error:
             log.debug("The topics could not be compared: %s", error)
-            self._uncompared = error
+            since = self._uncompared[1] if self._uncompared else time.monotonic()
+            self._uncompared = error, since
             return False
 
-    @property
-    def unchecked(self) -> list[Problem]:
-        """That the topics could not be compared for two minutes, while records are published to them."""
-        error, ago = self._uncompared, time.monotonic() - self._compared
-        if error is None or ago <= _UNCHECKED:
+    def unchecked(self, away: float) -> list[Problem]:
+        """That the topics could not be compared for two minutes, although Kafka answers.
+
+        :param away: when it was away last, by the monotonic clock.
+        """
+        if self._uncompared is None:
+            return []
+        error, since = self._uncompared
+        if (ago := time.monotonic() - max(since, away)) <= _UNCHECKED:
             return []
         what = (
             f"Since {clock(time.time() - ago)} it cannot be asked whether a topic was deleted or altered: {error.what}"

@@ -310,7 +310,7 @@ class ControlTopic:
             if end < self.at:
                 # the topic was deleted and created again: its offsets begin anew
                 self._begin_anew(end)
-            self._first_end = min(self._first_end, end)
+            self._first_end, self._known_to = min(self._first_end, end), min(self._known_to, end)
             if self._reading is None and not self._closed:
                 reading = threading.Thread(target=self._read, name="control topic", daemon=True)
                 reading.start()
@@ -325,9 +325,14 @@ class ControlTopic:
 
     def read_anew(self) -> None:
         """Have the topic read by another consumer: one that is refused, or got stuck, may go on for ever. It has the
-        files of certificates as they are now."""
+        files of certificates as they are now.
+
+        :raises Outage: Kafka does not answer.
+        """
+        end = self.end()
         with self.arrived:
-            self._begin_anew(max(self.at, self._known_to))
+            # behind the end, what is read would be taken for known: the topic may have been made again
+            self._begin_anew(min(end, max(self.at, self._known_to)))
 
     def _begin_anew(self, end: int) -> None:
         """Have the topic read from its start by another consumer: the one that has read the topic before may never get

@@ -135,13 +135,15 @@ class StreamPublisher:
         """Why transactions are smaller than they would be; empty if they are not."""
         return str(self._session.pace) if self._session.pace.slow else ""
 
-    @property
-    def topic_problems(self) -> list[Problem]:
-        """The topics that delete what has to stay (:func:`kafka_checks.expiring`), and that they cannot be compared."""
+    def topic_problems(self, away: float) -> list[Problem]:
+        """The topics that delete what has to stay (:func:`kafka_checks.expiring`), and that they cannot be compared.
+
+        :param away: when Kafka was away last, by the monotonic clock.
+        """
         described = self._session.described
         if self._expiring[0] is not described:
             self._expiring = described, kafka_checks.expiring(self._pipeline, self._keyed, described)
-        return [*self._expiring[1], *self._session.unchecked]
+        return [*self._expiring[1], *self._session.unchecked(away)]
 
     @property
     def counters(self) -> dict[str, int]:

@@ -537,17 +537,20 @@ def test_topics_that_cannot_be_compared_for_long_are_told(broker: Broker, monkey
     session.compare_topics()
     ask, refused = session._ask, CredentialsRefused("Kafka refuses the connection.", "Check user and password.")
     monkeypatch.setattr(session, "_ask", Mock(side_effect=refused))
-    assert not session._compared_aside(now=True) and not session.unchecked
-    session._compared -= 121
-    (told,) = session.unchecked
+    assert not session._compared_aside(now=True) and not session.unchecked(0.0)
+    assert session._uncompared is not None
+    began = session._uncompared[1] - 121
+    session._uncompared = refused, began
+    # while all of Kafka was away, nothing could be compared
+    assert not session.unchecked(began + 60)
+    # since the first look that has failed
+    assert not session._compared_aside(now=True)
+    (told,) = session.unchecked(began)
     assert told.kind == "topics-unchecked" and "refuses the connection" in told.reason
     assert "restart the job" in told.remedy
     monkeypatch.setattr(session, "_ask", ask)
     session._compared_aside(now=True)
-    assert not session.unchecked
-    # an outage of all, in which nothing is compared
-    session._compared -= 121
-    assert not session.unchecked
+    assert not session.unchecked(0.0)
 
 
 @pytest.mark.parametrize(

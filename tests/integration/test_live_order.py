@@ -29,6 +29,7 @@ from airflow_bottledwater.stream.engine import flush_target
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import begin
+from tests.support.live import read_by_single_blocks
 from tests.support.topics import Flow, MakeFlow
 from tests.support.waiting import until
 
@@ -158,8 +159,7 @@ class _Ended:
 def test_a_session_that_is_ended_between_its_steps_reads_again(
     streamed: Flow, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
-    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    read_by_single_blocks(monkeypatch)
     hits, original = list[int](), LiveReader._connect
 
     def end(pid: int) -> None:
@@ -246,8 +246,7 @@ def test_ddl_that_gets_its_lock_between_two_chunks_ends_nothing(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, ddl: str
 ) -> None:
     """The next chunk's session reads the names of before, and waits for a lock by them until the DDL is committed."""
-    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
-    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    read_by_single_blocks(monkeypatch)
     flow = make_flow(tables="items", partitioned_tables="root")
     flow.execute(
         "CREATE SCHEMA archive",

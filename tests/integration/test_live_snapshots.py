@@ -44,6 +44,7 @@ from airflow_bottledwater.stream.engine import flush_target
 from airflow_bottledwater.stream.publisher import StreamPublisher
 from airflow_bottledwater.stream.source import open_source
 from airflow_bottledwater.stream.start import begin
+from tests.support.live import read_by_single_blocks
 from tests.support.topics import Flow, MakeFlow, Message, limit_records
 from tests.support.waiting import until
 from tests.support.writers import state_topic
@@ -99,8 +100,7 @@ def test_beside_a_stream_without_changes_it_may_take_all_the_time(
 ) -> None:
     """With a hundredth of it, each of the hundred chunks would be followed by a second in which nothing is
     published."""
-    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
-    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    read_by_single_blocks(monkeypatch)
     flow = _make(make_flow(tables="items", live_share=0.01), 15000)
     with flow.streaming() as errors:
         asked = flow.ask("items")
@@ -209,8 +209,7 @@ def test_a_change_that_cannot_be_encoded_does_not_make_a_sweep_begin_anew_that_h
 def test_a_table_that_is_rewritten_meanwhile_is_read_from_its_start(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
-    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    read_by_single_blocks(monkeypatch)
     _before_the_first_chunk_is_handed_over(
         monkeypatch, lambda: flow.published("DELETE FROM items WHERE id <= 2000", "VACUUM FULL items")
     )
@@ -220,8 +219,7 @@ def test_a_table_that_is_rewritten_meanwhile_is_read_from_its_start(
 
 
 def test_a_column_that_is_added_meanwhile_is_in_the_rows(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
-    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    read_by_single_blocks(monkeypatch)
     _before_the_first_chunk_is_handed_over(
         monkeypatch, lambda: flow.execute("ALTER TABLE items ADD extra int DEFAULT 7")
     )

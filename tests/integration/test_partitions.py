@@ -31,6 +31,7 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.tables import watch
 from airflow_bottledwater.verify import driver as verification
 from tests.support.compare import compare
+from tests.support.live import read_by_single_blocks
 from tests.support.tables import dies_before_it_reads, look_often, problems
 from tests.support.topics import Flow, MakeFlow, Message, assert_exactly_once_in_order, read
 from tests.support.waiting import until
@@ -507,8 +508,7 @@ def test_an_attached_partition_that_is_gone_before_it_was_read_is_told(make_flow
 def test_an_attached_partition_that_is_truncated_while_it_is_read_is_told(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
-    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    read_by_single_blocks(monkeypatch)
     flow = make_flow()
     flow.create()
     flow.snapshot()
@@ -877,8 +877,7 @@ def test_a_slice_does_not_know_the_places_of_a_partition_that_was_detached_for_a
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was written to it meanwhile is in other places, which an index finds."""
-    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
-    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    read_by_single_blocks(monkeypatch)
     flow = make_flow(new_tables="ignore")
     flow.execute(
         "CREATE INDEX ON p (v)",
@@ -907,8 +906,7 @@ def test_a_live_snapshot_reads_what_is_new_below_a_table_and_nothing_else_again(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Also when another job goes on with it: partitions come every hour."""
-    monkeypatch.setattr(reading, "_FIRST_BLOCKS", 1)
-    monkeypatch.setattr(reading, "_MOST_BLOCKS", 1)
+    read_by_single_blocks(monkeypatch)
     statements, more = MEANWHILE[how]
     flow = make_flow(new_tables="ignore")
     flow.create()

@@ -220,7 +220,7 @@ class LiveReader(threading.Thread):
             first = at.upto if (at.part, at.filenode) == (part.oid, now[part.oid]) else 0
             if not first and (part.oid == at.part or part.oid in at.read):
                 log.info("%s was rewritten, or attached again: it is read again from its start.", part.qualified)
-            last, places = self._next(connection, found, part, first, most - blocks)
+            last, places = self._next(connection, found, part, now[part.oid], first, most - blocks)
             # it may end before, since VACUUM cuts empty blocks off
             blocks += max(0, last - first)
             if places is None or len(places.tids):
@@ -237,15 +237,15 @@ class LiveReader(threading.Thread):
         return Piece(ranges, blocks, after, len(read) == len(found.parts))
 
     def _next(
-        self, connection: Connection, snapshot: OwnSnapshot, part: SourceTable, first: int, blocks: int
+        self, connection: Connection, snapshot: OwnSnapshot, part: SourceTable, file: int, first: int, blocks: int
     ) -> tuple[int, RowLocations | None]:
         """The block behind the last one of the next range, and the places of its rows, if they are known.
 
+        :param file: the number of the part's file, see :meth:`OwnSnapshot.files`.
         :param blocks: how many it may have.
         """
         behind = max(part.pages, 1)
         if self._request.where:
-            file = snapshot.files()[part.oid]
             if self._found is None or self._found[:2] != (part.oid, file):
                 condition = sql.SQL(self._request.where)  # type: ignore[arg-type]
                 places = find(connection, part, condition, idle=self._check)

@@ -401,8 +401,8 @@ class LiveProgress:
     :param done: how many of them are done.
     :param part: the oid of what is being read of the next one: itself, or one of its partitions; 0: nothing is.
     :param filenode: a number for the file that this had when its reading began
-        (:func:`airflow_bottledwater.live.keys.files`); block numbers only hold for this file. In the order of keys, a
-        number for what that order holds for (:func:`airflow_bottledwater.live.keys.place`).
+        (:meth:`airflow_bottledwater.postgres.snapshot.OwnSnapshot.files`); block numbers only hold for this file. In
+        the order of keys, a number for what that order holds for (:func:`airflow_bottledwater.live.keys.place`).
     :param upto: the block of it behind the last one that is published.
     :param read: what is published of the next one to its end, with these numbers, by oid.
     :param key: of a reading in the order of keys: that of the last row that is published, as text.

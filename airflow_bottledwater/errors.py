@@ -6,7 +6,9 @@ The class of an error decides what a job does about it (:mod:`airflow_bottledwat
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Iterator, Sequence
 
 #: where the pages of docs/ are published, for those who have only the wheel (Documentation in pyproject.toml); messages
 #: link to them as ``DOCS + "page.html#section"``
@@ -77,10 +79,13 @@ class ConnectionNotFound(Outage):
     """Airflow does not find a connection: nobody has defined it, this host or this team may not see it, or a secrets
     backend does not answer, which Airflow does not tell apart.
 
-    :ivar conn_ids: of all that are not found.
+    :param conn_ids: of all that are not found.
     """
 
-    conn_ids: tuple[str, ...] = ()
+    def __init__(self, what: str, remedy: str = "", conn_ids: Sequence[str] = ()) -> None:
+        super().__init__(what, remedy)
+        self.conn_ids = tuple(conn_ids)
+        self.args = what, remedy, self.conn_ids  # by which it is made again from its pickle
 
 
 class SourcePressed(Outage):
@@ -170,6 +175,18 @@ def rotated(error: CredentialsRefused) -> Outage:
         f"{error.what} The job had worked with these credentials: they were changed since.",
         "Start it again with the new ones (Airflow submits it again with those of its connections).",
     )
+
+
+@contextlib.contextmanager
+def being_changed(worked: bool = True) -> Iterator[None]:
+    """Within this block, credentials that are refused are being changed, if a job has worked with them.
+
+    :raises Outage: instead of :class:`CredentialsRefused`.
+    """
+    try:
+        yield
+    except CredentialsRefused as error:
+        raise rotated(error) if worked else error from None
 
 
 class SlotError(Refused):

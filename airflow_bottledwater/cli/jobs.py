@@ -32,7 +32,6 @@ from airflow_bottledwater.cli.log import console, draws, show_line
 from airflow_bottledwater.cli.restart import keep_running
 from airflow_bottledwater.errors import (
     BottledWaterError,
-    CredentialsRefused,
     Interrupted,
     JobDied,
     JobFailed,
@@ -40,7 +39,7 @@ from airflow_bottledwater.errors import (
     Refused,
     SettingError,
     StopRequested,
-    rotated,
+    being_changed,
 )
 from airflow_bottledwater.jobs.run_directory import RUN_FOLDER
 from airflow_bottledwater.memory import give_back
@@ -241,11 +240,8 @@ class _JobRuns:
         """
         from airflow_bottledwater.jobs import requests
 
-        with requests.noting(self.pipeline):
-            try:
-                yield
-            except CredentialsRefused as error:
-                raise rotated(error) if self._worked else error from None
+        with requests.noting(self.pipeline), being_changed(self._worked):
+            yield
 
     def _renew(self) -> None:
         """Before a restart, read the settings again: a password in a file may have been changed since.

@@ -75,12 +75,8 @@ def _complete(found: dict[str, Any], missing: list[Outage]) -> dict[str, Any]:
     if missing:
         remedies = dict.fromkeys(each.remedy for each in missing)
         said = " ".join(each.what for each in missing), " ".join(remedies)
-        not_found = [each.conn_ids for each in missing if isinstance(each, ConnectionNotFound)]
-        if not not_found:
-            raise Outage(*said) from missing[0]
-        error = ConnectionNotFound(*said)
-        error.conn_ids = tuple(conn_id for each in not_found for conn_id in each)
-        raise error from missing[0]
+        not_found = [conn_id for each in missing if isinstance(each, ConnectionNotFound) for conn_id in each.conn_ids]
+        raise (ConnectionNotFound(*said, not_found) if not_found else Outage(*said)) from missing[0]
     return found
 
 
@@ -90,13 +86,12 @@ def _not_found(conn_id: str, kind: str, error: Exception, again: str) -> Outage:
         why = "it is not defined, or a secrets backend or the API server does not answer"
         if isinstance(error, AirflowSecretsBackendAccessDenied):
             why = "a secrets backend, or the API server, does not let it be seen here"
-        found = ConnectionNotFound(
+        return ConnectionNotFound(
             f"Airflow does not find the {what} {conn_id!r}: {why}.",
             "If it is not defined, create it under Admin > Connections, or in your secrets backend. Otherwise look at "
             f"the backend and at Airflow's API server. {again}",
+            [conn_id],
         )
-        found.conn_ids = (conn_id,)
-        return found
     # only the error's name, since its text may contain an address with a password
     return Outage(
         f"The {what} {conn_id!r} could not be looked up ({type(error).__name__}).",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
 
-from airflow_bottledwater.errors import BottledWaterError, CredentialsRefused, Outage, SlotInUse, TakenOver, rotated
+from airflow_bottledwater.errors import (
+    BottledWaterError,
+    CredentialsRefused,
+    Outage,
+    SlotInUse,
+    TakenOver,
+    being_changed,
+)
 from airflow_bottledwater.hooks.holder import living
 from airflow_bottledwater.hooks.tasks import Fate, owners_fate
 from airflow_bottledwater.jobs import restarts as policy
@@ -35,18 +41,6 @@ _RESTARTS = "bottledwater_restarts"
 _DEADLINE = "bottledwater_deadline"
 #: the key for where a bounded run has begun
 _BEGAN = "bottledwater_began"
-
-
-@contextlib.contextmanager
-def _being_changed() -> Iterator[None]:
-    """Within this block, credentials that are refused are being changed: an earlier job of the task was let in.
-
-    :raises Outage: instead of :class:`CredentialsRefused`.
-    """
-    try:
-        yield
-    except CredentialsRefused as error:
-        raise rotated(error) from None
 
 
 class StreamToKafkaOperator(BottledWaterSparkOperator):
@@ -343,7 +337,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         try:
             with failing():
                 pipeline = self.pipeline_hook.pipeline()
-                with self.noting(context, pipeline, again=True), _being_changed():
+                with self.noting(context, pipeline, again=True), being_changed():
                     self._make_way(context, pipeline, again=True)
                     return self._submit(context, pipeline, self._place(), bounded=true(self.bounded))
         except SlotInUse:

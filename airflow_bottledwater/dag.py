@@ -269,7 +269,7 @@ class Pipeline(Description):
 
         :param schedule: when.
         """
-        more, retries = {"schedule": schedule, **dag}, {"retries": 2, "retry_delay": timedelta(minutes=1)}
+        more, retries = {"schedule": schedule, **dag}, {**_RETRIES, "retries": 2}
         with self._made("bounded", "PostgreSQL to Kafka, what was committed since the last run", more, retries) as made:
             StreamToKafkaOperator(task_id="stream", pipeline=self, bounded=True)
         return made

@@ -66,7 +66,7 @@ class Controller(Reporter):
     :ivar stopped: set when the job is asked to stop.
     :ivar status: the status that the next heartbeat writes; the job updates it.
     :ivar problems: what is not as it is meant; the parts of the job tell it, and each heartbeat writes it.
-    :ivar lost: when a heartbeat was lost last, or the job began, by the monotonic clock: Kafka was away then.
+    :ivar lost_at: when a heartbeat was lost last, or the job began, by the monotonic clock: Kafka was away then.
     :ivar replaced: whether a later job has reported on the pipeline, which it has claimed, or the pipeline was dropped.
     """
 
@@ -84,7 +84,7 @@ class Controller(Reporter):
         self._by: StoppedBy = ""
         self._look: Callable[[], str] | None = None
         #: when another consumer was made to hear requests, by the monotonic clock
-        self.lost, self._renewed = time.monotonic(), -math.inf
+        self.lost_at, self._renewed = time.monotonic(), -math.inf
         #: the last state must not be overwritten by what a heartbeat finds meanwhile
         self._naming = threading.Lock()
 
@@ -252,9 +252,9 @@ class Controller(Reporter):
         may not read it any more, say. Nobody could stop the job, or ask it for anything."""
         now, limit = time.monotonic(), max(_UNHEARD, 3 * self._pipeline.heartbeat_interval)
         if self._topic.lost:
-            self.lost = now
+            self.lost_at = now
         ago, why = self._topic.unread()
-        ago = min(ago, now - self.lost)
+        ago = min(ago, now - self.lost_at)
         if ago <= limit:
             return []
         if now - self._renewed > limit:

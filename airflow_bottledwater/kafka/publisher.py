@@ -227,7 +227,9 @@ class Publisher:
         self._rkts = np.array(handles, dtype=np.int64)
         self._handles = rd.handles(self._handle, self._rkts, self._timed)
         # before the first transaction: a record for a topic without metadata registers partition -1 in the transaction
-        errors = self._fetch_all()
+        # all at once, since of thousands, one after the other would take minutes where the broker is far away: so they
+        # are only if there is no answer in time, which may be too large for a thin link
+        errors = self._metadata(None) or {}
         topics = list(zip(self._topics, self._rkts, strict=True))
         left = [(topic, rkt) for topic, rkt in topics if errors.get(topic) != 0]
         # one topic is fetched once more: after the first answer, which names the brokers, librdkafka moves from the
@@ -239,12 +241,6 @@ class Publisher:
             f"initialising transactional id {self.transactional_id!r}",
             lambda: rd.init_transactions(self._handle, _SLICE_MS),
         )
-
-    def _fetch_all(self) -> dict[str, int]:
-        """Fetch the metadata of all topics at once: of thousands, one after the other would take minutes where the
-        broker is far away. Returns their error codes; none if there was no answer in time, which may be too large for a
-        thin link."""
-        return self._metadata(None) or {}
 
     def _metadata(self, rkt: int | None) -> dict[str, int] | None:
         """The error codes of one topic, or of all that the producer has; None if there was no answer, which was waited

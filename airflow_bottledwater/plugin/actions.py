@@ -167,7 +167,8 @@ def _of_job(shown: Mapping[str, Any]) -> Iterator[Action]:
 
 
 def _start(shown: Mapping[str, Any], fixed: str) -> Action:
-    """
+    """The action that lets a pipeline run again.
+
     :param fixed: the DAG that is triggered in any case; empty: the one that has run the pipeline, in the same way.
     """
     dag_id = fixed or shown["task"]["dag_id"]

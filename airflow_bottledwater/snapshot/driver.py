@@ -324,9 +324,9 @@ class _SnapshotDriver:
                 continue
             value_schema = pinned.value_schema
             if catalog.definition(table) != catalog.definition(pinned.table):
-                value_schema = register_value(self._pipeline, pinned.topic, table, state.versions(table.oid))
-                number = pinned.value_schema
-                of_id = [each.table for each in state.versions(table.oid) if each.value_schema == number]
+                number, published = pinned.value_schema, state.versions(table.oid)
+                value_schema = register_value(self._pipeline, pinned.topic, table, published)
+                of_id = [each.table for each in published if each.value_schema == number]
                 before = pinned.table if value_schema != number else united(table, of_id)
                 if value_schema != number or before.columns != table.columns:  # there may be rows with it already
                     changed[schema_key(table.oid, number)] = LaterSchema(before, number)

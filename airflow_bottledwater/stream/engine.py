@@ -217,7 +217,7 @@ class _Follower:
         return "waiting" if self._movement.look() else "streaming"
 
     def _tell_problems(self, publisher: StreamPublisher) -> None:
-        self._problems.tell("topics", publisher.topic_problems(self._controller.lost))
+        self._problems.tell("topics", publisher.topic_problems(self._controller.lost_at))
         self._problems.tell("live snapshots", publisher.live.problems)
 
     def run(self) -> dict[str, int]:

@@ -14,10 +14,7 @@ from airflow_bottledwater.triggers.dead_letters import LettersWatch
 from airflow_bottledwater.triggers.slot_lag import Seen, evaluate, known_status
 from airflow_bottledwater.triggers.slots import SlotReader
 from airflow_bottledwater.triggers.watcher import WatcherTrigger
-from airflow_bottledwater.triggers.watching import AsyncWatch, Watch
-
-#: seconds without a look that has succeeded after which that itself is wrong, at least
-_UNSEEN = 600.0
+from airflow_bottledwater.triggers.watching import LACKING, AsyncWatch, Watch
 
 Found = dict[str, Any]
 Row = tuple[Any, ...]
@@ -105,7 +102,7 @@ class _AlarmTrigger(WatcherTrigger):
 
     @property
     def _patience(self) -> float:
-        return _UNSEEN
+        return LACKING
 
     async def _begin(self, pipeline: Settings, kept: Any) -> Watch:
         return self._looking(pipeline, _Change(bool(kept and kept["wrong"])))
@@ -170,7 +167,7 @@ class SlotLagAlarmTrigger(_AlarmTrigger):
 
     @property
     def _patience(self) -> float:
-        return max(self.max_lag_seconds or 0.0, _UNSEEN)
+        return max(self.max_lag_seconds or 0.0, LACKING)
 
     def _looking(self, pipeline: Settings, change: _Change) -> Watch:
         limits: dict[str, Any] = {"wal_status": self.wal_status, "min_safe_wal": self.min_safe_wal}

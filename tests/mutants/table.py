@@ -2364,8 +2364,8 @@ MUTANTS = (
     ),
     Mutant(
         "credentials that are refused when a job is submitted again are being changed",
-        "_being_changed",
-        swap("rotated(error)", "error"),
+        "StreamToKafkaOperator._submit_again",
+        swap("being_changed()", "being_changed(False)"),
         "tests/unit/operators/test_stream_operator.py::test_credentials_that_are_refused_behind_a_job_that_was_let_in_are_being_changed",
     ),
     Mutant(
@@ -2938,7 +2938,7 @@ MUTANTS = (
     Mutant(
         "a password that is changed before a restart of the command is waited for",
         "_JobRuns._starting",
-        never("self._worked"),
+        swap("being_changed(self._worked)", "being_changed(False)"),
         f"{_SERVICE}::test_what_is_being_changed_before_a_restart_is_waited_for",
     ),
     Mutant(
@@ -6705,7 +6705,7 @@ MUTANTS = (
     Mutant(
         "the places of a slice are those of a partition as it was attached",
         "LiveReader._next",
-        swap("snapshot.files()[part.oid]", "part.filenode"),
+        swap("self._found[:2] != (part.oid, file)", "self._found[0] != part.oid"),
         f"{_PARTITIONS}::test_a_slice_does_not_know_the_places_of_a_partition_that_was_detached_for_a_while",
     ),
     Mutant(

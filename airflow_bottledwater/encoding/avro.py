@@ -34,10 +34,7 @@ def _named_once(table: SourceTable, schema: Any, seen: dict[str, Any]) -> Any:
     if schema["type"] in ("record", "enum"):
         name = f"{schema['namespace']}.{schema['name']}"
         if seen.setdefault(name, schema) != schema:
-            raise SchemaRefused(
-                f"Two types in {table.qualified} both become the Avro name {name}.",
-                "Rename one of the types, leave its column out (option exclude), or use another format.",
-            )
+            raise _defined_twice(table, schema)
         if seen[name] is not schema:
             return name
     for list_of, part in (("fields", "name"), ("symbols", None)):
@@ -54,6 +51,24 @@ def _named_once(table: SourceTable, schema: Any, seen: dict[str, Any]) -> Any:
         if inner in schema:
             found = {**schema, inner: _named_once(table, schema[inner], seen)}
     return found
+
+
+def _defined_twice(table: SourceTable, schema: dict[str, Any]) -> SchemaRefused:
+    """The error for two definitions of one name: of two types, or of one whose dates and times have two forms."""
+    types_inside = [(each, column.name) for column in table.columns for each in column.type.whole]
+    found = [(each, name) for each, name in types_inside if types.named(each).items() <= schema.items()]
+    if len({kind.base_oid for kind, _ in found}) == 1 < len({kind.forms for kind, _ in found}):
+        columns = ", ".join(dict.fromkeys(column for _, column in found))
+        return SchemaRefused(
+            f"Columns {columns} of {table.qualified} have values of one type, {found[0][0].name}, with dates and times "
+            "in several forms, and an Avro schema defines a type only once.",
+            "Give these columns the same form (option temporal), or publish the type as text (composites = text, "
+            "ranges = text).",
+        )
+    return SchemaRefused(
+        f"Two types in {table.qualified} both become the Avro name {schema['namespace']}.{schema['name']}.",
+        "Rename one of the types, leave its column out (option exclude), or use another format.",
+    )
 
 
 def value_schema(table: SourceTable, record: names.Record | None = None) -> str:

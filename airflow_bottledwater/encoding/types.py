@@ -293,7 +293,8 @@ def plain(schema: Schema) -> Schema:
     return {name: plain(part) for name, part in schema.items() if name != "doc"}
 
 
-def _named(column: ColumnType) -> dict[str, str]:
+def named(column: ColumnType) -> dict[str, str]:
+    """What the definition of a type is called in Avro."""
     namespace = "bottledwater" if column.schema == "pg_catalog" else names.namespace(column.schema)
     return {"name": names.mangle(column.label), "namespace": namespace}
 
@@ -308,7 +309,7 @@ def _composite(column: ColumnType) -> TypeMapping:
 
     def schema(column: ColumnType) -> Schema:
         fields = [_nullable(names.mangle(a.name), m.avro(a.type), a.comment) for a, m in inner]
-        return {"type": "record", **_named(column), "fields": fields}
+        return {"type": "record", **named(column), "fields": fields}
 
     def convert(value: sql.Composable) -> sql.Composed:
         each: list[sql.Composable] = []
@@ -334,7 +335,7 @@ def _range(bound: ColumnType) -> TypeMapping:
     def schema(column: ColumnType) -> Schema:
         flags = [{"name": name, "type": "boolean"} for name in ("lower_inclusive", "upper_inclusive", "empty")]
         bounds = [_nullable(name, inner.avro(bound)) for name in ("lower", "upper")]
-        return {"type": "record", **_named(column), "fields": [*bounds, *flags]}
+        return {"type": "record", **named(column), "fields": [*bounds, *flags]}
 
     parts = tuple(Part(json_key(name), bound, inner) for name in ("lower", "upper"))
     return TypeMapping(wire.OP_RANGE, schema, lambda column: 2, None, parts)
@@ -354,7 +355,7 @@ def _multirange(one: ColumnType) -> TypeMapping:
 def _enum(column: ColumnType) -> TypeMapping:
     return TypeMapping(
         wire.OP_ENUM,
-        lambda column: {"type": "enum", **_named(column), "symbols": [names.symbol(label) for label in column.labels]},
+        lambda column: {"type": "enum", **named(column), "symbols": [names.symbol(label) for label in column.labels]},
         lambda column: len(column.labels),
         parts=tuple(Part(label.encode()) for label in column.labels),
     )

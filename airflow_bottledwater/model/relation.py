@@ -74,6 +74,11 @@ class ColumnType:
         return [*([self.element] if self.element else []), *(attribute.type for attribute in self.attributes)]
 
     @property
+    def whole(self) -> list[ColumnType]:
+        """It and all types inside of it."""
+        return [self, *(each for part in self.inside for each in part.whole)]
+
+    @property
     def forms(self) -> tuple[Any, ...]:
         """The forms that the settings choose for it and for the types inside of it."""
         return (self.form, *(each.forms for each in self.inside))

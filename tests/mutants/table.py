@@ -6115,6 +6115,12 @@ MUTANTS = (
         "tests/unit/encoding/test_mapping.py::test_times_with_a_zone_are_texts_in_debeziums_envelope",
     ),
     Mutant(
+        "one type in two forms is told from two types of one name",
+        "avro._defined_twice",
+        never("len({kind.base_oid for kind, _ in found}) == 1 < len({kind.forms for kind, _ in found})"),
+        "tests/unit/encoding/test_avro.py::test_one_type_in_two_forms_of_its_times_is_refused_with_what_can_be_done",
+    ),
+    Mutant(
         "what is to be done is said on the page by the buttons that do it",
         "actions.by_buttons",
         swap("label is None", "True"),

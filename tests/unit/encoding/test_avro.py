@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import fastavro
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_bottledwater.encoding import avro, types
-from airflow_bottledwater.errors import Refused
-from airflow_bottledwater.model.relation import Column, SourceTable
-from tests.support.wire import INT4, TEXT, array, plain, table
+from airflow_bottledwater.errors import Refused, SchemaRefused
+from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
+from tests.support.wire import INT4, TEXT, array, composite, interval_of, plain, table
 
 identifiers = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=15)
 scalar = st.one_of(
@@ -62,6 +63,17 @@ def test_columns_whose_names_become_one_are_refused() -> None:
         Refused, match=r"'a b' and 'a_20_b' of public\.t both become the Avro field 'a_20_b'\..*option rename"
     ):
         avro.value_schema(made)
+
+
+@pytest.mark.parametrize("kind", [composite(plain(1114)), interval_of(plain(1114), several=True)])
+def test_one_type_in_two_forms_of_its_times_is_refused_with_what_can_be_done(kind: ColumnType) -> None:
+    columns = (("id", plain(INT4)), ("p", kind.with_temporal("text")), ("q", array(kind)))
+    with pytest.raises(SchemaRefused, match=r"Columns p, q of public\.t have values of one type.*option temporal"):
+        avro.value_schema(table(*columns))
+    # two types of one name are another matter
+    other = replace(composite(plain(INT4)), base_oid=2)
+    with pytest.raises(SchemaRefused, match=r"Two types in .* both become the Avro name"):
+        avro.value_schema(table(("p", composite(plain(TEXT))), ("q", other)))
 
 
 def test_the_key_has_its_columns_in_index_order_and_nothing_but_names_and_types() -> None:

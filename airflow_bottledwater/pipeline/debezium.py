@@ -184,8 +184,13 @@ class _Import:
         if flat:
             self._say(
                 "",
-                "A deletion is a tombstone, and fields that the transformation adds to rows are not there: operation, "
-                "position and time are in the headers.",
+                "A deletion is a tombstone only, also where the transformation makes a row of it (__deleted), and "
+                "fields that it adds to rows are not there: operation, position and time are in the headers.",
+            )
+            self._say(
+                "",
+                "Rows without an envelope have no names of Kafka Connect in their schemas: for a sink of it, set "
+                "kafka.envelope to debezium, and give the transformation to the sink's connector.",
             )
         else:
             self._put("kafka.envelope", "debezium")
@@ -323,8 +328,14 @@ class _Import:
             f"Logical messages are not published, of which the connector sends all to {prefix or '…'}.message: "
             "kafka.messages names topics for their prefixes ({'*': message} one for all).",
         )
-        if not flat:
-            self._say("topic.prefix", f"It is {prefix}.events: the topics of {prefix} are the connector's.")
+        self._say(
+            "topic.prefix",
+            "The topics are the connector's own. Only take-over may go on with them, if it finds records of the same "
+            "form. Beside the connector, or with an envelope, give kafka.topic_prefix another value: a topic with "
+            "other records is refused, but into one without records both would write."
+            if flat
+            else f"It is {prefix}.events: the topics of {prefix} are the connector's.",
+        )
         if (strategy := self.given.get("topic.naming.strategy", "")).rpartition(".")[2] not in (
             "",
             "SchemaTopicNamingStrategy",

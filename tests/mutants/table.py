@@ -6121,6 +6121,12 @@ MUTANTS = (
         "tests/unit/encoding/test_avro.py::test_one_type_in_two_forms_of_its_times_is_refused_with_what_can_be_done",
     ),
     Mutant(
+        "a connector without an envelope is told that the topics are its own",
+        "_Import._topics",
+        drop('self._say("topic.prefix", ...)'),
+        "tests/unit/pipeline/test_debezium.py::test_records_without_envelope_keep_their_topics",
+    ),
+    Mutant(
         "what is to be done is said on the page by the buttons that do it",
         "actions.by_buttons",
         swap("label is None", "True"),

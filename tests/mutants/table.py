@@ -6127,6 +6127,18 @@ MUTANTS = (
         "tests/unit/pipeline/test_debezium.py::test_records_without_envelope_keep_their_topics",
     ),
     Mutant(
+        "preflight says which decimals are too precise for many readers",
+        "unheld.notes",
+        swap("found + _too_precise(tables)", "found"),
+        "tests/unit/encoding/test_unheld.py::test_a_note_says_which_decimals_are_too_precise_for_many_readers",
+    ),
+    Mutant(
+        "preflight says which integers Kafka Connect reads as negative ones",
+        "unheld._MISREAD",
+        swap("(wire.OP_UINT64,)", "()"),
+        "tests/unit/encoding/test_unheld.py::test_a_note_says_what_kafka_connect_would_read_as_another_number",
+    ),
+    Mutant(
         "what is to be done is said on the page by the buttons that do it",
         "actions.by_buttons",
         swap("label is None", "True"),

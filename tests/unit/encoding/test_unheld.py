@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,15 @@ def test_a_note_says_for_which_columns_it_can_happen() -> None:
     assert unheld.notes([table], json=True) == []
 
 
+def test_a_note_says_which_decimals_are_too_precise_for_many_readers() -> None:
+    kinds = [_type(types.NUMERIC, ((digits << 16) | scale) + 4) for digits, scale in ((39, 0), (38, 38), (3, 39))]
+    kinds += [w.array(kinds[0]), replace(kinds[0], form="string"), _type(790, 2)]
+    table = w.table(*((f"c{i}", kind) for i, kind in enumerate(kinds)))
+    (note,) = [each for each in unheld.notes([table], json=False) if "38 digits" in each]
+    assert [f"{table.qualified}.c{i}" in note for i in range(len(kinds))] == [True, False, True, True, False, False]
+    assert not any("38 digits" in each for each in unheld.notes([table], json=True))
+
+
 def test_a_note_says_what_kafka_connect_would_read_as_another_number() -> None:
     kinds = [_type(700), w.array(_type(701)), w.composite(_type(23), _type(types.NUMERIC, form="double"))]
     kinds += [w.extension("vector", "vector"), _type(23), DECIMAL, _type(701, form="hash")]  # none of these has them
@@ -95,3 +105,5 @@ def test_a_note_says_what_kafka_connect_would_read_as_another_number() -> None:
     (note,) = unheld.misread_by_connect([table])
     assert [f"{table.qualified}.c{i}" in note for i in range(len(kinds))] == [True] * 3 + [False] * 4
     assert unheld.misread_by_connect([w.table(("id", _type(23)))]) == []
+    (note,) = unheld.misread_by_connect([w.table(("id", _type(23)), ("x", _type(5069)))])
+    assert "Numbers from 2^63 on in public.t.x are read as negative ones" in note

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from airflow_bottledwater.encoding import names, types, wire
+from airflow_bottledwater.encoding import names, types
 from airflow_bottledwater.errors import SchemaRefused
 from airflow_bottledwater.model.relation import Column, SourceTable
 
@@ -114,7 +114,7 @@ def key_schema(table: SourceTable, record: names.Record | None = None) -> str:
     fields = [
         {
             "name": names.mangle(columns[name].field),
-            "type": types.plain(_kind(columns[name], record)),
+            "type": types.plain(_kind(columns[name], record, key=True)),
         }
         for name in table.key
     ]
@@ -136,25 +136,18 @@ _CONNECT = {
     "local-timestamp-micros": "io.debezium.time.MicroTimestamp",
     "uuid": "io.debezium.data.Uuid",
 }
-#: the names that Debezium has for texts of the same form, by opcode
-NAMED_TEXTS = {
-    wire.OP_TIMESTAMPTZ: "io.debezium.time.ZonedTimestamp",
-    wire.OP_TIMETZ: "io.debezium.time.ZonedTime",
-    wire.OP_INTERVAL: "io.debezium.time.Interval",
-    wire.OP_UUID: "io.debezium.data.Uuid",
-}
 
 
-def _kind(column: Column, record: names.Record) -> Any:
+def _kind(column: Column, record: names.Record, *, key: bool = False) -> Any:
     """The schema of a column's values; with the names that Kafka Connect takes for its own where there is an
-    envelope."""
-    mapping = types.mapping(column.type)
-    found = mapping.avro(column.type)
-    if not record.envelope:
-        return found
-    if mapping.opcode == wire.OP_ISO and (name := NAMED_TEXTS.get(mapping.argument(column.type))):
-        return {"type": found, "connect.version": 1, "connect.name": name}
-    return _for_connect(found)
+    envelope.
+
+    :param key: whether it is one of the key, where texts inside of a value have no names: these came later, and with
+        them all keys would begin with another id.
+    """
+    kind = column.type.with_names(inside=not key) if record.envelope else column.type
+    found = types.mapping(kind).avro(kind)
+    return _for_connect(found) if record.envelope else found
 
 
 def _for_connect(schema: Any) -> Any:

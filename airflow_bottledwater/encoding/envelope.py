@@ -270,7 +270,7 @@ def _connect(column: ColumnType) -> dict[str, Any]:
         return {"type": "map", "keys": {**text, "optional": False}, "values": text}
     if opcode == wire.OP_FLOATS:
         return {"type": "array", "items": {"type": "float", "optional": False}}
-    name = avro.NAMED_TEXTS.get(opcode)
+    name = types.NAMED_TEXTS.get(opcode)
     if opcode in (wire.OP_TEXT, wire.OP_JSONB) and column.form != HASHED:
         name = _NAMED_BY_TYPE.get(column.base_oid)
     kind = _CONNECT.get(opcode, "string")

@@ -206,7 +206,22 @@ _NUMBERS = {
     ("plain", TABLE[oid].opcode): replace(TABLE[oid], avro=_plain(base))
     for oid, base in ((1082, "int"), (1083, "long"), (1114, "long"), (1184, "long"))
 }
-_CHOSEN |= _ISO | _NUMBERS
+#: the names that Debezium has for texts of the same form, by opcode
+NAMED_TEXTS = {
+    wire.OP_TIMESTAMPTZ: "io.debezium.time.ZonedTimestamp",
+    wire.OP_TIMETZ: "io.debezium.time.ZonedTime",
+    wire.OP_INTERVAL: "io.debezium.time.Interval",
+    wire.OP_UUID: "io.debezium.data.Uuid",
+}
+#: the same texts under these names (:meth:`~airflow_bottledwater.model.relation.ColumnType.with_names`)
+_NAMED = {
+    ("named", opcode): replace(
+        _ISO["text", opcode], avro=_plain({"type": "string", "connect.version": 1, "connect.name": name})
+    )
+    for opcode, name in NAMED_TEXTS.items()
+    if ("text", opcode) in _ISO
+}
+_CHOSEN |= _ISO | _NUMBERS | _NAMED
 _REG = TypeMapping(wire.OP_UINT32_TEXT, _plain("string"))
 
 

@@ -108,6 +108,17 @@ class ColumnType:
         numbers without them: these say what the numbers count, and from when."""
         return self._with_forms(lambda kind: "" if kind.form == "plain" else kind.form)
 
+    def with_names(self, *, inside: bool) -> ColumnType:
+        """The type with Debezium's names for dates and times that are texts.
+
+        :param inside: whether also of those inside of it.
+        """
+
+        def named(kind: ColumnType) -> str:
+            return "named" if kind.form == "text" and kind.base_oid in TEXTS_OF_DEBEZIUM else kind.form
+
+        return self._with_forms(named) if inside else replace(self, form=named(self))
+
     def _with_forms(self, form: Callable[[ColumnType], str]) -> ColumnType:
         """The type with other forms of dates and times, also of those inside of it."""
         if not self.temporal:

@@ -108,10 +108,12 @@ def published(request: pytest.FixtureRequest, make_flow: MakeFlow, registry: Sch
     flow = make_flow(given, envelope="debezium", envelope_schema=True, tables="orders")
     flow.execute(
         "CREATE TABLE orders (id int PRIMARY KEY, note text, cash numeric(10,2), at timestamptz, local timestamp,"
-        " day date, time time, u uuid, doc jsonb, tags text[], raw bytea, ok boolean, ratio float8, span interval)",
+        " day date, time time, u uuid, doc jsonb, tags text[], raw bytea, ok boolean, ratio float8, span interval,"
+        " moments timestamptz[])",
         "ALTER TABLE orders REPLICA IDENTITY FULL",
         "INSERT INTO orders VALUES (1, 'é', 12.5, '2026-03-01 09:30:00.5+00', '2026-03-01 09:30', '2026-03-01',"
-        " '09:30', '00010203-0405-0607-0809-0a0b0c0d0e0f', '{\"a\":1}', '{a,NULL}', '\\x0102', true, 0.25, '1 day')",
+        " '09:30', '00010203-0405-0607-0809-0a0b0c0d0e0f', '{\"a\":1}', '{a,NULL}', '\\x0102', true, 0.25, '1 day',"
+        " '{2026-03-01 09:30:00.5+00,NULL}')",
     )
     flow.create()
     flow.snapshot()
@@ -172,6 +174,7 @@ def test_sinks_get_the_names_that_debezium_has_for_types(java: Any, published: F
         else {"at": f"{debezium}.ZonedTimestamp", "local": None, "day": None, "time": None,
               "u": "io.debezium.data.Uuid", "cash": None, "span": f"{debezium}.Interval"}
     )  # fmt: skip
+    assert row.field("moments").schema().valueSchema().name() == f"{debezium}.ZonedTimestamp"
 
 
 def test_the_envelope_is_the_one_that_debezium_makes(java: Any) -> None:

@@ -6115,16 +6115,22 @@ MUTANTS = (
         "tests/unit/encoding/test_mapping.py::test_times_with_a_zone_are_texts_in_debeziums_envelope",
     ),
     Mutant(
+        "Debezium's names are on texts inside of values, too",
+        "avro._kind",
+        swap("not key", "False"),
+        f"{_ENVELOPE}::test_texts_inside_of_values_have_names_in_avro_and_those_of_keys_have_none",
+    ),
+    Mutant(
+        "a key's schema stays as it was where texts inside of values have got names",
+        "avro._kind",
+        swap("not key", "True"),
+        f"{_ENVELOPE}::test_texts_inside_of_values_have_names_in_avro_and_those_of_keys_have_none",
+    ),
+    Mutant(
         "one type in two forms is told from two types of one name",
         "avro._defined_twice",
         never("len({kind.base_oid for kind, _ in found}) == 1 < len({kind.forms for kind, _ in found})"),
         "tests/unit/encoding/test_avro.py::test_one_type_in_two_forms_of_its_times_is_refused_with_what_can_be_done",
-    ),
-    Mutant(
-        "a connector without an envelope is told that the topics are its own",
-        "_Import._topics",
-        drop('self._say("topic.prefix", ...)'),
-        "tests/unit/pipeline/test_debezium.py::test_records_without_envelope_keep_their_topics",
     ),
     Mutant(
         "preflight says which decimals are too precise for many readers",
@@ -6137,6 +6143,12 @@ MUTANTS = (
         "unheld._MISREAD",
         swap("(wire.OP_UINT64,)", "()"),
         "tests/unit/encoding/test_unheld.py::test_a_note_says_what_kafka_connect_would_read_as_another_number",
+    ),
+    Mutant(
+        "a connector without an envelope is told that the topics are its own",
+        "_Import._topics",
+        drop('self._say("topic.prefix", ...)'),
+        "tests/unit/pipeline/test_debezium.py::test_records_without_envelope_keep_their_topics",
     ),
     Mutant(
         "what is to be done is said on the page by the buttons that do it",

@@ -272,6 +272,22 @@ def test_the_names_in_avro_are_those_of_debezium() -> None:
     assert at == {"type": "string", "connect.version": 1, "connect.name": "io.debezium.time.ZonedTimestamp"}
 
 
+def test_texts_inside_of_values_have_names_in_avro_and_those_of_keys_have_none() -> None:
+    """The names came later: keys keep their ids, and with them their partitions."""
+    moment = w.plain(_TIMESTAMPTZ)
+    inside = [w.array(moment, 2), w.composite(w.plain(_INT8), moment), w.interval_of(moment, several=True)]
+    kinds = [each.with_temporal("logical", as_debezium=True) for each in [moment, *inside]]
+    table = w.table(*((f"c{i}", kind) for i, kind in enumerate(kinds)), key=["c0", "c1", "c2", "c3"])
+    found = {}
+    for part, schema in (("row", avro.value_schema(table, _RECORD)), ("key", avro.key_schema(table, _RECORD))):
+        fastavro.parse_schema(json.loads(schema))
+        found[part] = [
+            json.dumps(field).count("io.debezium.time.ZonedTimestamp") for field in json.loads(schema)["fields"]
+        ]
+    # a range has two bounds
+    assert found == {"row": [1, 1, 1, 2], "key": [1, 0, 0, 0]}
+
+
 @pytest.mark.parametrize("format", ["avro", "json"])
 def test_a_buffer_that_is_too_small_is_never_left(format: str) -> None:
     """Whatever the room, all records come, piece by piece."""

@@ -4,14 +4,16 @@ PostgreSQL's."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import conninfo, generators, pq, sql
+from psycopg import conninfo, generators, pq, sql, waiting
 
 from airflow_bottledwater.backoff import check_stopped
 from airflow_bottledwater.errors import DOCS, BottledWaterError, CredentialsRefused, Outage, Refused, StopRequested
@@ -131,8 +133,8 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
     dsn, pid = "", 0
 
     @classmethod
-    def _connect_gen(cls, *args: Any, **options: Any) -> Any:
-        return _watched(super()._connect_gen(*args, **options), check_stopped)
+    def _connect_gen(cls, conninfo: str = "") -> Any:
+        return cls((yield from _watched(_opening(conninfo), check_stopped)))
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         """Wait for a statement's answer.
@@ -192,18 +194,20 @@ def _first_result(connection: Connection, send: Callable[[], None]) -> pq.abc.PG
 #: writes two blanks behind it (pqBuildErrorMessage3 in src/interfaces/libpq/fe-protocol3.c), and its own messages have
 #: none
 _ANSWER = re.compile(r"(^|: )[^\s:]+:  ")
-#: answers to a new connection that are transient; all others are refusals
-_PASSING = re.compile(
-    r"starting up|shutting down|recovery mode|not yet accepting|too many (clients|connections)|connection slots"
-    r"|terminating connection|max_wal_senders",
-    re.IGNORECASE,
-)
-#: answers that are refusals, in English. A server answers in the language of its lc_messages, and psycopg has no
-#: SQLSTATE of it
-_REFUSING = re.compile(
-    "does not exist|authentication|pg_hba|permitted|permission|superuser|not currently accepting|is required|no "
-    "such|unsupported"
-)
+#: the SQLSTATE in such an answer
+_CODE = re.compile(r"(?<=:  )([0-9A-Z]{5}): ")
+#: classes of SQLSTATEs with which a new connection is refused only for now
+#: (https://www.postgresql.org/docs/current/errcodes-appendix.html): insufficient resources, operator intervention
+_PASSING = ("53", "57")
+#: those with which it is refused until somebody changes something: feature not supported, data exception (of a
+#: setting), authorization, catalog name, syntax error or access rule violation, object not in prerequisite state (a
+#: database that lets nobody in)
+_LASTING = ("0A", "22", "28", "3D", "42", "55")
+#: the SQLSTATE of a wrong password, and PostgreSQL's function that says that an authentication failed, whatever the
+#: method (src/backend/libpq/auth.c)
+_PASSWORD, _FAILED = "28P01", "auth_failed"
+#: what a pooler says of a connection that wants to replicate, with a SQLSTATE that it has for whatever it says
+_POOLED = "unsupported startup parameter"
 #: libpq's messages about parameters of a connection string, or about the service that it names
 _INVALID = re.compile(r"(^|: )(invalid|bad value)|definition of service|service file|connection option")
 #: libpq's messages about a server that it does not trust, about what was to be secure and is not, or about its own
@@ -214,6 +218,37 @@ _UNTRUSTED = re.compile(
 )
 #: the remedy where something that is no primary has answered
 NO_POOLER = "Connect to the primary itself, not through a connection pooler."
+
+
+#: libpq's function (https://www.postgresql.org/docs/current/libpq-control.html#LIBPQ-PQSETERRORVERBOSITY), in the
+#: library with which psycopg is linked
+_set_verbosity = ctypes.CDLL(sys.modules[pq.PGconn.__module__].__file__).PQsetErrorVerbosity
+_set_verbosity.argtypes = [ctypes.c_void_p, ctypes.c_int]
+_DEFAULT, _VERBOSE = 1, 2
+
+
+def _opening(dsn: str) -> Generator[Any, Any, Any]:
+    """Open a connection as ``psycopg.generators.connect`` does, but so that the message of an answer has its SQLSTATE:
+    a server answers in the language of its ``lc_messages``. Gives psycopg's ``PGconn``.
+
+    :raises psycopg.OperationalError: it was not opened.
+    """
+    connection: Any = pq.PGconn.connect_start(dsn.encode())
+    try:
+        _set_verbosity(connection.pgconn_ptr, _VERBOSE)
+        while connection.status != pq.ConnStatus.BAD:
+            status = connection.connect_poll()
+            if status == pq.PollingStatus.OK:
+                _set_verbosity(connection.pgconn_ptr, _DEFAULT)
+                connection.nonblocking = 1
+                return connection
+            wanted = waiting.Wait.R if status == pq.PollingStatus.READING else waiting.Wait.W
+            while status != pq.PollingStatus.FAILED and not (yield connection.socket, wanted):
+                pass
+        raise psycopg.OperationalError(f"connection failed: {connection.get_error_message()}")
+    except BaseException:
+        connection.finish()
+        raise
 
 
 def connect(dsn: str, *, replication: bool = False, application: str = "bottledwater") -> Session:
@@ -322,15 +357,18 @@ def _unconnected(error: psycopg.Error, dsn: str, params: dict[str, Any]) -> Bott
     """Why a session could not be opened."""
     # if there are several addresses, show the answer of one that has a server
     lines = str(error).strip().splitlines() or ["no answer"]
-    message = next((line.removeprefix("- ") for line in lines if _ANSWER.search(line)), lines[0])
-    answered = _ANSWER.search(message) is not None
-    if not isinstance(error, psycopg.OperationalError) or (not answered and _INVALID.search(message)):
+    at = next((at for at, line in enumerate(lines) if _ANSWER.search(line)), None)
+    message = lines[at or 0].removeprefix("- ")
+    if not isinstance(error, psycopg.OperationalError) or (at is None and _INVALID.search(message)):
         # what is quoted could be a part of a password
         shown = re.sub("'[^']*'|\"[^\"]*\"", "'…'", message)
         return Refused(f"The connection string is not valid: {shown}.")
-    if answered and not _PASSING.search(message) and not _passes(message, dsn, params):
-        kind = CredentialsRefused if "authentication failed" in message else Refused
-        return kind(f"{describe(dsn)} refuses the connection: {message}.", _remedy(message, params.get("user")))
+    if at is not None:
+        code, message = _code(message)
+        if not _passes(code, message, dsn, params):
+            failed = code == _PASSWORD or _FAILED in "".join(lines[at + 1 : at + 2])
+            kind = CredentialsRefused if failed else Refused
+            return kind(f"{describe(dsn)} refuses the connection: {message}.", _remedy(code, message, params))
     if "no password supplied" in message:
         return CredentialsRefused(
             f"{describe(dsn)} asks for a password, and the connection has none.",
@@ -338,18 +376,23 @@ def _unconnected(error: psycopg.Error, dsn: str, params: dict[str, Any]) -> Bott
             "unless it has mode 0600, which a file of a Kubernetes secret has not: "
             f"{DOCS}operations.html#rotating-a-password",
         )
-    if not answered and _UNTRUSTED.search(message):
+    if at is None and _UNTRUSTED.search(message):
         return CredentialsRefused(f"The connection to {describe(dsn)} is not secure: {message}.", _securing(message))
     return Outage(f"{describe(dsn)} cannot be reached: {message}.")
 
 
-def _passes(message: str, dsn: str, params: dict[str, Any]) -> bool:
-    """Whether a server refuses a connection only for now, although its words are not known, since they may be in any
-    language: it has let this process in before, or it says by its SQLSTATE, which only PQping looks at, that it starts
-    or stops."""
-    if _REFUSING.search(message):
+def _code(message: str) -> tuple[str, str]:
+    """The SQLSTATE of an answer, and the message with it at its end."""
+    found = _CODE.search(message)
+    return (found[1], f"{_CODE.sub('', message)} (SQLSTATE {found[1]})") if found else ("", message)
+
+
+def _passes(code: str, message: str, dsn: str, params: dict[str, Any]) -> bool:
+    """Whether a server refuses a connection only for now. Where its SQLSTATE does not tell, it passes if the server has
+    let this process in before, or says to PQping that it starts or stops."""
+    if code[:2] in _LASTING or _POOLED in message:
         return False
-    return _who(dsn, params) in _answered or _pings(dsn, pq.Ping.REJECT)
+    return code[:2] in _PASSING or _who(dsn, params) in _answered or _pings(dsn, pq.Ping.REJECT)
 
 
 def _who(dsn: str, params: Mapping[str, Any]) -> tuple[str, str]:
@@ -377,20 +420,22 @@ def _securing(message: str) -> str:
     return "Check sslmode, channel_binding, require_auth and gssencmode of the connection, and what the server offers."
 
 
-def _remedy(message: str, user: str | None) -> str:
-    if "unsupported startup parameter" in message:  # PostgreSQL itself says "unrecognized configuration parameter"
+def _remedy(code: str, message: str, params: Mapping[str, Any]) -> str:
+    if _POOLED in message:  # PostgreSQL itself says "unrecognized configuration parameter"
         return f"A connection pooler has answered. {NO_POOLER}"
-    if "password" in message or "authentication" in message:
-        return "Check user and password, and that pg_hba.conf has a line for this host (for replication too)."
-    if "does not exist" in message:
-        return "Check the database and the role in the connection."
-    if "pg_hba" in message or "replication" in message:
-        role = quoted(user) if user else "…"
-        return (
-            "Check that pg_hba.conf has a line for this host, database and role, and let the role replicate: ALTER "
-            f"ROLE {role} REPLICATION (on RDS and Aurora: GRANT rds_replication TO {role})."
-        )
-    return ""
+    role = quoted(params["user"]) if params.get("user") else "…"
+    return {
+        _PASSWORD: "Check user and password, and that pg_hba.conf has a line for this host (for replication too).",
+        "28000": (
+            "Check the role and its right to log in, how it authenticates, and that pg_hba.conf has a line for this "
+            "host, database and role (for replication too)."
+        ),
+        "3D000": "Check the database in the connection.",
+        "42501": (
+            f"Let the role connect: GRANT CONNECT ON DATABASE … TO {role}; and replicate: ALTER ROLE {role} "
+            f"REPLICATION (on RDS and Aurora: GRANT rds_replication TO {role})."
+        ),
+    }.get(code, "")
 
 
 _NEW_SLOT = (

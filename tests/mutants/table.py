@@ -6764,6 +6764,24 @@ MUTANTS = (
         "tests/unit/postgres/test_connect.py::test_a_full_lock_table_is_known_in_every_language",
     ),
     Mutant(
+        "an answer of PostgreSQL to a new connection is known by its SQLSTATE",
+        "connect._opening",
+        swap("_VERBOSE", "_DEFAULT"),
+        "tests/unit/postgres/test_connect.py::test_a_server_without_room_is_an_outage_in_every_language",
+    ),
+    Mutant(
+        "what PostgreSQL refuses for good is no outage for who was let in before",
+        "connect._passes",
+        never("code[:2] in _LASTING"),
+        "tests/unit/postgres/test_connect.py::test_what_lasts_is_known_in_every_language",
+    ),
+    Mutant(
+        "a login that fails by any method may be one whose credentials are being changed",
+        "connect._unconnected",
+        never("_FAILED in ''.join(lines[at + 1:at + 2])"),
+        "tests/unit/postgres/test_connect.py::test_what_lasts_is_known_in_every_language",
+    ),
+    Mutant(
         "rules are compared with a table's name once",
         "_Rules.__hash__",
         swap("id(self.rules)", "id(self)"),

@@ -29,7 +29,7 @@ def test_the_statements_for_a_role_that_may_not_replicate_quote_its_name(
     monkeypatch: pytest.MonkeyPatch, dsn: str, role: str
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise psycopg.OperationalError('FATAL:  no pg_hba.conf entry for replication connection from host "h"')
+        raise psycopg.OperationalError("FATAL:  42501: keine Berechtigung, um den WAL-Sender zu starten")
 
     monkeypatch.setattr(psycopg.Connection, "connect", refuse)
     with pytest.raises(Refused) as raised:
@@ -38,12 +38,13 @@ def test_the_statements_for_a_role_that_may_not_replicate_quote_its_name(
 
 
 #: answers each connection with an error, or lets it in without a password if there is none; requests for encryption
-#: (SSLRequest, GSSENCRequest) with no, or a third argument. In a process of its own, since libpq's ping holds Python's
-#: lock
+#: (SSLRequest, GSSENCRequest) with no, or a third argument; a fourth one is the function that raised the error. In a
+#: process of its own, since libpq's ping holds Python's lock
 _SERVER = """
 import socket, struct, sys
 code, message, *encrypts = sys.argv[1:]
-fields = f"SВАЖНО\\0VFATAL\\0C{code}\\0M{message}\\0\\0".encode()
+routine = f"Fauth.c\\0L1\\0R{encrypts.pop()}\\0" if encrypts[1:] else ""
+fields = f"SВАЖНО\\0VFATAL\\0C{code}\\0M{message}\\0{routine}\\0".encode()
 answer = b"E" + struct.pack(">I", len(fields) + 4) + fields if code else b"R" + struct.pack(">II", 8, 0)
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
@@ -77,13 +78,19 @@ def test_a_server_that_starts_is_an_outage_in_every_language(refusing: str) -> N
 
 
 @pytest.mark.parametrize("refusing", [("53300", "tut mir leid, schon zu viele Verbindungen")], indirect=True)
+def test_a_server_without_room_is_an_outage_in_every_language(refusing: str) -> None:
+    with pytest.raises(Outage, match=r"schon zu viele Verbindungen \(SQLSTATE 53300\)\."):
+        connect.connect(refusing)
+
+
+@pytest.mark.parametrize("refusing", [("XX000", "could not fork new process for connection")], indirect=True)
 def test_what_a_server_says_that_has_let_us_in_passes_unless_it_is_known_to_last(
     refusing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Refused):
         connect.connect(refusing)
     monkeypatch.setattr(connect, "_answered", {(connect.describe(refusing), "y")})
-    with pytest.raises(Outage, match="zu viele"):
+    with pytest.raises(Outage, match="could not fork"):
         connect.connect(refusing)
 
 
@@ -115,11 +122,43 @@ def test_a_full_lock_table_is_known_in_every_language(hint: str, remedy: str) ->
     assert type(found) is Outage and remedy in found.remedy and bool(remedy) == bool(found.remedy)
 
 
-@pytest.mark.parametrize("refusing", [("28P01", 'password authentication failed for user "y"')], indirect=True)
-def test_a_wrong_password_lasts(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("refusing", "kind"),
+    [
+        (("28P01", "Passwort-Authentifizierung fehlgeschlagen"), CredentialsRefused),
+        (("28000", "Zertifikatauthentifizierung fehlgeschlagen", "N", "auth_failed"), CredentialsRefused),
+        (("28000", "Rolle existiert nicht"), Refused),
+        (("3D000", "Datenbank existiert nicht"), Refused),
+        (("42501", "keine Berechtigung für Datenbank"), Refused),
+        (("55000", "Datenbank akzeptiert gegenwärtig keine Verbindungen"), Refused),
+        (("08P01", "unsupported startup parameter: replication"), Refused),
+    ],
+    indirect=["refusing"],
+)
+def test_what_lasts_is_known_in_every_language(
+    refusing: str, kind: type[Refused], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connect, "_answered", {(connect.describe(refusing), "y")})
-    with pytest.raises(Refused, match="password authentication failed"):
+    with pytest.raises(Refused) as raised:
         connect.connect(refusing)
+    assert type(raised.value) is kind
+
+
+def test_a_server_that_answers_is_shown_before_one_that_is_not_there() -> None:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", _SERVER, "28P01", "falsch"], stdout=subprocess.PIPE, text=True
+        ) as server,
+        socket.socket() as nobody,
+    ):
+        assert server.stdout is not None
+        nobody.bind(("127.0.0.1", 0))
+        ports = f"{nobody.getsockname()[1]},{int(server.stdout.readline())},{nobody.getsockname()[1]}"
+        try:
+            with pytest.raises(CredentialsRefused, match=r"falsch \(SQLSTATE 28P01\)\. Check user and password"):
+                connect.connect(f"host=127.0.0.1,127.0.0.1,127.0.0.1 port={ports} dbname=x user=y")
+        finally:
+            server.kill()
 
 
 @pytest.mark.parametrize(

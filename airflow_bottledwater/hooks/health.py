@@ -73,10 +73,12 @@ def look(
         records = shared.all(now=True)
         found = state.statuses(records, pipelines)
     health = Health({name: status.state for name, status in found.items()})
-    for pattern in state.missing(found, pipelines):
+    unreadable = state.unreadable(records, pipelines)
+    health.wrong.update((name, [error]) for name, error in unreadable.items())
+    for pattern in state.missing([*found, *unreadable], pipelines):
         health.wrong[pattern] = [_MISSING]
     every = state.statuses(records)
-    if not every and not pipelines:
+    if not every and not unreadable and not pipelines:
         health.wrong["pipelines"] = [_NONE]
     slots = _slots(postgres_conn_ids, every, health)
     for name, status in found.items():

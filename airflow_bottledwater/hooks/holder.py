@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs.alive import next_status
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
+from airflow_bottledwater.state.control_records import StatusRecord, last_status, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 if TYPE_CHECKING:
@@ -40,11 +40,12 @@ def living(pipeline: Settings, name: str) -> Holder | None:
 
     :param name: the pipeline's.
     :raises Outage: Kafka does not answer.
+    :raises StateError: see :func:`last_status`.
     """
     from airflow_bottledwater.jobs import submitted
 
     with ControlTopic.of(pipeline.kafka) as shared:
-        status = decode(StatusRecord, shared.get(status_key(name))[0])
+        status = last_status(name, shared.get(status_key(name))[0])
         if _streams(status):
             status = next_status(shared, name, status.heartbeat)
         if not _streams(status):

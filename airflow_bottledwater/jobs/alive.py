@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from airflow_bottledwater.state.control_records import JobRecord, StatusRecord, decode, status_key
+from airflow_bottledwater.state.control_records import JobRecord, StatusRecord, last_status, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 #: how many heartbeats a living job may miss, and the seconds that it has in any case
@@ -67,13 +67,14 @@ def next_status(topic: ControlTopic, name: str, heartbeat: float) -> StatusRecor
     :param name: the pipeline's.
     :param heartbeat: see :func:`longest_silence`.
     :raises Outage: Kafka does not answer, or takes no records.
+    :raises StateError: see :func:`last_status`.
     """
     topic.read_to_end()  # what is on its way is no sign of life
     began = time.monotonic()
     while silence(topic, 0.0, began) <= longest_silence(heartbeat):
         time.sleep(_LOOK)
         found, changed = topic.get(status_key(name))
-        if changed > began and (status := decode(StatusRecord, found)) is not None:
+        if changed > began and (status := last_status(name, found)) is not None:
             return status
     topic.probe()
     return None

@@ -4,11 +4,11 @@ what it watches."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_bottledwater.errors import BottledWaterError
+from airflow_bottledwater.errors import BottledWaterError, StateError
 from airflow_bottledwater.jobs import alive
 from airflow_bottledwater.model.amounts import duration, size
 from airflow_bottledwater.model.problem import Problem
@@ -25,6 +25,7 @@ from airflow_bottledwater.state.control_records import (
     StatusRecord,
     VerifiedRecord,
     decode,
+    last_status,
     verified_key,
 )
 
@@ -54,28 +55,42 @@ class HealthLimits:
 
 
 def statuses(records: Mapping[str, Any], chosen: Sequence[str] = ()) -> dict[str, StatusRecord]:
-    """The last status of each pipeline, by its name (system identifier, database and slot, with slashes between them).
+    """The last status of each pipeline, by its name (system identifier, database and slot, with slashes between them);
+    but for those of :func:`unreadable`.
 
     :param records: those of the shared topic.
     :param chosen: patterns of slots, or of whole names; empty for all.
     """
+    found = {name: decode(StatusRecord, raw) for name, raw in _of(records, chosen)}
+    return {name: status for name, status in found.items() if status is not None}
+
+
+def unreadable(records: Mapping[str, Any], chosen: Sequence[str] = ()) -> dict[str, str]:
+    """The pipelines whose last status this version cannot read, with what to do about each; see :func:`statuses`."""
     found = {}
-    for key, raw in records.items():
-        name = key.removeprefix(STATUSES)
-        if name == key or (status := decode(StatusRecord, raw)) is None:
-            continue
-        if not chosen or any(fits(pattern, each) for each in (name, status.slot) for pattern in chosen):
-            found[name] = status
+    for name, raw in _of(records, chosen):
+        try:
+            last_status(name, raw)
+        except StateError as error:
+            found[name] = str(error)
     return found
 
 
-def missing(found: Mapping[str, StatusRecord], chosen: Sequence[str]) -> list[str]:
+def _of(records: Mapping[str, Any], chosen: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    for key, raw in records.items():
+        name = key.removeprefix(STATUSES)
+        if name != key and (not chosen or _chosen(name, chosen)):
+            yield name, raw
+
+
+def missing(found: Iterable[str], chosen: Sequence[str]) -> list[str]:
     """The patterns that no pipeline has: one that is watched by name must not be missed because it never began."""
-    return [
-        pattern
-        for pattern in chosen
-        if not any(fits(pattern, each) for name, s in found.items() for each in (name, s.slot))
-    ]
+    named = list(found)
+    return [pattern for pattern in chosen if not any(_chosen(name, [pattern]) for name in named)]
+
+
+def _chosen(name: str, patterns: Sequence[str]) -> bool:
+    return any(fits(pattern, each) for each in (name, name.rpartition("/")[2]) for pattern in patterns)
 
 
 def wrong(

@@ -36,7 +36,6 @@ from airflow_bottledwater.state.records import (
     IDS,
     Ids,
     StateRecord,
-    check_kinds,
     encode,
     id_prefix,
     state_writer_id,
@@ -288,7 +287,7 @@ class Claim:
             ):
                 raise TakenOver(f"The slot was taken over by {before.claim}; this job does not claim it again.")
             if kind in _CONTINUING:
-                check_kinds(before.raw)
+                before.check()
                 if before.slot is not None:
                     check_timeline(before.slot, self.cluster)
             if kind in _PUBLISHING:

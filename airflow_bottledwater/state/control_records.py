@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 import msgspec
 
 from airflow_bottledwater.decoding import prepare
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import Refused, StateError
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.model.problem import Problem
@@ -459,3 +459,19 @@ def decode(kind: type[R], raw: Mapping[str, Any] | None) -> R | None:
         return None if raw is None else msgspec.convert(raw, kind)
     except (msgspec.ValidationError, OverflowError):
         return None
+
+
+def last_status(name: str, raw: Mapping[str, Any] | None) -> StatusRecord | None:
+    """The last status of a pipeline; None if there is none.
+
+    :param name: the pipeline's.
+    :raises StateError: this version cannot read it, so that its job may be alive.
+    """
+    found = decode(StatusRecord, raw)
+    if found is None and raw is not None:
+        raise StateError(
+            f"The status of pipeline {name!r} was written by another version of the provider, and cannot be read by "
+            "this one: whether its job is alive is not known.",
+            "Install the version of its jobs here, too (the newest one of both, in case of doubt).",
+        )
+    return found

@@ -51,6 +51,14 @@ class PipelineState:
         assert isinstance(found, kind)
         return found
 
+    def check(self) -> None:
+        """Check that this version can read all records.
+
+        :raises StateError: see :func:`decode`.
+        """
+        for key in self.raw:
+            self.get(key, object)
+
     def apply(self, changes: Mapping[str, records.StateRecord | None]) -> None:
         """Apply records that were written to the topic; None removes a record."""
         for key, record in changes.items():

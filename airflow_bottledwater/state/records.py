@@ -11,8 +11,8 @@ registry's id; and ``letters/…/<writer>`` by a table's oid and by what has wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -504,33 +504,39 @@ def _newer(key: str, what: str) -> StateError:
     )
 
 
-def check_kinds(keys: Iterable[str]) -> None:
-    """Check that this version knows the kinds of all records: it asks for none of another kind, which may say what must
-    not be published.
-
-    :raises StateError: it does not know one.
-    """
-    for key in keys:
-        if _kind(key) not in _KINDS:
-            raise _newer(key, "its key")
-
-
 def decode(key: str, raw: Mapping[str, Any]) -> StateRecord:
     """The inverse of :func:`encode`.
 
-    :raises StateError: the record is malformed, or of a kind or with a field that this version does not know.
+    :raises StateError: the record is malformed, or of a kind or with a field, at any depth, that this version does not
+        know.
     """
-    check_kinds([key])
-    kind = _KINDS[_kind(key)]
-    if unknown := raw.keys() - {field.name for field in fields(kind)}:
-        raise _newer(key, f"its field {min(unknown)!r}")
+    if (kind := _KINDS.get(_kind(key))) is None:
+        raise _newer(key, "its key")
     try:
-        return msgspec.convert(raw, kind, str_keys=True)
+        record: StateRecord = msgspec.convert(raw, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
         raise StateError(
-            f"The slot's state has a record {key!r} that is malformed: {error}.",
-            LOST_STATE,
+            f"The slot's state has a record {key!r} that is malformed for this version of the provider: {error}.",
+            "If a newer version has written it, install that one here, too. If another program writes to the topic: "
+            f"{LOST_STATE}",
         ) from None
+    # what is not known may say what must not be published, and it would be gone when the record is written again
+    kept = msgspec.json.decode(msgspec.json.encode(encode(record)))
+    if kept != raw and (unknown := _unknown(raw, kept)):
+        raise _newer(key, f"its field {unknown!r}")
+    return record
+
+
+def _unknown(found: Any, kept: Any) -> str:
+    """The name of a field that a record has, at any depth, and that was not taken over from it; empty if there is
+    none."""
+    if isinstance(found, Mapping) and isinstance(kept, Mapping):
+        return next(
+            (deeper for name in found if (deeper := _unknown(found[name], kept[name]) if name in kept else name)), ""
+        )
+    if isinstance(found, list) and isinstance(kept, list):
+        return next((deeper for pair in zip(found, kept, strict=False) if (deeper := _unknown(*pair))), "")
+    return ""
 
 
 def id_prefix(cluster: Cluster, slot: str) -> str:

@@ -6782,6 +6782,30 @@ MUTANTS = (
         "tests/unit/postgres/test_connect.py::test_what_lasts_is_known_in_every_language",
     ),
     Mutant(
+        "a field of a record that a newer version has written is refused at any depth",
+        "records._unknown",
+        swap("_unknown(found[name], kept[name]) if name in kept else name", "'' if name in kept else name"),
+        "tests/unit/state/test_records.py::test_a_field_that_is_not_known_is_refused_at_any_depth",
+    ),
+    Mutant(
+        "a slot whose state this version cannot read is not claimed",
+        "Claim._claim",
+        drop("before.check()"),
+        "tests/unit/state/test_claim.py::test_a_state_that_a_newer_version_has_written_is_not_claimed",
+    ),
+    Mutant(
+        "a pipeline whose status this version cannot read is wrong",
+        "health.look",
+        drop("health.wrong.update(((name, [error]) for name, error in unreadable.items()))"),
+        "tests/unit/hooks/test_health.py::test_a_status_of_another_version_is_wrong_and_no_pipeline_that_is_missing",
+    ),
+    Mutant(
+        "a status that this version cannot read is a sign of life",
+        "control_records.last_status",
+        never("found is None and raw is not None"),
+        "tests/unit/jobs/test_alive.py::test_a_job_of_another_version_that_reports_is_not_taken_for_dead",
+    ),
+    Mutant(
         "rules are compared with a table's name once",
         "_Rules.__hash__",
         swap("id(self.rules)", "id(self)"),

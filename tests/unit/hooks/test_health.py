@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +23,12 @@ Look = Callable[..., dict[str, list[str]]]
 def look(monkeypatch: pytest.MonkeyPatch) -> Look:
     """Looks at pipelines of these names, and at connections of these databases."""
 
-    def looked(*names: str, databases: dict[str, str] | None = None, **more: Any) -> dict[str, list[str]]:
-        records = {status_key(name): encode(status_of(slot="s", stopped_by="request")) for name in names}
+    def looked(
+        *names: str, databases: dict[str, str] | None = None, others: Sequence[str] = (), **more: Any
+    ) -> dict[str, list[str]]:
+        record = encode(status_of(slot="s", stopped_by="request"))
+        records = {status_key(name): record for name in names}
+        records |= {status_key(name): {**record, "state": ["of another version"]} for name in others}
         shared = SimpleNamespace(all=lambda now: records)
         monkeypatch.setattr(health, "ControlTopic", SimpleNamespace(of=lambda _: contextlib.nullcontext(shared)))
         monkeypatch.setattr("airflow_bottledwater.jobs.alive.unheard", lambda *_: set())
@@ -50,6 +54,13 @@ def test_a_kafka_without_pipelines_is_no_healthy_one(look: Look) -> None:
     (told,) = look()["pipelines"]
     assert "No pipeline has ever reported to this Kafka" in told
     assert list(look(pipelines=["s"])) == ["s"]
+
+
+def test_a_status_of_another_version_is_wrong_and_no_pipeline_that_is_missing(look: Look) -> None:
+    found = look("1/shop/s", others=["1/shop/t"], pipelines=["s", "t"])
+    assert list(found) == ["1/shop/t"] and "was written by another version of the provider" in found["1/shop/t"][0]
+    assert list(look(others=["1/shop/t"])) == ["1/shop/t"]
+    assert look("1/shop/s", others=["1/shop/t"], pipelines=["s"]) == {}
 
 
 def test_a_connection_to_a_database_that_no_pipeline_has_compares_nothing(look: Look) -> None:

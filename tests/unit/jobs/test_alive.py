@@ -5,21 +5,21 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import Outage, StateError
 from airflow_bottledwater.jobs import alive
 
 
 class _Topic:
     """A topic that answers whoever reads."""
 
-    def __init__(self, *, writable: bool) -> None:
-        self.writable, self.answering = writable, 0.0
+    def __init__(self, *, writable: bool, status: Any = None) -> None:
+        self.writable, self.answering, self.status = writable, 0.0, status
 
     def read_to_end(self) -> None:
         self.answering = self.answering or time.monotonic()
 
-    def get(self, key: str) -> tuple[None, float]:
-        return None, 0.0
+    def get(self, key: str) -> tuple[Any, float]:
+        return self.status, 0.0 if self.status is None else time.monotonic()
 
     def probe(self) -> None:
         if not self.writable:
@@ -35,3 +35,9 @@ def test_a_job_is_not_dead_while_kafka_takes_no_heartbeats(monkeypatch: pytest.M
     else:
         with pytest.raises(Outage, match="not take"):
             alive.next_status(topic, "1/d/s", 2.0)
+
+
+def test_a_job_of_another_version_that_reports_is_not_taken_for_dead() -> None:
+    topic = cast("Any", _Topic(writable=True, status={"state": ["of another version"]}))
+    with pytest.raises(StateError, match="whether its job is alive is not known"):
+        alive.next_status(topic, "1/d/s", 2.0)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import Outage, StateError
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
@@ -78,6 +78,19 @@ def test_transactions_are_looked_for_in_all_topics_of_a_pipeline(monkeypatch: py
     made.job = Job.next(None, kind)
     made._release(known)
     assert looked == [{"state": 3, "a": 3, "outbox.order": 3} if kind == "stream" else {"state": 3}]
+
+
+@pytest.mark.parametrize("record", [{table_key(1): {"later": 1}}, {"later": {}}])
+def test_a_state_that_a_newer_version_has_written_is_not_claimed(
+    monkeypatch: pytest.MonkeyPatch, record: dict[str, Any]
+) -> None:
+    made = object.__new__(claim.Claim)
+    made.pipeline, made.cluster = Settings.of(postgres="host=db", format="json"), Cluster("1", 1, "d", 160000)
+    made.topic, made._admin = "state", cast(Any, None)
+    monkeypatch.setattr(store, "read_records", lambda *_, **__: record)
+    monkeypatch.setattr(made, "_send", lambda _: pytest.fail("the slot was claimed"), raising=False)
+    with pytest.raises(StateError, match=r"a record '(table/1|later)' that"):
+        made._claim("stream")
 
 
 def test_a_state_that_was_not_read_for_long_is_read_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,12 +161,22 @@ def _without_word(run_directory: Path) -> str:
 
 
 def log_tail(run_directory: Path, lines: int = 40) -> str:
-    """The last lines of the job's log."""
+    """The last lines of the job's log, but for those that have values of rows: they go into errors and events, which
+    others may see."""
+    # imported only now: a supervisor lives as long as its job, and shall be small
+    from airflow_bottledwater.jobs.log import parse
+
     found = b""
     for name in (LOG, OLD_LOG):
         if len(found) < _TAIL:
             found = _end_of(run_directory / name) + found
-    return "\n".join(found.decode(errors="replace").splitlines()[-lines:])
+    told, hidden = list[str](), False
+    for line in found.decode(errors="replace").splitlines():
+        if (record := parse(line)) is not None:  # other lines belong to the record before
+            hidden = not record.reported
+        if not hidden:
+            told.append(line)
+    return "\n".join(told[-lines:])
 
 
 _TAIL = 64 * 1024
@@ -399,8 +409,7 @@ def _supervise(folder: Path, command: Sequence[str], ends_with_parent: bool) -> 
 
 def _report_end(folder: Path) -> None:
     """Report in Kafka the end of a job that has not done it itself, so that nobody has to wait for a heartbeat that
-    does not come. Only lines of this package go there, without those that have values of rows: what else a log has,
-    nobody can vouch for."""
+    does not come. Only lines of this package go there: what else a log has, nobody can vouch for."""
     submission = records.read(folder, Submission)
     settings = next(folder.glob("pipeline-*.json"), None)
     if submission is None or settings is None:
@@ -412,7 +421,7 @@ def _report_end(folder: Path) -> None:
         from airflow_bottledwater.pipeline.settings import Settings
 
         told = [(line, parse(line)) for line in log_tail(folder).splitlines()]
-        ours = [line for line, record in told if record is not None and record.ours and record.reported]
+        ours = [line for line, record in told if record is not None and record.ours]
         quoted = [line[:_WIDTH] for line in ours[-_QUOTED:]]
         end = outcome(folder) or replace(final_outcome(folder), error="\n".join([_without_word(folder), *quoted]))
         submitted.report_end(Settings.read(settings), submission.id, submission.kind, end, ours)

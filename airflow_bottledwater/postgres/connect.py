@@ -460,8 +460,7 @@ _LOCK_TABLE_FULL = (
 
 #: PostgreSQL's functions that miss a segment of WAL (SQLSTATE 58P01, of the file that is not there)
 _WAL_READERS = ("WalSndSegmentOpen", "CheckXLogRemoved")
-#: the classes of errors whose messages quote values of rows, which may be masked or left out in what is published: of
-#: data, of constraints, and of functions' own
+#: the classes of errors whose messages quote values of rows: of data, of constraints, and of functions' own
 _QUOTING = ("22", "23", "P0")
 #: before each word but the first in the name of a class
 _WORDS = re.compile(r"(?<!^)(?=[A-Z])")
@@ -486,11 +485,7 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
 
     :param what: what was being done, for the message.
     """
-    code = error.sqlstate or ""
-    text = str(error).strip().splitlines()
-    message = text[0] if text else type(error).__name__
-    if code[:2] in _QUOTING:
-        message = _WORDS.sub(" ", type(error).__name__).lower()
+    code, message = error.sqlstate or "", said(error)
     # class 08: connection; 57P: operator intervention; 53: out of resources; no code: libpq lost the connection. These
     # pass when other sessions have ended: 40P01 deadlock_detected, 40001 serialization_failure, 55P03
     # lock_not_available, 57014 query_canceled
@@ -522,6 +517,14 @@ def outage(error: psycopg.Error, what: str) -> BottledWaterError:
         )
     remedy = "PostgreSQL's own message may quote a value: it is in the server's log." if code[:2] in _QUOTING else ""
     return Refused(f"{what}: {message} (SQLSTATE {code}).", _REMEDIES.get(code, remedy))
+
+
+def said(error: psycopg.Error) -> str:
+    """PostgreSQL's message, its first line; what the error is called, where the message may quote a value of a row,
+    which may be masked or left out in what is published."""
+    if (error.sqlstate or "")[:2] in _QUOTING:
+        return _WORDS.sub(" ", type(error).__name__).lower()
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @contextlib.contextmanager

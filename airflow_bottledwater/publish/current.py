@@ -24,7 +24,7 @@ from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.model.boundary import Snapshot
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import catalog, pgoutput
-from airflow_bottledwater.postgres.connect import Connection, outage, query_with
+from airflow_bottledwater.postgres.connect import Connection, outage, query_with, said
 from airflow_bottledwater.postgres.partitions import Known
 from airflow_bottledwater.postgres.results import take_cells
 from airflow_bottledwater.postgres.server import end_of_wal, wait_flushed
@@ -222,10 +222,9 @@ class CurrentRows:
             try:
                 return self._try(table, xids, ask)
             except _UNFIT as error:
-                said = str(error).splitlines()[0]
                 raise _Unfit(
                     "its row cannot be looked up by its key, in which a label or an attribute was renamed, added or "
-                    f"dropped since ({said})"
+                    f"dropped since ({said(error)})"
                 ) from error
             except psycopg.Error as error:
                 translated = outage(error, f"Reading rows of {table.qualified}")

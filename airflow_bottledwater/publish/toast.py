@@ -21,7 +21,7 @@ from airflow_bottledwater.encoding.types import Sql
 from airflow_bottledwater.errors import CredentialsRefused, Outage
 from airflow_bottledwater.model.relation import ColumnType
 from airflow_bottledwater.model.slot import SlotRecord
-from airflow_bottledwater.postgres.connect import Connection, outage, query_with
+from airflow_bottledwater.postgres.connect import Connection, outage, query_with, said
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.composites import with_known_attributes
 from airflow_bottledwater.publish.current import CurrentRows
@@ -179,7 +179,7 @@ class ToastResolver:
                     self._waiting(str(translated))
                     return texts + self._converted(oid, convert, values[start:])
                 if len(chunk) == 1:
-                    reason = f"PostgreSQL cannot turn a value into text: {str(error).splitlines()[0]}"
+                    reason = f"PostgreSQL cannot turn a value into text: {said(error)} (SQLSTATE {error.sqlstate})"
                     texts.append(_Text(reason=reason, changed=isinstance(error, MISFITS)))
                 else:  # one of the values is to blame: convert each on its own
                     for value in chunk:

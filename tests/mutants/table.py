@@ -6806,6 +6806,18 @@ MUTANTS = (
         "tests/unit/jobs/test_alive.py::test_a_job_of_another_version_that_reports_is_not_taken_for_dead",
     ),
     Mutant(
+        "what names a row is in the job's own log only",
+        "supervise.log_tail",
+        swap("not record.reported", "False"),
+        f"{_SUPERVISE}::test_lines_with_values_of_rows_are_in_no_error",
+    ),
+    Mutant(
+        "what PostgreSQL says of a value is told by its name only",
+        "connect.said",
+        never("(error.sqlstate or '')[:2] in _QUOTING"),
+        "tests/unit/publish/test_completion.py::test_what_the_server_says_of_a_value_is_not_quoted",
+    ),
+    Mutant(
         "rules are compared with a table's name once",
         "_Rules.__hash__",
         swap("id(self.rules)", "id(self)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ import pytest
 from airflow_bottledwater import processes
 from airflow_bottledwater.errors import Outage, RecordError, StopRequested
 from airflow_bottledwater.jobs import run_directory, submitted, supervise
+from airflow_bottledwater.jobs.log import UNREPORTED, formatter
 from airflow_bottledwater.jobs.run_directory import Exit, Submission, Supervisor
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Settings
@@ -285,6 +287,23 @@ def test_a_log_is_rotated_and_followed_over_it(tmp_path: Path) -> None:
     assert supervise.LogReader(tmp_path, past=100).read(100) == ["line 3000"]
     assert supervise.log_tail(tmp_path, 1) == "line 3000"
     assert len(supervise.log_tail(tmp_path, 40).splitlines()) == 40
+
+
+def test_lines_with_values_of_rows_are_in_no_error(tmp_path: Path) -> None:
+    """What a log's end is put into goes to those who may not see rows: mails, events, OpenLineage."""
+    records: tuple[tuple[str, dict[str, str]], ...] = (
+        ("Reading public.a.", {}),
+        ("It is the row with email = alice\n@example.com.", UNREPORTED),
+        ("The end.", {}),
+    )
+    for message, extra in records:
+        line = formatter().format(logging.makeLogRecord({"levelname": "ERROR", "msg": message, **extra}))
+        with (tmp_path / supervise.LOG).open("a") as log:
+            log.write(f"{line}\n")
+    told = [line.split(" ERROR ")[1] for line in supervise.log_tail(tmp_path).splitlines()]
+    assert told == ["Reading public.a.", "The end."]
+    assert "alice" not in supervise.final_outcome(tmp_path).error
+    assert "alice" in "".join(supervise.LogReader(tmp_path).read(1 << 20))
 
 
 def test_a_supervisor_bounds_the_log(tmp_path: Path) -> None:

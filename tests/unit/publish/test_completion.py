@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.current import Cells, CurrentRows, Key, KeyBatch
 from airflow_bottledwater.publish.dead_letter import column_texts
-from airflow_bottledwater.publish.toast import Completed, ToastResolver
+from airflow_bottledwater.publish.toast import Completed, ToastResolver, _Text
 from airflow_bottledwater.stream.assembler import TransactionAssembler
 from tests.support import wire as w
 
@@ -275,3 +276,13 @@ def test_a_damaged_row_is_shown_as_hex(message: bytes) -> None:
 def test_a_dead_letters_texts_are_readable_where_they_can_be() -> None:
     texts = column_texts(TABLE, w.insert(7, b"1", None, b"\xff\x00"))
     assert texts == {"id": "1", "a": None, "toast": "\\xff00"}
+
+
+def test_what_the_server_says_of_a_value_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> list[_Text]:
+        raise psycopg.errors.InvalidTextRepresentation('invalid input value for enum diagnosis: "positive"')
+
+    monkeypatch.setattr(ToastResolver, "_query", refuse)
+    resolver = ToastResolver("host=h", lambda _: None)
+    (text,) = resolver._converted(1, None, [b"positive"])
+    assert text.reason == ("PostgreSQL cannot turn a value into text: invalid text representation (SQLSTATE 22P02)")

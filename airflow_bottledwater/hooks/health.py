@@ -73,14 +73,14 @@ def look(
         records = shared.all(now=True)
         found = state.statuses(records, pipelines)
     health = Health({name: status.state for name, status in found.items()})
-    unreadable = state.unreadable(records, pipelines)
+    unreadable, every_unreadable = state.unreadable(records, pipelines), state.unreadable(records)
     health.wrong.update((name, [error]) for name, error in unreadable.items())
     for pattern in state.missing([*found, *unreadable], pipelines):
         health.wrong[pattern] = [_MISSING]
     every = state.statuses(records)
-    if not every and not unreadable and not pipelines:
+    if not every and not every_unreadable and not pipelines:
         health.wrong["pipelines"] = [_NONE]
-    slots = _slots(postgres_conn_ids, every, health)
+    slots = _slots(postgres_conn_ids, [*every, *every_unreadable], health)
     for name, status in found.items():
         wrong = state.wrong(name, status, records, limits, alive=name not in dead)
         cluster = name.rpartition("/")[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs.alive import next_status
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.state.control_records import StatusRecord, last_status, status_key
+from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
 
 if TYPE_CHECKING:
@@ -40,14 +40,16 @@ def living(pipeline: Settings, name: str) -> Holder | None:
 
     :param name: the pipeline's.
     :raises Outage: Kafka does not answer.
-    :raises StateError: see :func:`last_status`.
+    :raises StateError: a job of another version reports, see :func:`last_status`.
     """
     from airflow_bottledwater.jobs import submitted
 
     with ControlTopic.of(pipeline.kafka) as shared:
-        status = last_status(name, shared.get(status_key(name))[0])
-        if _streams(status):
-            status = next_status(shared, name, status.heartbeat)
+        found = shared.get(status_key(name))[0]
+        status = decode(StatusRecord, found)
+        if _streams(status) or (found is not None and status is None):
+            # one that this version cannot read is of a job of another one, if it is alive
+            status = next_status(shared, name, 0.0 if status is None else status.heartbeat)
         if not _streams(status):
             return None
         candidates = submitted.unfinished(shared.all(), pipeline.slot, name)

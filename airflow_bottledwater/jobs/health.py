@@ -19,7 +19,7 @@ from airflow_bottledwater.postgres.dsn import describe
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.state import control_topic, letters, problems
-from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
+from airflow_bottledwater.state.control_records import StatusRecord, last_status, status_key
 
 
 def problem(
@@ -79,7 +79,8 @@ def look(pipeline: Settings, *, timeout: float) -> tuple[SlotState | None, Statu
     cluster, found = _answer(source, deadline, timeout, describe(pipeline.postgres))
     servers = pipeline.kafka.get("bootstrap.servers", "")
     told = _answer(records, deadline, timeout, f"Kafka at {servers}")
-    return found, decode(StatusRecord, told.get(status_key(cluster.pipeline(pipeline.slot))))
+    name = cluster.pipeline(pipeline.slot)
+    return found, last_status(name, told.get(status_key(name)))
 
 
 def _slot(pipeline: Settings) -> tuple[Cluster, SlotState | None]:

@@ -48,8 +48,14 @@ class LogLine(NamedTuple):
 
 
 def formatter() -> logging.Formatter:
-    """The form of the lines of a job's log, as :func:`parse` reads them."""
-    return logging.Formatter("%(asctime)s %(levelname)s %(mark)s%(message)s", defaults={"mark": ""})
+    """The form of the lines of a job's log, as :func:`parse` reads them; what has values of rows is in one line."""
+    return _LineFormatter("%(asctime)s %(levelname)s %(mark)s%(message)s", defaults={"mark": ""})
+
+
+class _LineFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text.replace("\n", "\\n") if getattr(record, "mark", "") else text
 
 
 def tell_row(to: logging.Logger, error: BaseException) -> None:

@@ -15,18 +15,15 @@ from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.postgres.slot import SlotState
 from airflow_bottledwater.state import control_topic, letters
 from airflow_bottledwater.state.claim import read_own
-from airflow_bottledwater.state.control_records import StatusRecord, encode, last_status, status_key
+from airflow_bottledwater.state.control_records import StatusRecord, decode, encode, status_key
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.store import Kept
 
 
 def read_status(pipeline: Settings, name: str) -> StatusRecord | None:
-    """The last status of a pipeline, which is named by :meth:`Cluster.pipeline`; None if there is none.
-
-    :raises StateError: see :func:`last_status`.
-    """
-    return last_status(name, control_topic.read(pipeline.kafka).get(status_key(name)))
+    """The last status of a pipeline, which is named by :meth:`Cluster.pipeline`; None if there is none."""
+    return decode(StatusRecord, control_topic.read(pipeline.kafka).get(status_key(name)))
 
 
 def tell_letters(pipeline: Settings, name: str, known: PipelineState) -> None:

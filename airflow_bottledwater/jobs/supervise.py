@@ -170,13 +170,10 @@ def log_tail(run_directory: Path, lines: int = 40) -> str:
     for name in (LOG, OLD_LOG):
         if len(found) < _TAIL:
             found = _end_of(run_directory / name) + found
-    told, hidden = list[str](), False
-    for line in found.decode(errors="replace").splitlines():
-        if (record := parse(line)) is not None:  # other lines belong to the record before
-            hidden = not record.reported
-        if not hidden:
-            told.append(line)
-    return "\n".join(told[-lines:])
+    told = found.decode(errors="replace").splitlines()
+    if len(found) >= _TAIL:
+        told = told[1:]  # the end of a line, which may be one of them
+    return "\n".join([line for line in told if (record := parse(line)) is None or record.reported][-lines:])
 
 
 _TAIL = 64 * 1024

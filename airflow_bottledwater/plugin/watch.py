@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from airflow_bottledwater.errors import BottledWaterError, Refused
 from airflow_bottledwater.jobs.alive import longest_silence, suspect
-from airflow_bottledwater.jobs.pipelines import statuses, unreadable
+from airflow_bottledwater.jobs.pipelines import statuses
 from airflow_bottledwater.metrics.pipelines import Pipelines
 from airflow_bottledwater.metrics.sample import Sample
 from airflow_bottledwater.state.control_records import StatusRecord
@@ -97,8 +97,7 @@ class KafkaWatch:
                     if found is None:
                         self.kafka = next(self._clients)
                         found = Pipelines(self.kafka)
-                    self._seen = self._look(found)
-                    self._error = " ".join(unreadable(self._seen.records).values())
+                    self._seen, self._error = self._look(found), ""
                 except Exception as error:
                     # the thread goes on: without it, the page would be wrong for good
                     if not isinstance(error, BottledWaterError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import re
 import socket
 import sys
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import conninfo, generators, pq, sql, waiting
+from psycopg.pq.misc import find_libpq_full_path
 
 from airflow_bottledwater.backoff import check_stopped
 from airflow_bottledwater.errors import DOCS, BottledWaterError, CredentialsRefused, Outage, Refused, StopRequested
@@ -133,8 +135,9 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
     dsn, pid = "", 0
 
     @classmethod
-    def _connect_gen(cls, conninfo: str = "") -> Any:
-        return cls((yield from _watched(_opening(conninfo), check_stopped)))
+    def _connect_gen(cls, conninfo: str = "", *, timeout: float = 0.0) -> Any:
+        # psycopg before 3.3.5 leaves the time-out to this generator
+        return cls((yield from _watched(_opening(conninfo, timeout), check_stopped)))
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         """Wait for a statement's answer.
@@ -222,17 +225,21 @@ NO_POOLER = "Connect to the primary itself, not through a connection pooler."
 
 #: libpq's function (https://www.postgresql.org/docs/current/libpq-control.html#LIBPQ-PQSETERRORVERBOSITY), in the
 #: library with which psycopg is linked
-_set_verbosity = ctypes.CDLL(sys.modules[pq.PGconn.__module__].__file__).PQsetErrorVerbosity
+_set_verbosity = ctypes.CDLL(
+    find_libpq_full_path() if pq.__impl__ == "python" else sys.modules[pq.PGconn.__module__].__file__
+).PQsetErrorVerbosity
 _set_verbosity.argtypes = [ctypes.c_void_p, ctypes.c_int]
 _DEFAULT, _VERBOSE = 1, 2
 
 
-def _opening(dsn: str) -> Generator[Any, Any, Any]:
+def _opening(dsn: str, timeout: float) -> Generator[Any, Any, Any]:
     """Open a connection as ``psycopg.generators.connect`` does, but so that the message of an answer has its SQLSTATE:
     a server answers in the language of its ``lc_messages``. Gives psycopg's ``PGconn``.
 
+    :param timeout: in seconds; 0 for none.
     :raises psycopg.OperationalError: it was not opened.
     """
+    until = time.monotonic() + timeout if timeout else math.inf
     connection: Any = pq.PGconn.connect_start(dsn.encode())
     try:
         _set_verbosity(connection.pgconn_ptr, _VERBOSE)
@@ -244,7 +251,8 @@ def _opening(dsn: str) -> Generator[Any, Any, Any]:
                 return connection
             wanted = waiting.Wait.R if status == pq.PollingStatus.READING else waiting.Wait.W
             while status != pq.PollingStatus.FAILED and not (yield connection.socket, wanted):
-                pass
+                if time.monotonic() > until:
+                    raise psycopg.errors.ConnectionTimeout("connection timeout expired")
         raise psycopg.OperationalError(f"connection failed: {connection.get_error_message()}")
     except BaseException:
         connection.finish()
@@ -366,7 +374,12 @@ def _unconnected(error: psycopg.Error, dsn: str, params: dict[str, Any]) -> Bott
     if at is not None:
         code, message = _code(message)
         if not _passes(code, message, dsn, params):
-            failed = code == _PASSWORD or _FAILED in "".join(lines[at + 1 : at + 2])
+            # a client's certificate that is being exchanged is missing for a moment: then none is sent
+            failed = (
+                code == _PASSWORD
+                or _FAILED in "".join(lines[at + 1 : at + 2])
+                or (code[:2] == "28" and "sslcert" in params)
+            )
             kind = CredentialsRefused if failed else Refused
             return kind(f"{describe(dsn)} refuses the connection: {message}.", _remedy(code, message, params))
     if "no password supplied" in message:
@@ -427,8 +440,8 @@ def _remedy(code: str, message: str, params: Mapping[str, Any]) -> str:
     return {
         _PASSWORD: "Check user and password, and that pg_hba.conf has a line for this host (for replication too).",
         "28000": (
-            "Check the role and its right to log in, how it authenticates, and that pg_hba.conf has a line for this "
-            "host, database and role (for replication too)."
+            "Check the role and its right to log in, how it authenticates (with a certificate: sslcert and sslkey), "
+            "and that pg_hba.conf has a line for this host, database and role (for replication too)."
         ),
         "3D000": "Check the database in the connection.",
         "42501": (

@@ -472,6 +472,6 @@ def last_status(name: str, raw: Mapping[str, Any] | None) -> StatusRecord | None
         raise StateError(
             f"The status of pipeline {name!r} was written by another version of the provider, and cannot be read by "
             "this one: whether its job is alive is not known.",
-            "Install the version of its jobs here, too (the newest one of both, in case of doubt).",
+            "Install the version of its jobs here, too. If none of them runs any more, the next one writes it anew.",
         )
     return found

@@ -25,7 +25,7 @@ from airflow_bottledwater.state.control_records import (
     REPLACEMENT,
     TASK,
     StatusRecord,
-    decode,
+    last_status,
     status_key,
 )
 from airflow_bottledwater.state.control_topic import ControlTopic
@@ -187,7 +187,7 @@ class StatusWatch:
 
     def _evaluate(self, *, now: bool) -> dict[str, Any] | None:
         found, changed = self._records.get(status_key(self._name), now=now)
-        status = decode(StatusRecord, found)
+        status = last_status(self._name, found)
         silent = silence(self._records, changed, self._began)
         self._tell(status, silent)
         event = evaluate(
@@ -215,10 +215,14 @@ class StatusWatch:
 
 
 def read(pipeline: Settings, cluster: Cluster, *, now: bool = False) -> tuple[StatusRecord | None, float]:
-    """Fetch a pipeline's status once, and when it last changed, see :meth:`ControlTopic.get`."""
+    """Fetch a pipeline's status once, and when it last changed, see :meth:`ControlTopic.get`.
+
+    :raises StateError: see :func:`last_status`.
+    """
+    name = cluster.pipeline(pipeline.slot)
     with ControlTopic.of(pipeline.kafka) as topic:
-        found, changed = topic.get(status_key(cluster.pipeline(pipeline.slot)), now=now)
-        return decode(StatusRecord, found), changed
+        found, changed = topic.get(status_key(name), now=now)
+        return last_status(name, found), changed
 
 
 class StreamErrorTrigger(PipelineTrigger):

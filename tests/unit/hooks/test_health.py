@@ -61,6 +61,7 @@ def test_a_status_of_another_version_is_wrong_and_no_pipeline_that_is_missing(lo
     assert list(found) == ["1/shop/t"] and "was written by another version of the provider" in found["1/shop/t"][0]
     assert list(look(others=["1/shop/t"])) == ["1/shop/t"]
     assert look("1/shop/s", others=["1/shop/t"], pipelines=["s"]) == {}
+    assert list(look(others=["1/shop/t"], databases={"c": "1/shop"})) == ["1/shop/t"]
 
 
 def test_a_connection_to_a_database_that_no_pipeline_has_compares_nothing(look: Look) -> None:

@@ -302,8 +302,14 @@ def test_lines_with_values_of_rows_are_in_no_error(tmp_path: Path) -> None:
             log.write(f"{line}\n")
     told = [line.split(" ERROR ")[1] for line in supervise.log_tail(tmp_path).splitlines()]
     assert told == ["Reading public.a.", "The end."]
+    with (tmp_path / supervise.LOG).open("a") as log:
+        log.write("MemoryError\n")
+    assert supervise.log_tail(tmp_path, 1) == "MemoryError", "what others say is told"
     assert "alice" not in supervise.final_outcome(tmp_path).error
     assert "alice" in "".join(supervise.LogReader(tmp_path).read(1 << 20))
+    long = formatter().format(logging.makeLogRecord({"levelname": "ERROR", "msg": "alice" * 20_000, **UNREPORTED}))
+    (tmp_path / supervise.LOG).write_text(f"{long}\nThe end.\n")
+    assert supervise.log_tail(tmp_path) == "The end."
 
 
 def test_a_supervisor_bounds_the_log(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def test_a_full_lock_table_is_known_in_every_language(hint: str, remedy: str) ->
         (("28P01", "Passwort-Authentifizierung fehlgeschlagen"), CredentialsRefused),
         (("28000", "Zertifikatauthentifizierung fehlgeschlagen", "N", "auth_failed"), CredentialsRefused),
         (("28000", "Rolle existiert nicht"), Refused),
+        (("28000", "Verbindung benötigt ein gültiges Client-Zertifikat", "N", "ClientAuthentication"), Refused),
         (("3D000", "Datenbank existiert nicht"), Refused),
         (("42501", "keine Berechtigung für Datenbank"), Refused),
         (("55000", "Datenbank akzeptiert gegenwärtig keine Verbindungen"), Refused),
@@ -142,6 +143,18 @@ def test_what_lasts_is_known_in_every_language(
     with pytest.raises(Refused) as raised:
         connect.connect(refusing)
     assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize("refusing", [("28000", "connection requires a valid client certificate")], indirect=True)
+def test_a_certificate_that_was_not_there_to_be_sent_is_being_changed(refusing: str) -> None:
+    with pytest.raises(CredentialsRefused, match="sslcert"):
+        connect.connect(f"{refusing} sslcert=/nowhere/cdc.crt sslmode=disable")
+
+
+def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_CONNECT_TIMEOUT", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Outage, match="timeout expired"):
+        connect.connect(f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=x user=y")
 
 
 def test_a_server_that_answers_is_shown_before_one_that_is_not_there() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Refused, StateError
-from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.provision.beside import refuse_beside_job
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.records import Gap, gap_key
@@ -24,17 +24,12 @@ def accept(pipeline: Settings, tables: Sequence[str]) -> list[str]:
 
     :param tables: patterns, as in the setting ``tables``.
     :raises PreflightError: a pattern matches nothing.
-    :raises StateError: the first snapshot is not complete.
-    :raises Refused: a job runs, or a table is not followed, or has no key.
+    :raises StateError: the pipeline's job is alive, or the first snapshot is not complete.
+    :raises Refused: a table is not followed, or has no key.
     """
     with session(pipeline.postgres, "Accepting new keys") as connection:
         cluster = identify(connection)
-        status = read_status(pipeline, cluster.pipeline(pipeline.slot))
-        if status is not None and not status.ended:
-            raise Refused(
-                f"The job of slot {pipeline.slot!r} on host {status.job.host} runs, and publishes the old keys.",
-                "Stop it (bottledwater stop, or mark its task), ask again, and start it again.",
-            )
+        refuse_beside_job(pipeline, cluster)
         claim = Claim(pipeline, cluster, "accept", Backoff(pipeline.outage_timeout))
         try:
             known = claim.state

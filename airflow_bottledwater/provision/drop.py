@@ -11,18 +11,16 @@ from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import DOCS, Refused, SlotError, StateError
 from airflow_bottledwater.jobs import snapshots
-from airflow_bottledwater.jobs.alive import longest_silence, next_status
 from airflow_bottledwater.jobs.status import read_status
-from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.provision.beside import refuse_alive
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import Claim, read_own, read_state
 from airflow_bottledwater.state.control_records import (
-    REPORTED,
     OwnerRecord,
     StatusRecord,
     decode,
@@ -35,7 +33,6 @@ from airflow_bottledwater.state.control_records import (
     topic_owned,
     verified_key,
 )
-from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS, Letters, letters_of
 
@@ -68,7 +65,7 @@ def forget(pipeline: Settings, system_identifier: str) -> str:
             "deleted.",
             "For a slot of this cluster use 'bottledwater drop-slot --when always'.",
         )
-    _refuse_alive(pipeline, owner, known.claim, _LEAVE)
+    refuse_alive(pipeline, owner, known.claim, _LEAVE)
     claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
     try:
         _forget(pipeline, claim, owner, kept_letters(pipeline, claim.state, owner))
@@ -79,26 +76,6 @@ def forget(pipeline: Settings, system_identifier: str) -> str:
         "database was changed: if pg_upgrade has brought the old publications or the slot along, drop them before the "
         f"pipeline starts again: {DOCS}operations.html#upgrades."
     )
-
-
-def _refuse_alive(pipeline: Settings, owner: str, claim: Job | None, remedy: str) -> None:
-    """Wait until it is sure that no job of a pipeline reports any more.
-
-    :param claim: the last claim in the pipeline's state. If its job reports, but has not yet, it may be starting.
-    :param remedy: what to do if one does.
-    :raises StateError: a job reported.
-    """
-    before = read_status(pipeline, owner)
-    starting = claim is not None and claim.kind in REPORTED and (before is None or before.job.epoch < claim.epoch)
-    if not starting and (before is None or before.ended):
-        return
-    # the clocks of the hosts may differ, so what counts is whether the job writes its status again
-    heartbeat = pipeline.heartbeat_interval if before is None else before.heartbeat
-    log.info("Waiting up to %.0f s to see whether the job of %r is alive.", longest_silence(heartbeat), owner)
-    with ControlTopic.of(pipeline.kafka) as topic:
-        now = next_status(topic, owner, heartbeat)
-    if now is not None:
-        raise StateError(f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.", remedy)
 
 
 def _forget(pipeline: Settings, claim: Claim, owner: str, kept: Mapping[str, Letters]) -> None:
@@ -188,9 +165,9 @@ def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> st
             )
         if present is None or (known.slot is not None and known.slot.timeline != cluster.timeline):
             # a copy of the cluster's files has its system identifier; the job of the original is alive
-            _refuse_alive(pipeline, cluster.pipeline(pipeline.slot), known.claim, _LEAVE)
+            refuse_alive(pipeline, cluster.pipeline(pipeline.slot), known.claim, _LEAVE)
         elif not alive:
-            _refuse_alive(pipeline, cluster.pipeline(pipeline.slot), known.claim, _END)
+            refuse_alive(pipeline, cluster.pipeline(pipeline.slot), known.claim, _END)
         if not known.raw:
             return _drop(pipeline, connection, cluster, known)
         claim = Claim(pipeline, cluster, "drop", Backoff(pipeline.outage_timeout))

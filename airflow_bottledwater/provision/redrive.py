@@ -40,6 +40,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, pgoutput, slot
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.provision.beside import refuse_beside_job
 from airflow_bottledwater.provision.create import make_chosen
 from airflow_bottledwater.provision.letters import LettersTopic, portion
 from airflow_bottledwater.provision.source_rows import READ_AGAIN, SourceRow, StoredDeadLetter, compare
@@ -88,8 +89,8 @@ class RedriveResult:
 def redrive(pipeline: Settings) -> RedriveResult:
     """Publish the pipeline's dead letters, each in one transaction with a tombstone for it in the dead-letter topic.
 
-    :raises SlotInUse: the stream runs.
-    :raises StateError: the state topic does not know the slot.
+    :raises SlotInUse: a stream reads from the slot.
+    :raises StateError: the pipeline's job is alive, as that of a snapshot; or the state topic does not know the slot.
     :raises TakenOver: another job has claimed the slot.
     """
     return _settle(pipeline, lambda letters: letters.redrive())
@@ -99,8 +100,8 @@ def dismiss(pipeline: Settings, tables: Sequence[str] = ()) -> RedriveResult:
     """Give up the pipeline's dead letters: their rows are not published.
 
     :param tables: ``[schema.]table`` patterns, as in the settings; empty for all dead letters.
-    :raises SlotInUse: the stream runs.
-    :raises StateError: the state topic does not know the slot.
+    :raises SlotInUse: a stream reads from the slot.
+    :raises StateError: the pipeline's job is alive, as that of a snapshot; or the state topic does not know the slot.
     :raises TakenOver: another job has claimed the slot.
     """
     return _settle(pipeline, lambda letters: letters.dismiss(tables))
@@ -109,8 +110,8 @@ def dismiss(pipeline: Settings, tables: Sequence[str] = ()) -> RedriveResult:
 def _settle(pipeline: Settings, how: Callable[[_Letters], RedriveResult]) -> RedriveResult:
     """Claim the slot, and settle its dead letters.
 
-    :raises SlotInUse: the stream runs.
-    :raises StateError: the state topic does not know the slot.
+    :raises SlotInUse: a stream reads from the slot.
+    :raises StateError: the pipeline's job is alive, as that of a snapshot; or the state topic does not know the slot.
     :raises TakenOver: another job has claimed the slot.
     """
     with _claimed(pipeline) as claim:
@@ -147,6 +148,7 @@ def _claimed(pipeline: Settings) -> Iterator[Claim]:
         found = slot.state(connection, pipeline.slot)
     if found is not None and found.active_pid is not None:
         raise SlotInUse(f"Slot {pipeline.slot!r} is in use by process {found.active_pid}.", "Stop the stream first.")
+    refuse_beside_job(pipeline, cluster)
     claim = Claim(pipeline, cluster, "redrive", Backoff(pipeline.outage_timeout))
     try:
         claim.record_ids([stream_id(claim.prefix)])

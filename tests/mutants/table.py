@@ -53,6 +53,7 @@ _PAUSE = "tests/integration/test_pause.py"
 _ROWS = "tests/integration/test_rows.py"
 _ISOLATE, _ASIDE = "tests/integration/test_isolate.py", "tests/unit/stream/test_aside.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
+_BESIDE = "tests/unit/provision/test_beside.py"
 _ENDS, _MESSAGES = "tests/integration/test_ends.py", "tests/integration/test_messages.py"
 _DDL, _TAKE_OVER = "tests/integration/test_ddl.py", "tests/integration/test_take_over.py"
 _OUTBOX, _UNIT_OUTBOX = "tests/integration/test_outbox.py", "tests/unit/publish/test_outbox.py"
@@ -2871,7 +2872,7 @@ MUTANTS = (
     ),
     Mutant(
         "a job that has claimed the slot and not reported yet is alive",
-        "_refuse_alive",
+        "refuse_alive",
         drop("not starting"),
         "tests/integration/test_identity.py::test_the_state_of_a_job_that_has_not_reported_yet_is_not_forgotten",
     ),
@@ -5747,6 +5748,24 @@ MUTANTS = (
         "_Letters._send",
         swap("self._letters.closed({counted: 1})", "{}"),
         f"{_LETTERS}::test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled",
+    ),
+    Mutant(
+        "letters are not settled beside a job that does not read from its slot",
+        "redrive._claimed",
+        drop("refuse_beside_job(pipeline, cluster)"),
+        f"{_BESIDE}::test_what_would_end_a_job_that_is_alive_is_refused",
+    ),
+    Mutant(
+        "new keys are not accepted beside a job that is alive",
+        "accept.accept",
+        drop("refuse_beside_job(pipeline, cluster)"),
+        f"{_BESIDE}::test_what_would_end_a_job_that_is_alive_is_refused",
+    ),
+    Mutant(
+        "nobody is told to stop the job of the server that his is a copy of",
+        "refuse_beside_job",
+        never("known.slot is not None"),
+        f"{_BESIDE}::test_the_job_of_a_copys_original_is_not_to_be_stopped",
     ),
     Mutant(
         "letters that went with their topic are not open for ever",

@@ -33,7 +33,7 @@ from airflow_bottledwater.cli.snapshots import snapshot, snapshots_command
 from airflow_bottledwater.cli.tables import pause_table, resume_table
 from airflow_bottledwater.errors import BottledWaterError
 from airflow_bottledwater.local.commands import COMMANDS
-from airflow_bottledwater.pipeline.rules import listed
+from airflow_bottledwater.pipeline.rules import listed, selected
 from airflow_bottledwater.policy import transient
 from airflow_bottledwater.spark.job import EXIT_FAILED, EXIT_TRANSIENT
 
@@ -257,13 +257,14 @@ def accept_new_keys(of_tables: str, **values: Any) -> None:
 
 @cli.command()
 @options(everything=False)
-@click.option("-i", "--tables", "of_tables", default="", help="Only those of these tables; comma-separated patterns.")
-def dismiss(of_tables: str, **values: Any) -> None:
+@click.option("-i", "--tables", "of_tables", help="Only those of these tables; comma-separated patterns.")
+def dismiss(of_tables: str | None, **values: Any) -> None:
     """Give up dead letters, all or those of some tables, while the stream is stopped: what they hold is not published,
     and they are no longer reported."""
     from airflow_bottledwater.provision import redrive
 
-    say(f"{redrive.dismiss(pipeline_of(values, later=True), listed(of_tables)).dismissed} dismissed.")
+    tables = selected(of_tables)
+    say(f"{redrive.dismiss(pipeline_of(values, later=True), tables).dismissed} dismissed.")
 
 
 cli.add_command(snapshot)

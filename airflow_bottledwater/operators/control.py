@@ -16,7 +16,7 @@ from airflow_bottledwater.operators.base import (
     number,
 )
 from airflow_bottledwater.pipeline.argument import PipelineArgument
-from airflow_bottledwater.pipeline.rules import listed
+from airflow_bottledwater.pipeline.rules import selected
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -58,9 +58,8 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param action: one of :data:`ACTIONS`. (templated)
     :param tables: ``[schema.]table`` patterns, a list or comma-separated: which ``snapshot`` reads again, and whose
-        dead letters ``dismiss`` gives up (empty: all); those that ``pause_table``, ``resume_table`` and
-        ``accept_new_keys`` are about.
-        (templated)
+        dead letters ``dismiss`` gives up (None or an empty list: all; what comes out empty otherwise is refused); those
+        that ``pause_table``, ``resume_table`` and ``accept_new_keys`` are about. (templated)
     :param where: which rows ``snapshot`` reads: SQL over the tables' own columns; empty for all. (templated)
     :param sweep: whether ``snapshot`` also publishes tombstones for keys that the tables do not have. (templated)
     :param snapshot_id: of the live snapshot that ``pause``, ``resume`` and ``cancel`` are about. (templated)
@@ -165,7 +164,7 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         from airflow_bottledwater.provision import live
         from airflow_bottledwater.state.control_records import SnapshotRequest
 
-        name, request_id = live.ask(pipeline, SnapshotRequest(tuple(listed(self.tables)), self.where, self.sweeps))
+        name, request_id = live.ask(pipeline, SnapshotRequest(tuple(selected(self.tables)), self.where, self.sweeps))
         self.log.info("Live snapshot %s is asked for. %s", request_id, live.publishes(pipeline, name))
 
     def _change(self, pipeline: Settings) -> None:
@@ -186,14 +185,14 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         run = context.get("dag_run")
         by = getattr(run, "triggering_user_name", None) or f"DAG {self.dag_id}"
         paused, why = self.action == "pause_table", self.reason if self.action == "pause_table" else ""
-        asked = pausing.ask(pipeline, listed(self.tables), paused=paused, by=by, why=why)
+        asked = pausing.ask(pipeline, selected(self.tables), paused=paused, by=by, why=why)
         timeout = number("timeout", self.timeout) or 0.0
         self.log.info("Asked to %s. %s", self.action, pausing.outcome(pipeline, *asked, timeout=timeout))
 
     def _accept(self, pipeline: Settings) -> None:
         from airflow_bottledwater.provision.accept import accept
 
-        accepted = accept(pipeline, listed(self.tables))
+        accepted = accept(pipeline, selected(self.tables))
         self.log.info("Accepted for %s: the next job reads their rows again.", ", ".join(accepted))
 
     def _settle(self, pipeline: Settings) -> None:
@@ -205,7 +204,7 @@ class PipelineControlOperator(PipelineMixin, BaseOperator):
         if self.action == "redrive":
             found = redrive.redrive(pipeline.with_hash_key())
         else:
-            found = redrive.dismiss(pipeline, listed(self.tables))
+            found = redrive.dismiss(pipeline, selected(self.tables))
         self.log.info(
             "%d dead letters published, %d overtaken by newer records and dropped, %d dismissed, %d still refused, "
             "%d too large to hold their row.",

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
+from airflow_bottledwater.errors import SettingError
+
 #: when a setting may be given another value
 Changes = Literal["never", "at the next start", "at each use"]
 
@@ -81,6 +83,26 @@ def listed(value: Sequence[Any] | str | None) -> list[str]:
     _refuse_no_texts(parts)
     # a template makes a number of a table called 2024
     return [text for part in parts if (text := str(part).strip())]
+
+
+def selected(value: Sequence[Any] | str | None) -> list[str]:
+    """Patterns of tables, as :func:`listed` takes them; empty, which may mean all tables, only if none were given.
+
+    :raises SettingError: what was given has no pattern, as a template or a variable of a shell that came out empty.
+    """
+    found = listed(value)
+    if not found and (isinstance(value, str) or value):
+        raise SettingError("tables", value, "[schema.]table, or a pattern; leave it out where all tables are meant")
+    return found
+
+
+def refuse_none(tables: Sequence[str]) -> None:
+    """Check that tables are named, where no name must not mean all of them.
+
+    :raises SettingError: none is.
+    """
+    if not tables:
+        raise SettingError("tables", "", "at least one table ('*' means all of public)")
 
 
 def _refuse_no_texts(values: Iterable[Any]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import Refused, StateError
+from airflow_bottledwater.pipeline.rules import refuse_none
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
@@ -23,10 +24,12 @@ def accept(pipeline: Settings, tables: Sequence[str]) -> list[str]:
     done when it goes on. Returns their names.
 
     :param tables: patterns, as in the setting ``tables``.
+    :raises SettingError: no table is named.
     :raises PreflightError: a pattern matches nothing.
     :raises StateError: the pipeline's job is alive, or the first snapshot is not complete.
     :raises Refused: a table is not followed, or has no key.
     """
+    refuse_none(tables)
     with session(pipeline.postgres, "Accepting new keys") as connection:
         cluster = identify(connection)
         refuse_beside_job(pipeline, cluster)
@@ -38,7 +41,7 @@ def accept(pipeline: Settings, tables: Sequence[str]) -> list[str]:
                     f"The snapshot of slot {pipeline.slot!r} is not complete: there are no keys yet.",
                     "Drop the slot (bottledwater drop-slot --when always) and start again.",
                 )
-            wanted = resolve(connection, pipeline, known, tables or ["*"])
+            wanted = resolve(connection, pipeline, known, tables)
             named = {oid: known.tables[oid].table.qualified for oid in wanted if oid in known.tables}
             if refused := [oid for oid in wanted if oid not in named or not known.tables[oid].table.keyed]:
                 raise Refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_bottledwater.jobs.status import read_status
+from airflow_bottledwater.pipeline.rules import refuse_none
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
@@ -54,6 +55,7 @@ def of_action(pipeline: Settings, action: str, tables: Sequence[str], *, sweep: 
     :param action: one of :data:`airflow_bottledwater.operators.control.ACTIONS`.
     :param tables: the patterns of the tables that it is about.
     :param sweep: whether ``snapshot`` removes keys.
+    :raises SettingError: no table is named, and the action needs one.
     :raises PreflightError: a pattern matches nothing.
     """
     if action in ("retire", "drop_slot"):
@@ -63,9 +65,10 @@ def of_action(pipeline: Settings, action: str, tables: Sequence[str], *, sweep: 
         return _dismissed(pipeline, tables)
     if action not in _SWEPT or (action == "snapshot" and not sweep):
         return ""
+    refuse_none(tables)
     with session(pipeline.postgres, "Looking at the tables") as connection:
         known = read_own(pipeline, identify(connection))
-        oids = [oid for oid in resolve(connection, pipeline, known, tables or ["*"]) if oid in known.tables]
+        oids = [oid for oid in resolve(connection, pipeline, known, tables) if oid in known.tables]
         found = drop_cost(connection, pipeline.slot, oids)
     names = ", ".join(sorted(known.tables[oid].table.qualified for oid in oids)[:10])
     return (

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.kafka.publisher import single
 from airflow_bottledwater.kafka.topic_reader import KeySet, RecordBlock, blocks
 from airflow_bottledwater.kafka.topics import Topics
@@ -122,8 +123,11 @@ class LettersTopic:
         whose topic keeps them; returns how many.
 
         :param tables: see :func:`airflow_bottledwater.provision.redrive.dismiss`.
+        :raises SettingError: a pattern matches nothing; nothing was removed.
         """
-        places = [place for place in self.places() if not tables or self._meant(place.oid, place.relation, tables)]
+        places = self.places()
+        self._refuse_unknown(tables, places)
+        places = [place for place in places if not tables or self._meant(place.oid, place.relation, tables)]
         for start in range(0, len(places), _AT_ONCE):
             some = places[start : start + _AT_ONCE]
             removed = [single(self._publishing.dead_letters, 0, place.key, None) for place in some]
@@ -136,6 +140,16 @@ class LettersTopic:
         if left:
             self._publishing.transact([], {key: replace(each, closed=each.written) for key, each in left.items()})
         return len(places) + sum(each.open for each in left.values())
+
+    def _refuse_unknown(self, patterns: Sequence[str], places: Sequence[LetterPosition]) -> None:
+        """:raises SettingError: a pattern matches no table of the pipeline, and none that has, or had, dead letters."""
+        state = self._publishing.state
+        known = {(place.oid, place.relation) for place in places}
+        known |= {(letters_of(key)[0], each.table) for key, each in state.letters.items()}
+        known |= {(oid, pinned.table.qualified) for oid, pinned in state.tables.items()}
+        for pattern in patterns:
+            if not any(self._meant(oid, relation, [pattern.removeprefix("!")]) for oid, relation in known):
+                raise SettingError("tables", pattern, "[schema.]table, or a pattern, of tables that the pipeline has")
 
     def _meant(self, oid: int, relation: str, patterns: Sequence[str]) -> bool:
         pinned = self._publishing.state.tables.get(oid)

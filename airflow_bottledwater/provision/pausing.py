@@ -7,8 +7,9 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from airflow_bottledwater.errors import Refused, SettingError
+from airflow_bottledwater.errors import Refused
 from airflow_bottledwater.jobs.status import read_status
+from airflow_bottledwater.pipeline.rules import refuse_none
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, session
@@ -33,8 +34,7 @@ def ask(pipeline: Settings, tables: Sequence[str], *, paused: bool, by: str = ""
         ``why`` is no text.
     :raises Outage: a server does not answer.
     """
-    if not tables:
-        raise SettingError("tables", "", "at least one table ('*' means all of public)")
+    refuse_none(tables)
     with session(pipeline.postgres, "Asking about tables", application="bottledwater tables") as connection:
         cluster, known = live.streamed(pipeline, connection, "pause a table")
         oids = _meant(pipeline, connection, known, tables, paused)

@@ -100,6 +100,7 @@ def dismiss(pipeline: Settings, tables: Sequence[str] = ()) -> RedriveResult:
     """Give up the pipeline's dead letters: their rows are not published.
 
     :param tables: ``[schema.]table`` patterns, as in the settings; empty for all dead letters.
+    :raises SettingError: a pattern matches nothing; nothing was given up.
     :raises SlotInUse: a stream reads from the slot.
     :raises StateError: the pipeline's job is alive, as that of a snapshot; or the state topic does not know the slot.
     :raises TakenOver: another job has claimed the slot.

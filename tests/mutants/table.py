@@ -5768,6 +5768,30 @@ MUTANTS = (
         f"{_BESIDE}::test_the_job_of_a_copys_original_is_not_to_be_stopped",
     ),
     Mutant(
+        "without a name, no keys are accepted",
+        "accept.accept",
+        drop("refuse_none(tables)"),
+        f"{_OPERATORS}::test_no_table_is_not_all_of_them",
+    ),
+    Mutant(
+        "nobody approves what is refused for want of a table",
+        "consequences.of_action",
+        drop("refuse_none(tables)"),
+        f"{_OPERATORS}::test_no_table_is_not_all_of_them",
+    ),
+    Mutant(
+        "a choice of tables that comes out empty is not all of them",
+        "rules.selected",
+        never("not found and (isinstance(value, str) or value)"),
+        f"{_OPERATORS}::test_only_without_a_choice_all_dead_letters_are_given_up",
+    ),
+    Mutant(
+        "a mistyped table is told when letters are dismissed",
+        "LettersTopic.dismiss",
+        drop("self._refuse_unknown(tables, places)"),
+        "tests/unit/provision/test_letters.py::test_what_matches_nothing_dismisses_nothing",
+    ),
+    Mutant(
         "letters that went with their topic are not open for ever",
         "LettersTopic._reconcile",
         swap("before.open != left", "before.open < left"),

@@ -248,6 +248,15 @@ def test_dead_letters_are_dealt_with_by_the_settings_of_the_last_start(
     assert [each.format for each in pipelines] == ["json"]
 
 
+def test_a_choice_of_dead_letters_that_is_empty_is_not_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up: list[Any] = []
+    monkeypatch.setattr(redrive, "dismiss", lambda _, tables: given_up.append(tables) or redrive.RedriveResult())
+    monkeypatch.setattr("airflow_bottledwater.state.saved.completed", lambda found, *_, **__: found)
+    assert _invoke("dismiss", *REQUIRED, "--tables", "")[0] == 1 and given_up == []
+    assert _invoke("dismiss", *REQUIRED)[0] == 0 and _invoke("dismiss", *REQUIRED, "--tables", "a,b")[0] == 0
+    assert given_up == [[], ["a", "b"]]
+
+
 def test_a_file_may_leave_settings_to_the_saved_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Any] = []
 

@@ -42,7 +42,7 @@ from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 from airflow_bottledwater.pipeline.description import Description, Kafka, Source, Spark
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.provision import live, pausing, preflight, redrive
+from airflow_bottledwater.provision import accept, consequences, live, pausing, preflight, redrive
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
 from airflow_bottledwater.sensors.stream_error import StreamErrorSensor
 from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
@@ -1028,6 +1028,33 @@ def test_control_asks_about_single_tables(
         )
     task.execute({**CONTEXT, "dag_run": SimpleNamespace(triggering_user_name=user)})
     assert found == [(["a", "b"], asked), (("name", "id1"), 5.0)]
+
+
+@pytest.mark.usefixtures("connections")
+def test_only_without_a_choice_all_dead_letters_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that comes out empty is none."""
+    given_up: list[Any] = []
+    monkeypatch.setattr(redrive, "dismiss", lambda _, tables: given_up.append(tables) or redrive.RedriveResult())
+
+    def dismiss(tables: Any) -> None:
+        PipelineControlOperator(task_id="t", pipeline=ORDERS, action="dismiss", tables=tables).execute(CONTEXT)
+
+    for empty in ("", " , ", [""], [" "]):
+        with pytest.raises(AirflowFailException, match="leave it out where all tables are meant"):
+            dismiss(empty)
+    assert given_up == []
+    dismiss(None)
+    dismiss([])
+    assert given_up == [[], []]
+
+
+@pytest.mark.parametrize("action", ["snapshot", "resume_table", "accept_new_keys"])
+def test_no_table_is_not_all_of_them(action: str) -> None:
+    pipeline: Any = None  # nothing is asked of its servers
+    with pytest.raises(errors.SettingError, match="at least one table"):
+        consequences.of_action(pipeline, action, [], sweep=True)
+    with pytest.raises(errors.SettingError, match="at least one table"):
+        accept.accept(pipeline, [])
 
 
 def test_what_no_job_could_read_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

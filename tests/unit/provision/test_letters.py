@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_bottledwater.errors import SettingError
 from airflow_bottledwater.provision.letters import LetterPosition, LettersTopic
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Letters, encode, letters_key
@@ -61,6 +62,19 @@ def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(topic, "blocks", lambda name: [Block(records)])
     monkeypatch.setattr(topic, "_reconcile", lambda places: None)
     assert [place.key for place in topic.places()] == [b"1", b"7"]
+
+
+def test_what_matches_nothing_dismisses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is mistyped would settle nothing, and be green."""
+    state = PipelineState({letters_key(9, "stream"): encode(Letters("b.gone", 3, 3))})
+    topic = object.__new__(LettersTopic)
+    places = [LetterPosition("", b"", 1, letters_key(8, "stream"), "b.dropped", 8)]
+    topic._publishing = SimpleNamespace(state=SimpleNamespace(tables=TABLES, letters=state.letters))  # type: ignore[assignment]
+    monkeypatch.setattr(topic, "places", lambda: places)
+    for wrong in ["ordres", "a.*x", "!ordres", "dropped"]:
+        with pytest.raises(SettingError, match="of tables that the pipeline has"):
+            topic.dismiss(["a.t", wrong])
+    assert topic.dismiss(["a.t", "!a.b.t", "b.gone"]) == 0, "known, and without open dead letters"
 
 
 def test_letters_of_another_topic_prefix_are_open_until_they_are_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:

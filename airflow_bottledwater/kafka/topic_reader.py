@@ -111,7 +111,9 @@ class RecordBlock:
 
     def having(self, keys: KeySet) -> Iterator[int]:
         """The records that have one of these keys."""
-        for i in np.flatnonzero(np.isin(self.hashes[:, 0], keys.hashes)).tolist():
+        hashes = self.hashes[:, 0]
+        near = keys.hashes[np.searchsorted(keys.hashes[:-1], hashes)]
+        for i in np.flatnonzero(near == hashes).tolist():
             if self.key(i) in keys.keys:
                 yield i
 
@@ -126,12 +128,15 @@ class RecordBlock:
 
 
 class KeySet:
-    """Keys to look for in blocks."""
+    """Keys to look for in blocks.
+
+    :ivar hashes: of these keys, in order: a block is compared with a million of them as fast as with a few.
+    """
 
     def __init__(self, keys: Collection[bytes]) -> None:
         self.keys = frozenset(keys)
         ends = np.cumsum([len(key) for key in self.keys] or [0], dtype=np.int64)
-        self.hashes = hash_keys(np.frombuffer(b"".join(self.keys) + b"\0", dtype=np.uint8), ends)[:, 0]
+        self.hashes = np.sort(hash_keys(np.frombuffer(b"".join(self.keys) + b"\0", dtype=np.uint8), ends)[:, 0])
 
 
 def blocks(

@@ -4,16 +4,17 @@ same transactions."""
 from __future__ import annotations
 
 import itertools
-import json
 import logging
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_bottledwater.errors import SettingError
-from airflow_bottledwater.kafka.publisher import single
-from airflow_bottledwater.kafka.topic_reader import KeySet, RecordBlock, blocks
+from airflow_bottledwater.kafka.publisher import Records, tombstones
+from airflow_bottledwater.kafka.topic_reader import RecordBlock, blocks
 from airflow_bottledwater.kafka.topics import Topics
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.provision.source_rows import StoredDeadLetter
@@ -27,14 +28,15 @@ log = logging.getLogger(__name__)
 _PORTION_BYTES = 32 << 20
 #: records that are read at once: dead letters may be large
 _BLOCK, _LARGE_BLOCK = 10_000, 100
-#: dead letters that are dismissed in one Kafka transaction
-_AT_ONCE = 10_000
+#: dead letters that are settled in one Kafka transaction
+AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class LetterPosition:
     """Where a dead letter is, by which it is found again: not all of them fit into memory.
 
+    :param at: the partition and the offset of its record.
     :param position: of its change; empty of a snapshot's.
     :param size: in bytes.
     :param counted: the key of the count that it is in.
@@ -42,6 +44,7 @@ class LetterPosition:
     :param oid: the table's.
     """
 
+    at: tuple[int, int]
     position: str
     key: bytes
     size: int
@@ -59,19 +62,21 @@ class LettersTopic:
     def __init__(self, pipeline: Settings, publishing: PublishSession, name: str) -> None:
         self._kafka, self._publishing, self._name = pipeline.kafka, publishing, name
         self._topic = publishing.topics[publishing.dead_letters]
+        #: the tables of those that were read, see :meth:`StoredDeadLetter.read`
+        self._tables: dict[bytes, SourceTable] = {}
 
     def places(self) -> list[LetterPosition]:
         """The dead letters of this pipeline; afterwards, its counts of open ones are right."""
         found: dict[bytes, LetterPosition] = {}
         names = {self._name, *(each.pipeline for each in self._publishing.state.letters.values() if each.pipeline)}
         for block in self.blocks(self._topic):
-            for i in range(len(block)):
+            for i, at in enumerate(_places(block)):
                 key, value = block.key(i), block.value(i)
                 found.pop(key, None)
                 if value is not None and (said := head(value, names)) is not None:
-                    found[key] = LetterPosition(
-                        said.pos, key, len(value), letters_key(said.oid, said.by), said.relation, said.oid
-                    )
+                    # there may be a million, of some tables
+                    counted, relation = sys.intern(letters_key(said.oid, said.by)), sys.intern(said.relation)
+                    found[key] = LetterPosition(at, said.pos, key, len(value), counted, relation, said.oid)
         places = list(found.values())
         self._reconcile(places)
         return places
@@ -107,16 +112,22 @@ class LettersTopic:
         dropped."""
         return bool(counted.open) and counted.topic not in ("", self._topic)
 
-    def read(self, keys: Sequence[bytes]) -> list[StoredDeadLetter]:
-        """These dead letters, but for those that are gone meanwhile."""
+    def read(self, places: Sequence[LetterPosition]) -> list[StoredDeadLetter]:
+        """These dead letters, but for those that are gone meanwhile. Only the part of the topic is read that has them:
+        letters that follow each other by their positions mostly do so in the topic."""
         begins = dict(enumerate(self.start(self._topic) or ()))
-        wanted, found = KeySet(keys), dict[bytes, StoredDeadLetter | None]()
-        for block in self.blocks(self._topic):
-            for i in block.having(wanted):
-                key, value, message = block.key(i), block.value(i), block.messages[i]
-                earlier = int(message["offset"]) < begins.get(int(message["partition"]), 0)
-                found[key] = None if value is None else StoredDeadLetter(key, json.loads(value), earlier)
-        return [letter for key in keys if (letter := found.get(key)) is not None]
+        wanted, found = {place.at: place.key for place in places}, dict[bytes, StoredDeadLetter]()
+        start = [0] * self._publishing.partitions[self._topic]
+        ends = start.copy()
+        for partition, offset in sorted(wanted):
+            start[partition] = start[partition] if ends[partition] else offset
+            ends[partition] = offset + 1
+        for block in self.blocks(self._topic, start, ends):
+            for i, at in enumerate(_places(block)):
+                if at in wanted and (value := block.value(i)) is not None:
+                    earlier = at[1] < begins.get(at[0], 0)
+                    found[wanted[at]] = StoredDeadLetter.read(wanted[at], value, self._tables, earlier=earlier)
+        return [found[place.key] for place in places if place.key in found]
 
     def dismiss(self, tables: Sequence[str]) -> int:
         """Remove those of some tables, some thousand in one transaction, and give up those of another ``topic_prefix``,
@@ -128,10 +139,11 @@ class LettersTopic:
         places = self.places()
         self._refuse_unknown(tables, places)
         places = [place for place in places if not tables or self._meant(place.oid, place.relation, tables)]
-        for start in range(0, len(places), _AT_ONCE):
-            some = places[start : start + _AT_ONCE]
-            removed = [single(self._publishing.dead_letters, 0, place.key, None) for place in some]
-            self._publishing.transact(removed, self.closed(Counter(place.counted for place in some)))
+        for start in range(0, len(places), AT_ONCE):
+            some = places[start : start + AT_ONCE]
+            self._publishing.transact(
+                [self.removed(place.key for place in some)], self.closed(Counter(place.counted for place in some))
+            )
         left = {
             key: each
             for key, each in self._publishing.state.letters.items()
@@ -159,6 +171,10 @@ class LettersTopic:
         schema, _, name = relation.rpartition(".")
         return catalog.covers(patterns, (), schema, name)
 
+    def removed(self, keys: Iterable[bytes]) -> Records:
+        """The tombstones of dead letters."""
+        return tombstones(self._publishing.dead_letters, [(0, key) for key in keys])
+
     def closed(self, counts: Mapping[str, int]) -> dict[str, StateRecord | None]:
         """The counts behind some dead letters that are settled.
 
@@ -171,19 +187,35 @@ class LettersTopic:
         """See :meth:`~airflow_bottledwater.state.pipeline_state.PipelineState.start`."""
         return self._publishing.state.start(topic, self._publishing.described[topic].id)
 
-    def blocks(self, topic: str, start: Sequence[int] = ()) -> Iterator[RecordBlock]:
-        """The records of a topic, up to its present end.
+    def blocks(self, topic: str, start: Sequence[int] = (), ends: Sequence[int] = ()) -> Iterator[RecordBlock]:
+        """The records of a topic.
 
-        :param start: see :func:`~airflow_bottledwater.kafka.topic_reader.blocks`.
+        :param start: see :func:`~airflow_bottledwater.kafka.topic_reader.blocks`; ``ends``: the same, or up to its
+            present end.
         """
         size = _LARGE_BLOCK if topic == self._topic else _BLOCK
-        return blocks(self._kafka, topic, self._ends(topic), self._publishing.backoff, start=start, size=size)
+        ends = ends or self._ends(topic)
+        return blocks(self._kafka, topic, ends, self._publishing.backoff, start=start, size=size)
 
     def _ends(self, topic: str) -> list[int]:
         return Topics(self._kafka).ends(topic, self._publishing.partitions[topic])
 
 
-def portion(places: Sequence[LetterPosition]) -> int:
-    """How many dead letters are treated at once: at least one, and as many as memory is for."""
-    sizes = itertools.accumulate(place.size for place in places)
-    return max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= _PORTION_BYTES, sizes)))
+def _places(block: RecordBlock) -> Iterator[tuple[int, int]]:
+    """The partition and the offset of each record."""
+    return zip(block.messages["partition"].tolist(), block.messages["offset"].tolist(), strict=True)
+
+
+def portions(places: Sequence[LetterPosition]) -> list[Sequence[LetterPosition]]:
+    """Dead letters that are treated at once: as many as memory is for, at least one each."""
+    found = []
+    while places:
+        n = fitting((place.size for place in places), _PORTION_BYTES)
+        found.append(places[:n])
+        places = places[n:]
+    return found
+
+
+def fitting(sizes: Iterable[int], limit: float) -> int:
+    """How many of some sizes are not more than a limit together, at least one."""
+    return max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= limit, itertools.accumulate(sizes))))

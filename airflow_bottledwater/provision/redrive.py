@@ -15,13 +15,12 @@ import base64
 import functools
 import json
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from airflow_bottledwater.backoff import Backoff
@@ -30,9 +29,9 @@ from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import BottledWaterError, RecordError, Refused, SchemaRefused, SlotInUse, TakenOver
 from airflow_bottledwater.jobs import status
 from airflow_bottledwater.kafka.errors import RecordRefused
-from airflow_bottledwater.kafka.publisher import Records, single, tombstones
+from airflow_bottledwater.kafka.publisher import NO_RECORDS, RECORD_OVERHEAD, Records
 from airflow_bottledwater.kafka.topic_reader import KeySet
-from airflow_bottledwater.model.lsn import Position, parse_lsn
+from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import of_source
 from airflow_bottledwater.model.version import Version
@@ -42,8 +41,9 @@ from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.beside import refuse_beside_job
 from airflow_bottledwater.provision.create import make_chosen
-from airflow_bottledwater.provision.letters import LettersTopic, portion
-from airflow_bottledwater.provision.source_rows import READ_AGAIN, SourceRow, StoredDeadLetter, compare
+from airflow_bottledwater.provision.letters import AT_ONCE, LetterPosition, LettersTopic, fitting, portions
+from airflow_bottledwater.provision.newest import Newest, key_of, shown
+from airflow_bottledwater.provision.source_rows import READ_AGAIN, SourceRow, StoredDeadLetter, TableToday, compare
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.publish.chosen import ChosenTopics
 from airflow_bottledwater.publish.columns import oldest
@@ -59,12 +59,10 @@ from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import shared
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import letters_key, stream_id
+from airflow_bottledwater.state.records import StateRecord, letters_key, stream_id
 from airflow_bottledwater.state.schemas import register_value
 
 log = logging.getLogger(__name__)
-
-_NOTHING = tombstones(0, [])
 
 
 @dataclass(slots=True)
@@ -87,7 +85,7 @@ class RedriveResult:
 
 
 def redrive(pipeline: Settings) -> RedriveResult:
-    """Publish the pipeline's dead letters, each in one transaction with a tombstone for it in the dead-letter topic.
+    """Publish the pipeline's dead letters, each in the transaction that has its tombstone in the dead-letter topic.
 
     :raises SlotInUse: a stream reads from the slot.
     :raises StateError: the pipeline's job is alive, as that of a snapshot; or the state topic does not know the slot.
@@ -173,24 +171,42 @@ class _Letters:
         self._held = {oid: claim.state.gaps[oid] for oid in claim.state.held}
         self._name = claim.cluster.pipeline(pipeline.slot)
         self._letters = LettersTopic(pipeline, publishing, self._name)
-        #: the relation versions of dead letters, as they are published now
-        self._versions: dict[Version, Version] = {}
+        #: by the id of the table of dead letters, see :attr:`StoredDeadLetter.table`
+        self._published: dict[int, TableToday] = {}
+        #: the relation versions of dead letters, as they are published now, or why the registry refuses them
+        self._versions: dict[Version, Version | SchemaRefused] = {}
         self._events_topic = publishing.topics[publishing.events]
         chosen = ChosenTopics(publishing, functools.partial(make_chosen, pipeline, claim.cluster))
         self._outbox = Outbox(chosen) if any(each.table.outbox for each in self._tables.values()) else None
         self._messages = Messages(chosen)
 
     def redrive(self) -> RedriveResult:
-        """Publish them: some thousand at a time, the snapshot's first, then by position."""
+        """Publish them: the snapshot's first, then by position. What the topics have of their keys is read once for all
+        of them; so more of them than memory is for are read twice."""
         result = RedriveResult()
         with session(self._pipeline.postgres, "Re-driving dead letters") as connection:
             today = catalog.load(connection, list(self._tables), self._mapping)
         self._today = {table.oid: table for table in today}
-        places = sorted(self._publishing.run(self._letters.places), key=lambda place: place.position)
-        while places:
-            n = portion(places)
-            self._redrive(self._letters.read([place.key for place in places[:n]]), result)
-            del places[:n]
+        places = portions(sorted(self._publishing.run(self._letters.places), key=lambda place: place.position))
+        left: list[LetterPosition] = []
+        wanted: dict[str, set[bytes]] = defaultdict(set)
+        ready: list[tuple[StoredDeadLetter, Records]] = []
+        for some in places:
+            ready = self._ready(self._letters.read(some), result)
+            for dead_letter, records in ready:
+                if not dead_letter.table.outbox:
+                    # the records of an outbox are events, none of which is another one's newer version
+                    keys = (key_of(records, i) for i in range(len(records)))
+                    wanted[dead_letter.content["topic"]].update(key for key in keys if key is not None)
+            kept = {dead_letter.key for dead_letter, _ in ready}
+            left += [place for place in some if place.key in kept]
+        if not left:
+            return result
+        newest = self._newest(wanted)
+        for some in portions(left):
+            if len(places) > 1:
+                ready = self._ready(self._letters.read(some), result)
+            self._redrive(ready, newest, result)
         return result
 
     def dismiss(self, tables: Sequence[str]) -> RedriveResult:
@@ -202,6 +218,7 @@ class _Letters:
     ) -> list[tuple[StoredDeadLetter, Records]]:
         """Those that may be published unless something is newer, with their records."""
         ready: list[tuple[StoredDeadLetter, Records]] = []
+        outdated: list[tuple[StoredDeadLetter, Records]] = []
         for written in dead_letters:
             if self._is_mistaken(written):
                 why = "it is of another cluster, in which its table had the oid that another one has here"
@@ -219,13 +236,12 @@ class _Letters:
                 self._fails(dead_letter, f"its table {gap.why}", result)
                 continue
             if self._replaced(dead_letter) or self._read_since(dead_letter):
-                self._send(dead_letter, _NOTHING)
-                result.overtaken += 1
+                outdated.append((dead_letter, NO_RECORDS))
                 continue
             if why := self._unfollowed(dead_letter):
                 self._fails(dead_letter, why, result)
                 continue
-            if dead_letter.earlier and not dead_letter.content["again"]["table"].get("outbox"):
+            if dead_letter.earlier and not dead_letter.table.outbox:
                 why = (
                     "it is older than the slot, whose first snapshot has not read its table, or has not swept its topic"
                 )
@@ -235,12 +251,14 @@ class _Letters:
                 ready.append((dead_letter, self._encode(dead_letter)))
             except (RecordError, SchemaRefused) as error:
                 self._fails(dead_letter, error, result)
+        self._send(outdated, result)
         return ready
 
-    def _redrive(self, dead_letters: list[StoredDeadLetter], result: RedriveResult) -> None:
-        ready = self._ready(dead_letters, result)
-        newest = self._newest(ready)
+    def _redrive(
+        self, ready: Sequence[tuple[StoredDeadLetter, Records]], newest: Newest, result: RedriveResult
+    ) -> None:
         current = self._current(ready)
+        settled: list[tuple[StoredDeadLetter, Records]] = []
         for dead_letter, records in ready:
             held = current.get(dead_letter.key)
             rows = [i for i in range(len(records)) if not newest.overtake(dead_letter, records, i)]
@@ -257,29 +275,25 @@ class _Letters:
                 why = f"the topic has a row of its key that may have column {lacks!r}, which the dead letter lacks"
                 self._fails(dead_letter, f"{why}. {READ_AGAIN}", result)
                 continue
-            kept = replace(records, table=records.table[rows])
-            try:
-                self._send(dead_letter, kept)
-            except RecordRefused as error:
-                self._fails(dead_letter, error, result)
-            else:
-                result.published += bool(rows)
-                result.overtaken += not rows
+            settled.append((dead_letter, replace(records, table=records.table[rows])))
+        self._send(settled, result)
 
     def _as_published(self, written: StoredDeadLetter) -> StoredDeadLetter:
         """See :meth:`StoredDeadLetter.as_published`, by the name that the table has today.
 
         :raises RecordError: see there; or less of the table is hidden by that name than by the one that is recorded.
         """
-        today = self._today.get(int(written.content["oid"]))
-        if today is None:
-            return written.as_published(self._mapping)
-        named = (today.schema, today.name)
-        if "again" in written.content:
-            columns = [column["name"] for column in written.content["again"]["table"]["columns"]]
-            if why := options.exposed_table(self._mapping, self._tables[today.oid].table, *named, columns):
-                raise RecordError(why)
-        return written.as_published(self._mapping, named)
+        if "again" not in written.content:
+            return written
+        if (made := self._published.get(id(written.table))) is None:
+            named = None
+            if (today := self._today.get(int(written.content["oid"]))) is not None:
+                named = (today.schema, today.name)
+                columns = [column.name for column in written.table.columns]
+                if why := options.exposed_table(self._mapping, self._tables[today.oid].table, *named, columns):
+                    raise RecordError(why)
+            made = self._published[id(written.table)] = TableToday.of(self._mapping, written.table, named)
+        return written.as_published(made)
 
     def _is_mistaken(self, written: StoredDeadLetter) -> bool:
         """Whether its table's oid is another table's here."""
@@ -365,9 +379,16 @@ class _Letters:
             return version
         if (known := self._versions.get(version)) is None:
             published = self._publishing.state.versions(version.table.oid)
-            number = register_value(self._pipeline, version.topic, version.table, published)
-            key = self._tables[version.table.oid].key_schema
-            known = self._versions[version] = replace(version, key_schema=key, value_schema=number, refused="")
+            try:
+                number = register_value(self._pipeline, version.topic, version.table, published)
+            except SchemaRefused as error:
+                known = error  # it is not asked again for each of a million
+            else:
+                key = self._tables[version.table.oid].key_schema
+                known = replace(version, key_schema=key, value_schema=number, refused="")
+            self._versions[version] = known
+        if isinstance(known, SchemaRefused):
+            raise known.with_traceback(None)
         return known
 
     def _encode(self, dead_letter: StoredDeadLetter) -> Records:
@@ -392,7 +413,7 @@ class _Letters:
             "flags": xid << wire.FLAG_XID_SHIFT,
         }
         changes = layout.rows(layout.CHANGE, [change])
-        version = self._with_schema(msgspec.convert(again, Version))
+        version = self._with_schema(dead_letter.version)
         batch = Batch(position, position, data, changes, (version,))
         headers = wire.HEADERS | (wire.HEADER_XID if self._pipeline.xid_header else 0)
         if version.table.outbox:
@@ -415,7 +436,11 @@ class _Letters:
         reasons = [*completed.failed.values(), *(rejection.reason for rejection in rejections)]
         if reasons:
             raise RecordError("; ".join(reasons))
-        return replace(encoded.records, label=dead_letter.label)
+        table = encoded.records.table
+        parts = ("key", "value", "headers")
+        used = max(int((table[part] + np.maximum(table[f"{part}_length"], 0)).max(initial=0)) for part in parts)
+        # there is room for many rows, and many letters are kept until they are sent
+        return replace(encoded.records, data=encoded.records.data[:used].copy(), label=dead_letter.label)
 
     def _encode_outbox(self, batch: Batch, headers: int) -> Records:
         """Make a record of a row, or of a message, of an outbox.
@@ -438,18 +463,14 @@ class _Letters:
             raise RecordError("; ".join(rejection.reason for rejection in wrong))
         return records
 
-    def _newest(self, ready: Iterable[tuple[StoredDeadLetter, Records]]) -> _Newest:
+    def _newest(self, wanted: Mapping[str, Collection[bytes]]) -> Newest:
         """What the topics have of the keys of the dead letters. A row of the first snapshot has no position: whether it
-        is newer than a dead letter is decided by the source's row, not by comparing the clocks of two hosts."""
-        wanted: dict[str, set[bytes]] = defaultdict(set)
-        for dead_letter, records in ready:
-            if dead_letter.content["again"]["table"].get("outbox"):
-                continue  # its records are events, none of which is another one's newer version
-            wanted[dead_letter.content["topic"]] |= {
-                key for i in range(len(records)) if (key := _key(records, i)) is not None
-            }
+        is newer than a dead letter is decided by the source's row, not by comparing the clocks of two hosts.
+
+        :param wanted: the keys by their topics.
+        """
         of_events = self._letters.start(self._events_topic)
-        found = _Newest(unsure_events=of_events is None)
+        found = Newest(unsure_events=of_events is None)
         # others may have come since the pipeline has begun in a topic
         theirs = shared(self._pipeline, self._publishing.state, sorted(wanted))
         for topic, keys in wanted.items():
@@ -461,8 +482,8 @@ class _Letters:
                     pos = (block.header(i, "pos") or b"").decode()
                     # a snapshot's row may have headers, too: a position of zeros
                     copied = not pos.strip("0/")
-                    shown = _shown(block.header(i, "snapshot")) if copied else pos
-                    found.add(topic, block.key(i), shown, copied=copied)
+                    newest = shown(block.header(i, "snapshot")) if copied else pos
+                    found.add(topic, block.key(i), newest, copied=copied)
         for event in self._events(of_events or ()):
             if event.get("event") == "truncate" and of_source(event.get("pipeline", self._name), self._name):
                 for topic in set(event["topics"]) & set(wanted):
@@ -472,14 +493,13 @@ class _Letters:
     def _current(self, ready: Iterable[tuple[StoredDeadLetter, Records]]) -> dict[bytes, SourceRow]:
         """What the source holds today for each dead letter with a key, by one look-up for all dead letters of a
         relation version."""
-        by_table: dict[tuple[str, bool], list[tuple[StoredDeadLetter, SourceTable, pgoutput.RowMessage]]] = defaultdict(
+        by_table: dict[tuple[int, bool], list[tuple[StoredDeadLetter, SourceTable, pgoutput.RowMessage]]] = defaultdict(
             list
         )
         for dead_letter, _ in ready:
-            again, table = dead_letter.content["again"], dead_letter.version.table
-            if table.key:
-                message = with_key(table, pgoutput.row(base64.b64decode(again["message"])))
-                by_table[json.dumps(again["table"]), dead_letter.copied].append((dead_letter, table, message))
+            if (table := dead_letter.table).key:
+                message = with_key(table, pgoutput.row(base64.b64decode(dead_letter.content["again"]["message"])))
+                by_table[id(table), dead_letter.copied].append((dead_letter, table, message))
         held: dict[bytes, SourceRow] = {}
         for (_, copied), dead_letters in by_table.items():
             table = dead_letters[0][1]
@@ -495,73 +515,36 @@ class _Letters:
                 held[dead_letter.key] = compare(table, message, found)
         return held
 
-    def _send(self, dead_letter: StoredDeadLetter, records: Records) -> None:
-        tombstone = single(self._publishing.dead_letters, 0, dead_letter.key, None)
-        begun = False
+    def _send(self, todo: list[tuple[StoredDeadLetter, Records]], result: RedriveResult) -> None:
+        """Publish the records of dead letters and remove these, in this order, as many in one transaction as Kafka
+        takes in time. Those whose records it refuses stay: they are found by halving."""
+        most, tried, closed = AT_ONCE, 0, dict[str, StateRecord | None]()
 
         def work() -> None:
-            nonlocal begun
-            # whether an attempt before this one was committed, the dead letter itself tells
-            if not begun or self._letters.read([dead_letter.key]):
-                begun = True
-                counted = letters_key(int(dead_letter.content["oid"]), str(dead_letter.content["by"]))
-                self._publishing.transact([records, tombstone], self._letters.closed({counted: 1}), divisible=False)
+            nonlocal tried, closed
+            known = self._publishing.state.letters
+            if tried and all(known.get(key) == count for key, count in closed.items()):
+                return  # the outcome of the attempt before was unknown: it was committed
+            sizes = (int(records.sizes().sum()) + RECORD_OVERHEAD + 64 for _, records in todo[:most])
+            tried = fitting(sizes, self._publishing.pace.limit)
+            some = [dead_letter for dead_letter, _ in todo[:tried]]
+            closed = self._letters.closed(
+                Counter(letters_key(int(each.content["oid"]), str(each.content["by"])) for each in some)
+            )
+            batches = [*(records for _, records in todo[:tried]), self._letters.removed(each.key for each in some)]
+            self._publishing.transact(batches, closed, divisible=tried > 1)
 
-        self._publishing.run(work)
-
-
-@dataclass(slots=True)
-class _Newest:
-    """What the topics have of some keys.
-
-    :param positions: by topic and key, the highest position of a record, or LSN that a row of a live snapshot shows; by
-        topic and None, the position of a TRUNCATE.
-    :param copied: by topic and key, whether the last record is a row of a snapshot.
-    :param unsure: the topics that may have records of other sources, or of which it is not known where the pipeline
-        begins in them.
-    :param unsure_events: the same of the topic with the TRUNCATEs.
-    """
-
-    positions: dict[tuple[str, bytes | None], str] = field(default_factory=dict)
-    copied: dict[tuple[str, bytes | None], bool] = field(default_factory=dict)
-    unsure: set[str] = field(default_factory=set)
-    unsure_events: bool = False
-
-    def add(self, topic: str, key: bytes | None, position: str, *, copied: bool = False) -> None:
-        """Take note of a record, or of a TRUNCATE."""
-        self.positions[topic, key] = max(self.positions.get((topic, key), ""), position)
-        self.copied[topic, key] = copied
-
-    def overtake(self, dead_letter: StoredDeadLetter, records: Records, i: int) -> bool:
-        """Whether one of a dead letter's records is older than what its topic has."""
-        topic = dead_letter.content["topic"]
-        return dead_letter.overtaken(max(self.positions.get((topic, key), "") for key in (_key(records, i), None)))
-
-    def truncated(self, dead_letter: StoredDeadLetter) -> bool:
-        """Whether a dead letter's table was truncated behind its change, by the dead letter's own source."""
-        return dead_letter.overtaken(self.positions.get((dead_letter.content["topic"], None), ""))
-
-    def in_doubt(self, dead_letter: StoredDeadLetter) -> bool:
-        """Whether the positions of what has overtaken a dead letter may say nothing of it."""
-        if self.truncated(dead_letter):
-            return self.unsure_events
-        return dead_letter.content["topic"] in self.unsure
-
-    def may_show_more(self, dead_letter: StoredDeadLetter, records: Records, i: int) -> bool:
-        """Whether one of a dead letter's records is a row that would follow a row of a snapshot."""
-        place = dead_letter.content["topic"], _key(records, i)
-        return records.table[i]["event"] != wire.EVENT_DELETE and self.copied.get(place, False)
-
-
-def _shown(label: bytes | None) -> str:
-    """The position that a row of a live snapshot stands for, by its header ``snapshot``; empty for none."""
-    lsn = b"/".join((label or b"").rsplit(b"/", 2)[1:]).decode(errors="replace")
-    try:
-        return str(Position(parse_lsn(lsn)))
-    except ValueError:
-        return ""
-
-
-def _key(records: Records, i: int) -> bytes | None:
-    at, size = int(records.table[i]["key"]), int(records.table[i]["key_length"])
-    return None if size < 0 else bytes(records.data[at : at + size])
+        while todo:
+            tried = 0
+            try:
+                self._publishing.run(work)
+            except RecordRefused as error:
+                most = max(1, tried // 2)
+                if tried == 1:
+                    self._fails(todo.pop(0)[0], error, result)
+                continue
+            for _, records in todo[:tried]:
+                result.published += bool(len(records))
+                result.overtaken += not len(records)
+            del todo[:tried]
+            most = min(2 * most, AT_ONCE)

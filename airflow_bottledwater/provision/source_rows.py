@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -32,7 +32,23 @@ READ_AGAIN = (
     "send the tombstone of a deleted key yourself.)"
 )
 
-prepare(Version, SourceTable)
+#: what only people read of a dead letter
+_SHOWN = ("columns", "key", "error")
+
+prepare(SourceTable)
+
+
+def _members(raw: bytes | msgspec.Raw, as_written: str) -> dict[str, Any]:
+    """The members of a JSON object.
+
+    :param as_written: one that is not decoded; those that only people read are left out.
+    """
+    found: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    return {
+        name: each if name == as_written else msgspec.json.decode(each)
+        for name, each in found.items()
+        if name not in _SHOWN
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +56,29 @@ class StoredDeadLetter:
     """A dead letter as it was written.
 
     :param key: of its record.
+    :param content: what is decoded of it, see :meth:`read`.
     :param earlier: whether it was written before the pipeline's slot was made, by one of before.
     """
 
     key: bytes
     content: dict[str, Any]
     earlier: bool = False
+
+    @classmethod
+    def read(cls, key: bytes, value: bytes, tables: dict[bytes, SourceTable], *, earlier: bool) -> StoredDeadLetter:
+        """Decode a dead letter, but for what only people read.
+
+        :param tables: the tables of those that were decoded before, as they were written: each letter has all of its
+            own, of which most of it consists.
+        """
+        content = _members(value, "again")
+        if "again" in content:
+            content["again"] = _members(content["again"], "table")
+            written = bytes(content["again"]["table"])
+            if (table := tables.get(written)) is None:
+                table = tables[written] = msgspec.json.decode(written, type=SourceTable)
+            content["again"]["table"] = table
+        return cls(key, content, earlier)
 
     @property
     def position(self) -> str:
@@ -58,9 +91,16 @@ class StoredDeadLetter:
         return str(self.content["op"]) == _SNAPSHOT
 
     @property
+    def table(self) -> SourceTable:
+        """Its table as it was then; all dead letters of one relation version have the same object."""
+        found: SourceTable = self.content["again"]["table"]
+        return found
+
+    @property
     def version(self) -> Version:
         """Its table as it was published then, with the topic."""
-        return msgspec.convert(self.content["again"], Version)
+        again = self.content["again"]
+        return Version(**{each.name: again[each.name] for each in fields(Version) if each.name in again})
 
     @property
     def label(self) -> str:
@@ -75,58 +115,27 @@ class StoredDeadLetter:
         shown = int(self.content["again"].get("lsn", 0))
         return layout.facts(wire.FROM_LIVE if self.label else wire.FROM_SNAPSHOT, time.time(), shown)
 
-    def as_published(self, mapping: TableMapping, named: tuple[str, str] | None = None) -> StoredDeadLetter:
-        """The dead letter without the columns that were published when it was written, and are not today, and with the
-        others, and the row filter, as they are published today; but those of the key as they were, since its bytes must
-        not change.
+    def as_published(self, today: TableToday) -> StoredDeadLetter:
+        """The dead letter as its table is published today.
 
-        :param named: schema and name that its table has today, by which it has options: another one may bear the name
-            that it had when the dead letter was written. None: those.
         :raises RecordError: a mask cannot be made from what it holds.
         """
-        if "again" not in self.content:
+        if today.published is today.written:
             return self
-        again = self.content["again"]
-        written = msgspec.convert(again["table"], SourceTable)
-        if not written.oid:
-            return self  # a message has no options of a table
-        schema, name = named or (written.schema, written.name)
-        table = replace(written, schema=schema, name=name)
-        columns = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
-        published = mapping.published(table.schema, table.name, map(masks.without, table.columns))
-        where = mapping.options(table.schema, table.name).where
-        whole = replace(
-            table,
-            where=where,
-            filtered=table.filtered or bool(where),
-            columns=tuple(
-                before if before.name in table.key else now
-                for now, before in zip(published, table.columns, strict=True)
-            ),
-        )
-        if not columns and whole == written:
-            return self
-        message = pgoutput.row(base64.b64decode(again["message"]))
-        if (lost := _other_mask(table.without(columns), whole.without(columns))) and message.new is not None:
+        message = pgoutput.row(base64.b64decode(self.content["again"]["message"]))
+        if today.lost and message.new is not None:
             raise RecordError(
-                f"Column {lost!r} of {whole.qualified} had another mask, or another key of hashes, when the dead "
-                "letter was written, and what is published of it today cannot be made from that.",
+                f"Column {today.lost!r} of {today.published.qualified} had another mask, or another key of hashes, "
+                "when the dead letter was written, and what is published of it today cannot be made from that.",
                 f"{READ_AGAIN} Or give the column the mask of before.",
             )
-        if lost:
+        if today.lost:
             # a deletion needs only the key
-            message = message.with_old_key([c for c, column in enumerate(table.columns) if column.name in table.key])
-        message = message.masked(
-            [
-                Mask() if now.mask == before.mask else Mask.of(now)
-                for now, before in zip(whole.columns, table.columns, strict=True)
-            ]
-        )
-        again = {
-            **again,
-            "table": msgspec.to_builtins(whole.without(columns)),
-            "message": base64.b64encode(message.without(columns).encode()).decode(),
-        }
+            message = message.with_old_key(
+                [c for c, each in enumerate(self.table.columns) if each.name in self.table.key]
+            )
+        row = message.masked(today.masks).without(today.left_out)
+        again = {**self.content["again"], "table": today.published, "message": base64.b64encode(row.encode()).decode()}
         return replace(self, content={**self.content, "again": again})
 
     def lacks(self, today: SourceTable | None) -> str:
@@ -135,7 +144,7 @@ class StoredDeadLetter:
 
         :param today: the table; None if it is gone.
         """
-        had = {(c["name"], c["type"]["oid"]) for c in self.content["again"]["table"]["columns"]}
+        had = {(c.name, c.type.oid) for c in self.table.columns}
         columns = today.columns if today is not None and today.key else ()
         return next((c.name for c in columns if (c.name, c.type.oid) not in had), "")
 
@@ -149,11 +158,54 @@ class StoredDeadLetter:
         return newest >= str(Position(self.content["again"]["lsn"]))
 
 
-def _other_mask(before: SourceTable, now: SourceTable) -> str:
-    """A column whose values under its mask of today cannot be made from what a dead letter holds; empty if there is
-    none."""
-    columns = zip(before.columns, now.columns, strict=True)
-    return next((column.name for was, column in columns if not Mask.of(was).gives(Mask.of(column))), "")
+@dataclass(frozen=True, slots=True)
+class TableToday:
+    """A table of dead letters and how it is published today, made once for all of them: without the columns that are
+    not published any more, and with the others, and the row filter, as they are published today; but those of the key
+    as they were, since its bytes must not change.
+
+    :param written: the table as it was, by the name that it has today.
+    :param published: the table as it is published today; the same object if that is how it was.
+    :param left_out: the columns, by number, that are not published any more.
+    :param masks: what is to be done with the values of each column.
+    :param lost: a column whose values under its mask of today cannot be made from what a dead letter holds; empty if
+        there is none.
+    """
+
+    written: SourceTable
+    published: SourceTable
+    left_out: Collection[int]
+    masks: Sequence[Mask]
+    lost: str
+
+    @classmethod
+    def of(cls, mapping: TableMapping, written: SourceTable, named: tuple[str, str] | None = None) -> TableToday:
+        """
+        :param named: schema and name that the table has today, by which it has options: another one may bear the name
+            that it had when the dead letters were written. None: those.
+        """
+        if not written.oid:
+            return cls(written, written, (), (), "")  # a message has no options of a table
+        schema, name = named or (written.schema, written.name)
+        table = replace(written, schema=schema, name=name)
+        columns = mapping.left_out(schema, name, [column.name for column in table.columns])
+        published = mapping.published(schema, name, map(masks.without, table.columns))
+        where = mapping.options(schema, name).where
+        whole = replace(
+            table,
+            where=where,
+            filtered=table.filtered or bool(where),
+            columns=tuple(
+                before if before.name in table.key else now
+                for now, before in zip(published, table.columns, strict=True)
+            ),
+        )
+        pairs = list(zip(whole.columns, table.columns, strict=True))
+        made = [Mask() if now.mask == before.mask else Mask.of(now) for now, before in pairs]
+        kept = [pair for c, pair in enumerate(pairs) if c not in columns]
+        lost = next((now.name for now, before in kept if not Mask.of(before).gives(Mask.of(now))), "")
+        same = not columns and whole == written
+        return cls(written, written if same else whole.without(columns), columns, made, lost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ _PAUSE = "tests/integration/test_pause.py"
 _ROWS = "tests/integration/test_rows.py"
 _ISOLATE, _ASIDE = "tests/integration/test_isolate.py", "tests/unit/stream/test_aside.py"
 _LETTERS = "tests/integration/test_dead_letters.py"
-_BESIDE = "tests/unit/provision/test_beside.py"
+_UNIT_REDRIVE, _BESIDE = (f"tests/unit/provision/test_{name}.py" for name in ("redrive", "beside"))
 _ENDS, _MESSAGES = "tests/integration/test_ends.py", "tests/integration/test_messages.py"
 _DDL, _TAKE_OVER = "tests/integration/test_ddl.py", "tests/integration/test_take_over.py"
 _OUTBOX, _UNIT_OUTBOX = "tests/integration/test_outbox.py", "tests/unit/publish/test_outbox.py"
@@ -107,8 +107,8 @@ MUTANTS = (
     ),
     Mutant(
         "a dead letter is held to the filter of today",
-        "StoredDeadLetter.as_published",
-        swap("mapping.options(table.schema, table.name).where", "table.where"),
+        "TableToday.of",
+        swap("mapping.options(schema, name).where", "table.where"),
         f"{_ROWS}::test_a_dead_letter_whose_row_has_left_the_filter_is_dropped",
     ),
     Mutant(
@@ -920,7 +920,7 @@ MUTANTS = (
     ),
     Mutant(
         "the key of a dead letter stays as it was",
-        "DeadLetter.as_published",
+        "TableToday.of",
         never("before.name in table.key"),
         "tests/unit/provision/test_source_rows.py::test_a_letter_is_published_as_its_columns_are_today_but_for_its_key",
     ),
@@ -1105,8 +1105,8 @@ MUTANTS = (
     ),
     Mutant(
         "values are not masked twice when a dead letter is published, unless the second mask says less",
-        "source_rows._other_mask",
-        never("not Mask.of(was).gives(Mask.of(column))"),
+        "TableToday.of",
+        never("not Mask.of(before).gives(Mask.of(now))"),
         "tests/unit/provision/test_source_rows.py::test_a_letter_that_was_masked_more_is_not_published",
     ),
     Mutant(
@@ -1195,7 +1195,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dead letter is published with the masks of today",
-        "DeadLetter.as_published",
+        "TableToday.of",
         always("now.mask == before.mask"),
         f"{_CHOOSE}::test_what_is_left_out_at_the_next_start_is_not_redriven",
     ),
@@ -1357,7 +1357,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dead letter is published without what is left out since",
-        "DeadLetter.as_published",
+        "TableToday.of",
         always("not columns"),
         f"{_CHOOSE}::test_what_is_left_out_at_the_next_start_is_not_redriven",
     ),
@@ -2705,8 +2705,8 @@ MUTANTS = (
     ),
     Mutant(
         "a TRUNCATE is newer than a dead letter without a key",
-        "_Newest.overtake",
-        swap("(_key(records, i), None)", "(_key(records, i),)"),
+        "Newest.overtake",
+        swap("(key_of(records, i), None)", "(key_of(records, i),)"),
         f"{_RECOVERY}::test_a_letter_of_a_truncated_table_without_a_key_is_dropped",
     ),
     Mutant(
@@ -5746,8 +5746,38 @@ MUTANTS = (
     Mutant(
         "a letter that is re-driven is no longer open",
         "_Letters._send",
-        swap("self._letters.closed({counted: 1})", "{}"),
-        f"{_LETTERS}::test_letters_of_snapshot_stream_and_live_are_open_until_they_are_settled",
+        swap("self._letters.closed(...)", "{}"),
+        f"{_UNIT_REDRIVE}::test_letters_are_sent_together_and_those_that_are_refused_stay",
+    ),
+    Mutant(
+        "letters whose transaction was committed, although that was not known, are not sent again",
+        "_Letters._send",
+        never("tried and all(...)"),
+        f"{_UNIT_REDRIVE}::test_letters_are_sent_once_whatever_becomes_of_their_transaction",
+    ),
+    Mutant(
+        "letters that Kafka takes too slowly are sent in smaller transactions",
+        "_Letters._send",
+        swap("tried > 1", "False"),
+        f"{_UNIT_REDRIVE}::test_letters_are_sent_together_and_those_that_are_refused_stay",
+    ),
+    Mutant(
+        "letters that fit into memory are read once",
+        "_Letters.redrive",
+        always("len(places) > 1"),
+        f"{_UNIT_REDRIVE}::test_the_topics_are_looked_at_once_for_all_letters",
+    ),
+    Mutant(
+        "the registry is not asked about a refused schema for each letter",
+        "_Letters._with_schema",
+        drop("self._versions[version] = known"),
+        f"{_UNIT_REDRIVE}::test_the_registry_is_asked_once_about_a_schema_that_it_refuses",
+    ),
+    Mutant(
+        "some letters are not looked for in their whole topic",
+        "LettersTopic.read",
+        swap("self.blocks(self._topic, start, ends)", "self.blocks(self._topic)"),
+        "tests/unit/provision/test_letters.py::test_only_the_part_of_the_topic_is_read_that_has_the_letters",
     ),
     Mutant(
         "letters are not settled beside a job that does not read from its slot",
@@ -5790,6 +5820,12 @@ MUTANTS = (
         "LettersTopic.dismiss",
         drop("self._refuse_unknown(tables, places)"),
         "tests/unit/provision/test_letters.py::test_what_matches_nothing_dismisses_nothing",
+    ),
+    Mutant(
+        "keys are looked for among any number of them",
+        "KeySet.__init__",
+        swap("np.sort(...)", "..."),
+        "tests/unit/snapshot/test_latest.py::test_keys_are_looked_for_by_their_bytes",
     ),
     Mutant(
         "letters that went with their topic are not open for ever",

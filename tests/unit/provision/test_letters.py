@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from airflow_bottledwater.errors import SettingError
@@ -28,7 +29,7 @@ def test_a_schema_or_a_table_may_have_a_dot_in_its_name(pattern: str, meant: set
     topic = object.__new__(LettersTopic)
     topic._publishing = SimpleNamespace(state=SimpleNamespace(tables=TABLES))  # type: ignore[assignment]
     relations = {1: "a.t", 2: "a.b.t", 3: "a.b.t", 4: "a.b.t", 5: "a.b.t"}
-    places = [LetterPosition("", b"", 1, "", relation, oid) for oid, relation in relations.items()]
+    places = [LetterPosition((0, 0), "", b"", 1, "", relation, oid) for oid, relation in relations.items()]
     assert {each.oid for each in places if topic._meant(each.oid, each.relation, [pattern])} == meant
 
 
@@ -48,6 +49,8 @@ def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
     class Block(list[Any]):
+        messages = np.zeros(len(records), dtype=[("partition", int), ("offset", int)])
+
         def key(self, number: int) -> bytes:
             return records[number][0]
 
@@ -64,11 +67,36 @@ def test_what_is_no_dead_letter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     assert [place.key for place in topic.places()] == [b"1", b"7"]
 
 
+def test_only_the_part_of_the_topic_is_read_that_has_the_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"oid": 1, "schema": "a", "name": "t", "identity": "d", "key": [], "columns": []}
+    value = json.dumps({"pos": "", "again": {"table": table, "topic": "t", "message": "", "lsn": 5}, "columns": {}})
+    kind = [("partition", int), ("offset", int)]
+    asked: list[Any] = []
+
+    class Block(list[Any]):
+        messages = np.array([(2, 4), (2, 5), (0, 7), (2, 9)], dtype=kind)
+
+        def value(self, number: int) -> bytes:
+            return value.encode()
+
+    topic = object.__new__(LettersTopic)
+    topic._topic, topic._tables = "letters", {}
+    topic._publishing = SimpleNamespace(partitions={"letters": 3})  # type: ignore[assignment]
+    monkeypatch.setattr(topic, "start", lambda _: [0, 0, 9])
+    monkeypatch.setattr(topic, "blocks", lambda *of: [asked.append(of), Block(range(4))][1:])
+    places = [LetterPosition(at, "", b"%d" % at[1], 1, "", "a.t", 1) for at in [(2, 9), (0, 7), (2, 4)]]
+    found = topic.read(places)
+    assert asked == [("letters", [7, 0, 4], [8, 0, 10])]
+    assert [(each.key, each.earlier) for each in found] == [(b"9", False), (b"7", False), (b"4", True)]
+    assert found[0].version.topic == "t" and found[0].table is found[1].table, "one object for all letters of a table"
+    assert "columns" not in found[0].content
+
+
 def test_what_matches_nothing_dismisses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that is mistyped would settle nothing, and be green."""
     state = PipelineState({letters_key(9, "stream"): encode(Letters("b.gone", 3, 3))})
     topic = object.__new__(LettersTopic)
-    places = [LetterPosition("", b"", 1, letters_key(8, "stream"), "b.dropped", 8)]
+    places = [LetterPosition((0, 0), "", b"", 1, letters_key(8, "stream"), "b.dropped", 8)]
     topic._publishing = SimpleNamespace(state=SimpleNamespace(tables=TABLES, letters=state.letters))  # type: ignore[assignment]
     monkeypatch.setattr(topic, "places", lambda: places)
     for wrong in ["ordres", "a.*x", "!ordres", "dropped"]:

@@ -7,17 +7,16 @@ import hmac
 import struct
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import RecordError
 from airflow_bottledwater.model.lsn import Position
-from airflow_bottledwater.model.relation import Column, SourceTable
+from airflow_bottledwater.model.relation import Column
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import pgoutput
 from airflow_bottledwater.postgres.pgoutput import Field, RowMessage
-from airflow_bottledwater.provision.source_rows import SourceRow, StoredDeadLetter, compare
+from airflow_bottledwater.provision.source_rows import SourceRow, StoredDeadLetter, TableToday, compare
 from airflow_bottledwater.publish.current import FoundRows
 from tests.support import wire as w
 
@@ -66,46 +65,50 @@ def test_a_letter_is_published_as_its_columns_are_today_but_for_its_key() -> Non
     day = w.plain(1082)
     table = w.table(("k", day), ("day", day), ("note", w.plain(w.TEXT)), ("gone", day), key=["k"], oid=1)
     row = RowMessage("I", 1, "", None, [Field("b", b"key!"), Field("b", b"days"), Field("b", b"note"), Field("n")])
-    again = {"table": msgspec.to_builtins(table), "message": base64.b64encode(row.encode()).decode()}
+    again = {"table": table, "message": base64.b64encode(row.encode()).decode()}
     options = {"*.*": {"temporal": {"*": "text"}, "mask": {"note": "first:2"}, "exclude": "gone"}}
     mapping = TableMapping.of(Settings(postgres="host=db", table_options=options))
-    found = StoredDeadLetter(b"", {"again": again}).as_published(mapping).content["again"]
+    found = _today(StoredDeadLetter(b"", {"again": again}), mapping).content["again"]
     as_text = day.with_temporal("text")
-    now = msgspec.convert(found["table"], SourceTable)
+    now = found["table"]
     assert [(c.name, c.type) for c in now.columns] == [("k", day), ("day", as_text), ("note", w.plain(w.TEXT))]
     new = pgoutput.row(base64.b64decode(found["message"])).new
     assert new == [Field("b", b"key!"), Field("b", b"days"), Field("b", b"no")]
     unchanged = StoredDeadLetter(b"", {"again": again})
-    assert unchanged.as_published(TableMapping()) is unchanged
+    assert _today(unchanged, TableMapping()) is unchanged
 
 
 def test_a_letter_has_the_options_of_the_name_that_its_table_has_today() -> None:
     letter = _letter(Column("email", w.plain(w.TEXT)), Column("note", w.plain(w.TEXT)))
-    table = msgspec.convert(letter.content["again"]["table"], SourceTable)
+    table = letter.content["again"]["table"]
     options = {
         f"{table.schema}.{table.name}": {"exclude": "note"},
         "clients": {"exclude": "email", "mask": {"note": "null"}, "where": "true"},
     }
     mapping = TableMapping.of(Settings(postgres="host=db", table_options=options))
-    again = letter.as_published(mapping, ("public", "clients")).content["again"]
-    now = msgspec.convert(again["table"], SourceTable)
+    again = _today(letter, mapping, ("public", "clients")).content["again"]
+    now = again["table"]
     assert (now.qualified, now.where, [column.name for column in now.columns]) == (
         "public.clients", "true", ["k", "note"],
     )  # fmt: skip
     assert pgoutput.row(base64.b64decode(again["message"])).new == [Field("b", b"key"), Field("n")]
 
 
+def _today(letter: StoredDeadLetter, mapping: TableMapping, named: tuple[str, str] | None = None) -> StoredDeadLetter:
+    return letter.as_published(TableToday.of(mapping, letter.table, named))
+
+
 def _letter(*columns: Column) -> StoredDeadLetter:
     table = w.table(("k", w.plain(w.TEXT)), key=["k"], oid=1)
     table = replace(table, columns=(*table.columns, *columns))
     row = RowMessage("I", 1, "", None, [Field("b", b"key"), *(Field("b", b"\0\0\0\7") for _ in columns)])
-    again = {"table": msgspec.to_builtins(table), "message": base64.b64encode(row.encode()).decode()}
+    again = {"table": table, "message": base64.b64encode(row.encode()).decode()}
     return StoredDeadLetter(b"", {"again": again})
 
 
 def test_a_letter_lacks_columns_that_are_published_today() -> None:
     letter = _letter(Column("n", w.plain(23)))
-    had = msgspec.convert(letter.content["again"]["table"], SourceTable)
+    had = letter.content["again"]["table"]
     more = replace(had, columns=(*had.columns, Column("added", w.plain(w.TEXT))))
     altered = replace(had, columns=(had.columns[0], Column("n", w.plain(20))))
     assert [letter.lacks(today) for today in (had, more, altered)] == ["", "added", "n"]
@@ -120,18 +123,18 @@ def _hashing(key: str) -> TableMapping:
 
 def test_a_letter_of_before_a_hash_is_hashed() -> None:
     mapping = _hashing("0123456789abcdef")
-    found = _letter(Column("n", w.plain(23))).as_published(mapping).content["again"]
+    found = _today(_letter(Column("n", w.plain(23))), mapping).content["again"]
     new = pgoutput.row(base64.b64decode(found["message"])).new
     digits = hmac.digest(b"0123456789abcdef", b"7", "sha256").hex().encode()
     assert new == [Field("b", b"key"), Field("b", digits)]
     letter = StoredDeadLetter(b"", {"again": found})
-    assert letter.as_published(mapping) is letter
+    assert _today(letter, mapping) is letter
 
 
 @pytest.mark.parametrize("mask", ["hash:0123456789abcdef", "first:3"])
 def test_a_letter_with_other_hashes_is_not_published(mask: str) -> None:
     with pytest.raises(RecordError, match="another mask, or another key"):
-        _letter(Column("n", w.plain(w.TEXT), mask=mask)).as_published(_hashing("0123456789abcdef"))
+        _today(_letter(Column("n", w.plain(w.TEXT), mask=mask)), _hashing("0123456789abcdef"))
 
 
 def _masking(mask: str) -> TableMapping:
@@ -155,7 +158,7 @@ def _masking(mask: str) -> TableMapping:
 )
 def test_a_letter_that_was_masked_more_is_not_published(was: str, now: str) -> None:
     with pytest.raises(RecordError, match=r"another mask, .* cannot be made from that.*live snapshot"):
-        _letter(Column("n", w.plain(w.TEXT), mask=was)).as_published(_masking(now))
+        _today(_letter(Column("n", w.plain(w.TEXT), mask=was)), _masking(now))
 
 
 def test_a_letter_of_a_deletion_is_published_whatever_was_masked() -> None:
@@ -163,7 +166,7 @@ def test_a_letter_of_a_deletion_is_published_whatever_was_masked() -> None:
     again = letter.content["again"]
     old = RowMessage("D", 1, "O", [Field("b", b"key"), Field("b", b"Ann")], None)
     again["message"] = base64.b64encode(old.encode()).decode()
-    found = letter.as_published(_masking("last:3")).content["again"]
+    found = _today(letter, _masking("last:3")).content["again"]
     assert pgoutput.row(base64.b64decode(found["message"])) == replace(
         old, old_tag="K", old=[Field("b", b"key"), Field("n")]
     )
@@ -182,11 +185,11 @@ def test_a_letter_of_a_deletion_is_published_whatever_was_masked() -> None:
     ],
 )
 def test_a_letter_that_was_masked_less_is_masked_as_today(was: str, now: str, value: Field) -> None:
-    found = _letter(Column("n", w.plain(w.TEXT), mask=was)).as_published(_masking(now)).content["again"]
+    found = _today(_letter(Column("n", w.plain(w.TEXT), mask=was)), _masking(now)).content["again"]
     assert pgoutput.row(base64.b64decode(found["message"])).new == [Field("b", b"key"), value]
 
 
 def test_the_mask_of_a_column_that_is_left_out_does_not_matter() -> None:
     mapping = TableMapping.of(Settings(postgres="host=db", table_options={"*.*": {"exclude": "n"}}))
-    found = _letter(Column("n", w.plain(w.TEXT), mask="first:3")).as_published(mapping).content["again"]
+    found = _today(_letter(Column("n", w.plain(w.TEXT), mask="first:3")), mapping).content["again"]
     assert pgoutput.row(base64.b64decode(found["message"])).new == [Field("b", b"key")]

@@ -97,3 +97,5 @@ def test_keys_are_looked_for_by_their_bytes() -> None:
     assert list(block.having(KeySet({b"a", b"abc"}))) == [0, 3]
     assert list(block.having(KeySet({b"bc"}))) == [2]
     assert list(block.having(KeySet(set()))) == []
+    others = {b"%d" % n for n in range(1000)}
+    assert list(block.having(KeySet({b"a", b"bc", *others}))) == [0, 2, 3] and not list(block.having(KeySet(others)))

@@ -121,8 +121,7 @@ class PipelineControlApprovalOperator(AskingOperator, PipelineControlOperator):
 
     def consequences(self) -> str:
         """What the action takes away; empty if nothing."""
-        from airflow_bottledwater.pipeline.rules import selected
         from airflow_bottledwater.provision import consequences
 
         pipeline = self.pipeline_hook.pipeline()
-        return consequences.of_action(pipeline, self.action, selected(self.tables), sweep=self.sweeps)
+        return consequences.of_action(pipeline, self.action, self.tables, sweep=self.sweeps)

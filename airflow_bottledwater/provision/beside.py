@@ -49,5 +49,5 @@ def refuse_alive(pipeline: Settings, owner: str, claim: Job | None, remedy: str)
     log.info("Waiting up to %.0f s to see whether the job of %r is alive.", longest_silence(heartbeat), owner)
     with ControlTopic.of(pipeline.kafka) as topic:
         now = next_status(topic, owner, heartbeat)
-    if now is not None:
+    if now is not None and not (now.ended and (claim is None or now.job.epoch >= claim.epoch)):
         raise StateError(f"The pipeline {owner!r} is alive: its job on host {now.job.host} is {now.state}.", remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_bottledwater.jobs.status import read_status
-from airflow_bottledwater.pipeline.rules import refuse_none
+from airflow_bottledwater.pipeline.rules import refuse_none, selected
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
 from airflow_bottledwater.postgres.connect import session
@@ -49,7 +49,7 @@ def of_drop(pipeline: Settings, when: str) -> str:
     return f"{name} is dropped, with its publications and its saved state.{lost} {cost} Topics keep their records."
 
 
-def of_action(pipeline: Settings, action: str, tables: Sequence[str], *, sweep: bool) -> str:
+def of_action(pipeline: Settings, action: str, tables: Sequence[str] | str | None, *, sweep: bool) -> str:
     """What an action takes away; empty if nothing.
 
     :param action: one of :data:`airflow_bottledwater.operators.control.ACTIONS`.
@@ -62,9 +62,10 @@ def of_action(pipeline: Settings, action: str, tables: Sequence[str], *, sweep: 
         said = of_drop(pipeline, "always")
         return f"The stream ends for good, and its DAG drops the slot. {said}" if said and action == "retire" else said
     if action == "dismiss":
-        return _dismissed(pipeline, tables)
+        return _dismissed(pipeline, selected(tables))
     if action not in _SWEPT or (action == "snapshot" and not sweep):
         return ""
+    tables = selected(tables)
     refuse_none(tables)
     with session(pipeline.postgres, "Looking at the tables") as connection:
         known = read_own(pipeline, identify(connection))

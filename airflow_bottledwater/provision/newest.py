@@ -9,37 +9,38 @@ from airflow_bottledwater.kafka.publisher import Records
 from airflow_bottledwater.model.lsn import Position, parse_lsn
 from airflow_bottledwater.provision.source_rows import StoredDeadLetter
 
+#: of a key that a topic does not have
+_NOTHING = ("", False)
+
 
 @dataclass(slots=True)
 class Newest:
     """What the topics have of some keys.
 
-    :param positions: by topic and key, the highest position of a record, or LSN that a row of a live snapshot shows; by
-        topic and None, the position of a TRUNCATE.
-    :param copied: by topic and key, whether the last record is a row of a snapshot.
+    :param known: by topic and key, the highest position of a record, or LSN that a row of a live snapshot shows, and
+        whether the last record is a row of a snapshot; by topic and None, the position of a TRUNCATE.
     :param unsure: the topics that may have records of other sources, or of which it is not known where the pipeline
         begins in them.
     :param unsure_events: the same of the topic with the TRUNCATEs.
     """
 
-    positions: dict[tuple[str, bytes | None], str] = field(default_factory=dict)
-    copied: dict[tuple[str, bytes | None], bool] = field(default_factory=dict)
+    known: dict[str, dict[bytes | None, tuple[str, bool]]] = field(default_factory=dict)
     unsure: set[str] = field(default_factory=set)
     unsure_events: bool = False
 
     def add(self, topic: str, key: bytes | None, position: str, *, copied: bool = False) -> None:
         """Take note of a record, or of a TRUNCATE."""
-        self.positions[topic, key] = max(self.positions.get((topic, key), ""), position)
-        self.copied[topic, key] = copied
+        keys = self.known.setdefault(topic, {})
+        keys[key] = max(keys.get(key, _NOTHING)[0], position), copied
 
     def overtake(self, dead_letter: StoredDeadLetter, records: Records, i: int) -> bool:
         """Whether one of a dead letter's records is older than what its topic has."""
-        topic = dead_letter.content["topic"]
-        return dead_letter.overtaken(max(self.positions.get((topic, key), "") for key in (key_of(records, i), None)))
+        known = self._of(dead_letter)
+        return dead_letter.overtaken(max(known.get(key, _NOTHING)[0] for key in (key_of(records, i), None)))
 
     def truncated(self, dead_letter: StoredDeadLetter) -> bool:
         """Whether a dead letter's table was truncated behind its change, by the dead letter's own source."""
-        return dead_letter.overtaken(self.positions.get((dead_letter.content["topic"], None), ""))
+        return dead_letter.overtaken(self._of(dead_letter).get(None, _NOTHING)[0])
 
     def in_doubt(self, dead_letter: StoredDeadLetter) -> bool:
         """Whether the positions of what has overtaken a dead letter may say nothing of it."""
@@ -49,8 +50,11 @@ class Newest:
 
     def may_show_more(self, dead_letter: StoredDeadLetter, records: Records, i: int) -> bool:
         """Whether one of a dead letter's records is a row that would follow a row of a snapshot."""
-        place = dead_letter.content["topic"], key_of(records, i)
-        return records.table[i]["event"] != wire.EVENT_DELETE and self.copied.get(place, False)
+        copied = self._of(dead_letter).get(key_of(records, i), _NOTHING)[1]
+        return records.table[i]["event"] != wire.EVENT_DELETE and copied
+
+    def _of(self, dead_letter: StoredDeadLetter) -> dict[bytes | None, tuple[str, bool]]:
+        return self.known.get(dead_letter.content["topic"], {})
 
 
 def shown(label: bytes | None) -> str:

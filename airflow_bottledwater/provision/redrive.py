@@ -182,7 +182,7 @@ class _Letters:
 
     def redrive(self) -> RedriveResult:
         """Publish them: the snapshot's first, then by position. What the topics have of their keys is read once for all
-        of them; so more of them than memory is for are read twice."""
+        of them; if they do not fit into one portion, each of them is read and encoded twice."""
         result = RedriveResult()
         with session(self._pipeline.postgres, "Re-driving dead letters") as connection:
             today = catalog.load(connection, list(self._tables), self._mapping)
@@ -276,6 +276,10 @@ class _Letters:
                 self._fails(dead_letter, f"{why}. {READ_AGAIN}", result)
                 continue
             settled.append((dead_letter, replace(records, table=records.table[rows])))
+            if dead_letter.label:  # those of the stream that it shows come behind it
+                for i in rows:
+                    label = dead_letter.label.encode()
+                    newest.add(dead_letter.content["topic"], key_of(records, i), shown(label), copied=True)
         self._send(settled, result)
 
     def _as_published(self, written: StoredDeadLetter) -> StoredDeadLetter:
@@ -436,11 +440,7 @@ class _Letters:
         reasons = [*completed.failed.values(), *(rejection.reason for rejection in rejections)]
         if reasons:
             raise RecordError("; ".join(reasons))
-        table = encoded.records.table
-        parts = ("key", "value", "headers")
-        used = max(int((table[part] + np.maximum(table[f"{part}_length"], 0)).max(initial=0)) for part in parts)
-        # there is room for many rows, and many letters are kept until they are sent
-        return replace(encoded.records, data=encoded.records.data[:used].copy(), label=dead_letter.label)
+        return replace(_trimmed(encoded.records), label=dead_letter.label)
 
     def _encode_outbox(self, batch: Batch, headers: int) -> Records:
         """Make a record of a row, or of a message, of an outbox.
@@ -461,7 +461,7 @@ class _Letters:
         records, rejections = of.records(batch, headers)
         if wrong := [*rejections, *oversized(self._publishing, records)]:
             raise RecordError("; ".join(rejection.reason for rejection in wrong))
-        return records
+        return _trimmed(records)
 
     def _newest(self, wanted: Mapping[str, Collection[bytes]]) -> Newest:
         """What the topics have of the keys of the dead letters. A row of the first snapshot has no position: whether it
@@ -548,3 +548,12 @@ class _Letters:
                 result.overtaken += not len(records)
             del todo[:tried]
             most = min(2 * most, AT_ONCE)
+
+
+def _trimmed(records: Records) -> Records:
+    """The records without the room that is left: it is for many rows, and many letters are kept until they are
+    sent."""
+    parts = ("key", "value", "headers")
+    table = records.table
+    used = max(int((table[part] + np.maximum(table[f"{part}_length"], 0)).max(initial=0)) for part in parts)
+    return replace(records, data=records.data[:used].copy())

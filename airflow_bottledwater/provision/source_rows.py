@@ -164,7 +164,7 @@ class TableToday:
     not published any more, and with the others, and the row filter, as they are published today; but those of the key
     as they were, since its bytes must not change.
 
-    :param written: the table as it was, by the name that it has today.
+    :param written: the table as it was.
     :param published: the table as it is published today; the same object if that is how it was.
     :param left_out: the columns, by number, that are not published any more.
     :param masks: what is to be done with the values of each column.

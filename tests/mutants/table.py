@@ -6895,6 +6895,17 @@ MUTANTS = (
         "connect.said",
         never("(error.sqlstate or '')[:2] in _QUOTING"),
         "tests/unit/publish/test_completion.py::test_what_the_server_says_of_a_value_is_not_quoted",
+        "a dead letter of the stream gives way to a later row that is re-driven before it",
+        "_Letters._redrive",
+        drop("newest.add(dead_letter.content['topic'], key_of(records, i), shown(label), copied=True)"),
+        "tests/unit/provision/test_redrive.py::"
+        "test_a_letter_of_the_stream_gives_way_to_a_later_row_that_is_published_before_it",
+    ),
+    Mutant(
+        "a job that ends while it is listened for is not alive",
+        "refuse_alive",
+        swap("now.ended and (claim is None or now.job.epoch >= claim.epoch)", "False"),
+        "tests/unit/provision/test_beside.py::test_a_job_that_ends_while_it_is_listened_for_is_not_alive",
     ),
     Mutant(
         "rules are compared with a table's name once",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,3 +99,13 @@ def test_the_job_of_a_copys_original_is_not_to_be_stopped(world: SimpleNamespace
     world.slot = SimpleNamespace(name="shop", system_identifier="1", timeline=2)
     with pytest.raises(SlotError, match="For a copy, use another slot name"):
         redrive.redrive(PIPELINE)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_job_that_ends_while_it_is_listened_for_is_not_alive(
+    world: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    world.status, world.claim = status_of("streaming"), _claim("stream", 4)
+    monkeypatch.setattr(beside, "next_status", lambda *_: replace(world.status, state="stopped", job=world.claim))
+    with pytest.raises(Claimed):
+        ASKED[asked]()

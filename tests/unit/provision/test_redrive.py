@@ -15,11 +15,13 @@ import pytest
 from airflow_bottledwater.errors import BottledWaterError, Outage, SchemaRefused, TakenOver
 from airflow_bottledwater.kafka.errors import NewProducerNeeded, RecordRefused
 from airflow_bottledwater.kafka.publisher import RECORD_OVERHEAD, Records, single
+from airflow_bottledwater.model.lsn import Position
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.version import Version
-from airflow_bottledwater.provision import letters, redrive
+from airflow_bottledwater.provision import letters, redrive, source_rows
 from airflow_bottledwater.provision.letters import LetterPosition, LettersTopic
-from airflow_bottledwater.provision.newest import key_of
-from airflow_bottledwater.provision.source_rows import StoredDeadLetter
+from airflow_bottledwater.provision.newest import Newest, key_of
+from airflow_bottledwater.provision.source_rows import SourceRow, StoredDeadLetter
 from airflow_bottledwater.state.records import Letters, letters_key
 from tests.support import wire as w
 
@@ -137,6 +139,29 @@ def test_the_topics_are_looked_at_once_for_all_letters(monkeypatch: pytest.Monke
     assert looked == [{"t0": {b"0", b"2", b"4"}, "t1": {b"1", b"5"}}]
     assert done == [b"5", b"4", b"2", b"1", b"0"], "by position"
     assert len(read) == (6 + 5 if portion == 1 else 6)
+
+
+def test_a_letter_of_the_stream_gives_way_to_a_later_row_that_is_published_before_it() -> None:
+    """Also in another portion: a row that a live snapshot has read comes before all changes."""
+    before = w.table(("k", w.plain(w.TEXT)), key=["k"], oid=1)
+    after = w.table(("k", w.plain(w.TEXT)), ("x", w.plain(w.TEXT)), key=["k"], oid=1)
+
+    def letter(name: bytes, table: SourceTable, **content: Any) -> StoredDeadLetter:
+        again = {"table": table, "message": "", **content.pop("again", {})}
+        return StoredDeadLetter(
+            name, {"topic": "t", "oid": 1, "relation": "public.a", "by": "", **content, "again": again}
+        )
+
+    read = letter(b"read", after, op=source_rows._SNAPSHOT, pos="", again={"lsn": 500, "label": "1/0/1F4"})
+    changes = [letter(str(lsn).encode(), before, op="update", pos=str(Position(lsn))) for lsn in (100, 501)]
+    sent: list[tuple[bytes, int]] = []
+    driven, newest, record = object.__new__(redrive._Letters), Newest(), single(0, 0, b"K", b"v")
+    driven._today = {1: before}
+    driven._current = lambda ready: {each.key: SourceRow(gone=None, same=True) for each, _ in ready}  # type: ignore[method-assign,assignment]
+    driven._send = lambda todo, _: sent.extend((each.key, len(records)) for each, records in todo)  # type: ignore[method-assign,assignment]
+    for each in (read, *changes):
+        driven._redrive([(each, record)], newest, redrive.RedriveResult())
+    assert sent == [(b"read", 1), (b"100", 0), (b"501", 1)]
 
 
 def test_the_registry_is_asked_once_about_a_schema_that_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

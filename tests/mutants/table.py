@@ -2861,7 +2861,7 @@ MUTANTS = (
     Mutant(
         "a pipeline whose job reports again is alive",
         "alive.next_status",
-        never("changed > began and (status := decode(StatusRecord, found)) is not None"),
+        never("changed > began and (status := last_status(name, found)) is not None"),
         "tests/integration/test_identity.py::test_nothing_that_a_copy_of_the_cluster_does_touches_the_original",
     ),
     Mutant(
@@ -5021,8 +5021,8 @@ MUTANTS = (
     ),
     Mutant(
         "an error does not quote the value of a row",
-        "connect.outage",
-        swap("_WORDS.sub(' ', type(error).__name__).lower()", "message"),
+        "connect.said",
+        swap("_WORDS.sub(' ', type(error).__name__).lower()", "str(error)"),
         f"{_LIVE}::test_a_condition_that_fails_at_a_row_does_not_tell_the_row",
     ),
     Mutant(
@@ -6887,7 +6887,7 @@ MUTANTS = (
     Mutant(
         "what names a row is in the job's own log only",
         "supervise.log_tail",
-        swap("not record.reported", "False"),
+        swap("record.reported", "True"),
         f"{_SUPERVISE}::test_lines_with_values_of_rows_are_in_no_error",
     ),
     Mutant(
@@ -6895,6 +6895,8 @@ MUTANTS = (
         "connect.said",
         never("(error.sqlstate or '')[:2] in _QUOTING"),
         "tests/unit/publish/test_completion.py::test_what_the_server_says_of_a_value_is_not_quoted",
+    ),
+    Mutant(
         "a dead letter of the stream gives way to a later row that is re-driven before it",
         "_Letters._redrive",
         drop("newest.add(dead_letter.content['topic'], key_of(records, i), shown(label), copied=True)"),

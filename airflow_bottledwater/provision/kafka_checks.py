@@ -31,7 +31,7 @@ from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.provision.partition_checks import misplaced
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.identity import check_cluster, last_owner, owners, topic_of, topic_problems
+from airflow_bottledwater.state.identity import Owners, check_cluster, topic_of, topic_problems
 from airflow_bottledwater.state.outboxes import in_the_way
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -300,12 +300,12 @@ def _foreign(pipeline: Settings, cluster: Cluster, filled: Mapping[str, SourceTa
 
     :param filled: the tables that are to be published by topics that have records.
     """
-    records = control_topic.read(pipeline.kafka) if filled else {}
+    owners = Owners(control_topic.read(pipeline.kafka) if filled else {})
     found = {}
     for name, table in filled.items():
-        last = last_owner(records, name)
+        last = owners.last(name)
         # what belongs to another pipeline is refused by itself
-        if (last is not None and not last.shared) or {*owners(records, name)} - {cluster.pipeline(pipeline.slot)}:
+        if (last is not None and not last.shared) or {*owners.names(name)} - {cluster.pipeline(pipeline.slot)}:
             continue
         whose, lost = (
             "no pipeline is known to have published them",
@@ -505,11 +505,11 @@ def owners_problems(pipeline: Settings, cluster: Cluster, known: PipelineState, 
         has lost its records, another one may be the first to be recorded again.
     """
     mine = cluster.pipeline(pipeline.slot)
-    records = control_topic.read(pipeline.kafka)
+    owners = Owners(control_topic.read(pipeline.kafka))
     problems = []
     followed = {pinned.topic for pinned in known.tables.values()}
     for topic in (each for each in topics if each not in followed):
-        owner = next(iter(owners(records, topic)), mine)
+        owner = next(iter(owners.names(topic)), mine)
         if owner != mine:
             problems.append(
                 f"Topic {topic!r} belongs to pipeline {owner!r}. Use another topic_prefix, or set share_topics if both "

@@ -96,20 +96,18 @@ def is_below(prefix: str, key: str) -> bool:
     return key.startswith(prefix) and "/" not in key[len(prefix) :]
 
 
-def owners_prefix(topic: str) -> str:
-    """The prefix of the keys of all owners of a data topic."""
-    return f"owner/{topic}/"
-
-
 def owner_key(topic: str, name: str) -> str:
     """The key of a pipeline's ownership of a data topic."""
-    return f"{owners_prefix(topic)}{name}"
+    return f"owner/{topic}/{name}"
 
 
-def topic_owned(key: str, name: str) -> str:
-    """The topic of a key that :func:`owner_key` made for this pipeline; empty for any other key."""
-    topic = key.removeprefix("owner/").removesuffix(f"/{name}")
-    return topic if key == owner_key(topic, name) else ""
+def topic_owned(key: str, name: str = "") -> str:
+    """The topic of a key that :func:`owner_key` made for a pipeline; empty for any other key.
+
+    :param name: the pipeline's; empty for any.
+    """
+    kind, topic, owner = (*key.split("/", 2), "", "")[:3]
+    return topic if kind == "owner" and owner and name in ("", owner) else ""
 
 
 @dataclass(frozen=True, slots=True)

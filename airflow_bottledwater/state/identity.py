@@ -25,7 +25,7 @@ from airflow_bottledwater.postgres import catalog, partitions, slot
 from airflow_bottledwater.postgres.connect import Connection, Session, connect, session
 from airflow_bottledwater.postgres.server import check_primary, identify
 from airflow_bottledwater.state import control_topic, store
-from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key, owners_prefix
+from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key, topic_owned
 from airflow_bottledwater.state.pinned import Pin, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
@@ -426,9 +426,9 @@ def shared(pipeline: Settings, known: PipelineState, topics: Sequence[str]) -> d
         f"others, perhaps (topic {store.CONTROL_TOPIC!r} does not know any more who writes to it; each pipeline is "
         "recorded again when its job starts)"
     )
-    found = {}
+    owners, found = Owners(records), {}
     for topic in topics:
-        names, last = sorted(set(owners(records, topic))), last_owner(records, topic)
+        names, last = sorted(set(owners.names(topic))), owners.last(topic)
         if {*names} - {name}:
             found[topic] = f"other pipelines (it is written to by {', '.join(names)})"
         elif not names and (owner_key(topic, name) not in records or last is None or last.shared):
@@ -445,13 +445,14 @@ def own(pipeline: Settings, name: str, topics: Iterable[str], *, shared: bool) -
     :raises Outage: Kafka does not answer.
     """
     records = control_topic.read(pipeline.kafka)
+    owners = Owners(records)
 
     def is_missing(topic: str) -> bool:
         found = decode(OwnerRecord, records.get(owner_key(topic, name)))
         if found is None or found.dropped or found.shared == shared:
             return found is None or found.dropped
         # written again, it would have a later offset than a record of a pipeline that came after it
-        last = last_owner(records, topic)
+        last = owners.last(topic)
         return last is not None and last.pipeline == name
 
     missing = [owner_key(topic, name) for topic in topics if is_missing(topic)]
@@ -493,25 +494,30 @@ def give_up(pipeline: Settings, known: PipelineState) -> None:
     control_topic.write(pipeline.kafka, {key: encode(each) for key, each in given.items()})
 
 
-def owners(records: store.RawRecords, topic: str) -> list[str]:
-    """The names of the pipelines that publish to a topic; the first owns it: the one whose record has the lowest
-    offset.
+class Owners:
+    """The pipelines that publish to topics.
 
     :param records: those of the shared state topic. They come in the order of their offsets; the times in them are by
         the clocks of different hosts.
     """
-    return [each.pipeline for each in _claims(records, topic) if not each.dropped]
 
+    def __init__(self, records: store.RawRecords) -> None:
+        #: by topic, as they are decoded if they are asked for: there is one for each topic of each pipeline
+        self._raw: dict[str, list[dict[str, Any]]] = {}
+        for key, raw in records.items():
+            if topic := topic_owned(key):
+                self._raw.setdefault(topic, []).append(raw)
 
-def last_owner(records: store.RawRecords, topic: str) -> OwnerRecord | None:
-    """The last record of a pipeline that publishes to a topic, or has published to it until it was dropped; None if
-    there was none. Unless it was shared, this pipeline was sure that all records of the topic are those of pipelines.
+    def names(self, topic: str) -> list[str]:
+        """Their names; the first one owns the topic: the one whose record has the lowest offset."""
+        return [each.pipeline for each in self._of(topic) if not each.dropped]
 
-    :param records: those of the shared state topic.
-    """
-    return next(reversed(_claims(records, topic)), None)
+    def last(self, topic: str) -> OwnerRecord | None:
+        """The last record of a pipeline that publishes to a topic, or has published to it until it was dropped; None if
+        there was none. Unless it was shared, this pipeline was sure that all records of the topic are those of
+        pipelines."""
+        return next(reversed(self._of(topic)), None)
 
-
-def _claims(records: store.RawRecords, topic: str) -> list[OwnerRecord]:
-    claims = (decode(OwnerRecord, raw) for key, raw in records.items() if key.startswith(owners_prefix(topic)))
-    return [each for each in claims if each is not None]
+    def _of(self, topic: str) -> list[OwnerRecord]:
+        decoded = (decode(OwnerRecord, raw) for raw in self._raw.get(topic, ()))
+        return [each for each in decoded if each is not None]

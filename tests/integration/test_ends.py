@@ -12,7 +12,7 @@ from airflow_bottledwater.kafka.topics import Topics
 from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state import control_topic
-from airflow_bottledwater.state.identity import owners
+from airflow_bottledwater.state.identity import Owners
 from tests.support import running
 from tests.support.together import put_together
 from tests.support.topics import Flow, MakeFlow, limit_records, read
@@ -156,4 +156,4 @@ def test_the_topic_belongs_to_one_pipeline(make_flow: MakeFlow) -> None:
     with pytest.raises(PreflightError, match=f"Topic '{topic}' belongs to pipeline"):
         other.create()
     drop(flow.pipeline, when="always")
-    assert not owners(control_topic.read(flow.pipeline.kafka), topic)
+    assert not Owners(control_topic.read(flow.pipeline.kafka)).names(topic)

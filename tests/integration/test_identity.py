@@ -618,7 +618,7 @@ def test_who_is_refused_a_topic_is_not_left_as_one_that_publishes_to_it(
     with pytest.raises(Refused, match="belongs to pipeline '1/theirs/theirs'"):
         flow.create()
     records = control_topic.read(flow.pipeline.kafka)
-    assert [identity.owners(records, flow.topic(table)) for table in ("a", "b")] == [[other], [other]]
+    assert [identity.Owners(records).names(flow.topic(table)) for table in ("a", "b")] == [[other], [other]]
 
 
 def test_the_topics_of_a_dropped_pipeline_are_taken_up_and_swept_by_the_next_one(make_flow: MakeFlow) -> None:

@@ -16,7 +16,7 @@ from airflow_bottledwater.local.registry import SchemaRegistry
 from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.provision.redrive import dismiss, redrive
 from airflow_bottledwater.state import control_topic
-from airflow_bottledwater.state.identity import owners
+from airflow_bottledwater.state.identity import Owners
 from tests.integration.test_outbox import OUTBOX, event, events, other_pipeline, unsorted
 from tests.support import running
 from tests.support.together import put_together
@@ -184,9 +184,9 @@ def test_a_message_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow
     (letter,) = flow.dead_letters()
     assert "belongs to pipeline" in letter.value["error"]
     mine = flow.topic("outbox.order")
-    assert owners(control_topic.read(flow.pipeline.kafka), mine) == [flow.name]
+    assert Owners(control_topic.read(flow.pipeline.kafka)).names(mine) == [flow.name]
     drop(flow.pipeline, when="always")
-    assert not owners(control_topic.read(flow.pipeline.kafka), mine)
+    assert not Owners(control_topic.read(flow.pipeline.kafka)).names(mine)
     drop(other.pipeline, when="always")
 
 

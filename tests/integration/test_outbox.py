@@ -27,7 +27,7 @@ from airflow_bottledwater.publish import session
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.control_records import OwnerRecord, encode, owner_key
-from airflow_bottledwater.state.identity import owners
+from airflow_bottledwater.state.identity import Owners
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.verify import driver
 from tests.support.compare import records
@@ -284,10 +284,10 @@ def test_a_row_never_chooses_a_topic_of_another_pipeline(make_flow: MakeFlow) ->
     assert not flow.read("outbox.theirs") and len(flow.read("a")) == 2
     assert "belongs to pipeline" in _problems(flow)
     mine = flow.topic("outbox.order")
-    assert owners(control_topic.read(flow.pipeline.kafka), mine) == [flow.name]
-    assert flow.name not in owners(control_topic.read(flow.pipeline.kafka), flow.topic("outbox.theirs"))
+    assert Owners(control_topic.read(flow.pipeline.kafka)).names(mine) == [flow.name]
+    assert flow.name not in Owners(control_topic.read(flow.pipeline.kafka)).names(flow.topic("outbox.theirs"))
     drop(flow.pipeline, when="always")
-    assert not owners(control_topic.read(flow.pipeline.kafka), mine)
+    assert not Owners(control_topic.read(flow.pipeline.kafka)).names(mine)
     drop(other.pipeline, when="always")
 
 

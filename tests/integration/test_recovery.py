@@ -46,7 +46,7 @@ from airflow_bottledwater.snapshot.plans import Plans
 from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import reached
 from airflow_bottledwater.state.control_records import SnapshotRequest, owner_key
-from airflow_bottledwater.state.identity import owners
+from airflow_bottledwater.state.identity import Owners
 from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.source import ChangeSource
@@ -537,7 +537,7 @@ def test_nothing_removes_the_keys_of_another_pipeline_from_a_topic_that_is_share
         for flow in (two, one):
             preflight.run(flow.pipeline)
             flow.stream()
-        assert set(owners(control_topic.read(one.pipeline.kafka), one.topic("a"))) == set(names)
+        assert set(Owners(control_topic.read(one.pipeline.kafka)).names(one.topic("a"))) == set(names)
         with pytest.raises(Refused, match=r"sweep.*is shared with other pipelines"):
             live.ask(one.pipeline, SnapshotRequest(("a",), sweep=True))
         two.execute("DROP TABLE a", "CREATE TABLE a (id bigint PRIMARY KEY, t text, n int)")

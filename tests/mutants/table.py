@@ -3764,6 +3764,12 @@ MUTANTS = (
         f"{_REFUSALS}::test_a_publisher_compares_its_topics_with_the_pinned_ones[made again]",
     ),
     Mutant(
+        "the owners of all topics are found by one reading of the records",
+        "identity.shared",
+        swap("owners.last(topic)", "Owners(records).last(topic)"),
+        f"{_KAFKA_CHECKS}::test_the_owners_of_all_topics_are_found_by_one_reading_of_the_records",
+    ),
+    Mutant(
         "preflight knows how many sessions a run needs",
         "source_checks.check_sessions",
         swap("0 <= limit < needed", "False"),
@@ -6051,7 +6057,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dropped pipeline owns nothing",
-        "identity.owners",
+        "Owners.names",
         drop("not each.dropped"),
         f"{_KAFKA_CHECKS}::test_who_was_dropped_owns_nothing_until_it_comes_again",
     ),

@@ -17,7 +17,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import kafka_checks
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
-from airflow_bottledwater.state.identity import check_topic, give_up, last_owner, own, own_again, owners, shared
+from airflow_bottledwater.state.identity import Owners, check_topic, give_up, own, own_again, shared
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import SLOT, Former, StateRecord, former_key, table_key
@@ -127,6 +127,33 @@ def test_whether_a_topic_is_shared_is_what_the_last_start_says(world: World) -> 
     assert world.records == before, "written once only"
 
 
+def test_the_owners_of_all_topics_are_found_by_one_reading_of_the_records(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is a record for each of thousands of topics, and a snapshot that asks for them has all tables locked."""
+
+    class Records(dict[str, Any]):
+        read = 0
+
+        def items(self) -> Any:
+            self.read += 1
+            return super().items()
+
+    pipeline, topics = Settings.of(postgres="host=db", slot="shop"), [f"t{number}" for number in range(30)]
+    state = known({SLOT: SlotRecord("shop", "7", 1, "shop", consistent_point=1, oldest_xid=3)})
+    own(pipeline, MINE, topics, shared=False)
+    own(pipeline, OTHER, topics[:1], shared=True)
+    for ask in (
+        lambda: list(shared(pipeline, state, topics)) == topics[:1],
+        lambda: not kafka_checks.owners_problems(pipeline, CLUSTER, state, topics),
+        lambda: own(pipeline, MINE, topics, shared=True) != {},
+    ):
+        records = Records(world.records)
+        monkeypatch.setattr(control_topic, "read", lambda _, found=records: found)
+        assert ask()
+        assert records.read == 1
+
+
 def test_a_topic_that_no_table_has_any_more_is_given_up(world: World) -> None:
     pipeline = Settings.of(postgres="host=db", transaction_topic="named")
     state = known(
@@ -140,10 +167,10 @@ def test_a_topic_that_no_table_has_any_more_is_given_up(world: World) -> None:
     own(pipeline, MINE, topics, shared=False)
     own(pipeline, OTHER, ["strange"], shared=False)
     give_up(pipeline, state)
-    assert [owners(world.records, topic) for topic in topics] == [[], [MINE], [MINE], [MINE]]
-    assert owners(world.records, "strange") == [OTHER]
+    assert [Owners(world.records).names(topic) for topic in topics] == [[], [MINE], [MINE], [MINE]]
+    assert Owners(world.records).names("strange") == [OTHER]
     # it may be swept by whoever takes it next, this one as well
-    last = last_owner(world.records, "old")
+    last = Owners(world.records).last("old")
     assert last is not None and not last.shared and not shared(pipeline, state, ["old"])
     before = dict(world.records)
     give_up(pipeline, state)
@@ -155,7 +182,7 @@ def test_a_topic_that_no_table_has_any_more_is_given_up(world: World) -> None:
     world.records[owner_key("old", OTHER)] = {**other, "dropped": True}
     assert "others, perhaps" in shared(pipeline, state, ["old"])["old"]
     own_again(pipeline, state)
-    assert owners(world.records, "old") == []
+    assert Owners(world.records).names("old") == []
 
 
 def test_another_pipeline_that_lives_owns_its_topic(world: World) -> None:
@@ -168,9 +195,9 @@ def test_another_pipeline_that_lives_owns_its_topic(world: World) -> None:
 def test_who_was_dropped_owns_nothing_until_it_comes_again(world: World) -> None:
     key = owner_key("payments", MINE)
     world.records[key] = encode(OwnerRecord(MINE, 1.0, dropped=True))
-    assert owners(world.records, "payments") == []
+    assert Owners(world.records).names("payments") == []
     own(Settings.of(postgres="host=db"), MINE, ["payments"], shared=False)
-    assert owners(world.records, "payments") == [MINE]
+    assert Owners(world.records).names("payments") == [MINE]
 
 
 def test_a_table_that_is_followed_already_is_not_asked_about(world: World) -> None:

@@ -22,11 +22,11 @@ from airflow_bottledwater.state.control_records import (
     encode,
     is_below,
     owner_key,
-    owners_prefix,
     request_key,
     snapshot_key,
     snapshots_prefix,
     status_key,
+    topic_owned,
 )
 
 JOB = {"epoch": 3, "id": "5f1c", "kind": "stream", "host": "h", "pid": 17, "started": 1700000000.5, "owner": None}
@@ -145,8 +145,10 @@ def test_which_states_are_a_jobs_last(
 def test_keys() -> None:
     assert (status_key("1/d/s"), request_key("1/d/s")) == ("status/1/d/s", "request/1/d/s")
     assert owner_key("shop.a", "1/d/s") == "owner/shop.a/1/d/s"
-    assert owner_key("shop.a", "1/d/s").startswith(owners_prefix("shop.a"))
-    assert not owner_key("shop.ab", "1/d/s").startswith(owners_prefix("shop.a"))
+    assert topic_owned("owner/shop.a/1/d/s") == topic_owned("owner/shop.a/1/d/s", "1/d/s") == "shop.a"
+    assert not topic_owned("owner/shop.a/1/d/s", "1/d/t") and not topic_owned("owner/shop.a/1/d/s", "d/s")
+    for foreign in ("status/1/d/s", "owner", "owner/", "owner/shop.a", "owner/shop.a/"):
+        assert topic_owned(foreign) == topic_owned(foreign, "1/d/s") == ""
 
 
 @pytest.mark.parametrize(

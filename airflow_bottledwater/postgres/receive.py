@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import select
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -69,10 +70,14 @@ def warm_up() -> None:
 
 @dataclass(frozen=True, slots=True)
 class MessageBlock:
-    """A block of messages: message ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+    """A block of messages: message ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
+
+    :param arrived: when it was there, on the clock of :func:`time.monotonic`.
+    """
 
     data: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
+    arrived: float = field(default_factory=time.monotonic)
 
     @property
     def count(self) -> int:

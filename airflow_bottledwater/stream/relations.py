@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+
+import psycopg
 
 from airflow_bottledwater.encoding.mapping import TableMapping
 from airflow_bottledwater.errors import (
@@ -22,7 +25,7 @@ from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, pgoutput
 from airflow_bottledwater.postgres.column_types import Declared, describe
-from airflow_bottledwater.postgres.connect import Connection, session
+from airflow_bottledwater.postgres.connect import Connection, connect, outage
 from airflow_bottledwater.state.options import exposed_table, unsettled_columns
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.schemas import lost, pinned_schemas, register_value
@@ -30,8 +33,10 @@ from airflow_bottledwater.tables.watch import not_followed
 
 log = logging.getLogger(__name__)
 
-#: seconds for which the definitions that were read for all tables together are used
+#: seconds for which what was read of the catalog is used, and its session kept
 _ONE_READING = 5.0
+#: seconds that a table takes at least, where all are read together
+_EACH = 0.0001
 #: seconds after which the registry is asked again for a schema that it has refused
 _ASK_AGAIN = 10.0
 
@@ -45,6 +50,8 @@ class Resolver:
     :param later: returns the definitions since, as they are now: a live snapshot may publish rows with another one
         before the stream does. See :attr:`~airflow_bottledwater.state.pipeline_state.PipelineState.later`.
     :param via_root: whether partitioned tables are published as one.
+    :ivar arrived: when the messages had arrived that come next, on the clock of :func:`time.monotonic`: what they do
+        not show of a table is in the catalog since then.
     :ivar unrecorded: the oids of the tables that were refused for the name that a column had a moment ago, which is not
         recorded.
     """
@@ -70,11 +77,29 @@ class Resolver:
         self.unrecorded: set[int] = set()
         #: when the registry last refused a schema, by the table's oid
         self._refused_at: dict[int, float] = {}
-        self._read: dict[int, SourceTable] = {}
-        self._read_at = -math.inf
+        self.arrived = math.inf
+        #: each table as it was read last, if it was there, and when that was
+        self._read: dict[int, tuple[SourceTable | None, float]] = {}
+        #: seconds for which tables were read one by one, of messages that had all arrived by this time
+        self._spent, self._waiting = 0.0, -math.inf
+        #: seconds that it took last to read all together
+        self._took = 0.0
+        self._connection: Connection | None = None
+        self._used = -math.inf
         # the tables that the settings name
         self._chosen = frozenset[int]()
         self._chosen_at = -math.inf
+
+    def close(self) -> None:
+        """Close the session that reads the catalog; the next message that needs one opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def rest(self) -> None:
+        """Close it if it was not used for a moment."""
+        if time.monotonic() - self._used > _ONE_READING:
+            self.close()
 
     def __call__(self, message: pgoutput.RelationMessage, current: Version | None) -> Version | None:
         """The version that a message describes; ``current`` or a recorded one if the table is the same. None if
@@ -102,7 +127,7 @@ class Resolver:
         if pinned is None:
             return None
         known = current.table if current else pinned.table
-        today = self._loaded([message.oid]).get(message.oid, known)
+        today = self._known_since(message.oid, self.arrived) or known
         if (message.schema, message.name) not in ((each.schema, each.name) for each in (known, today)):
             return None
         left_out = self._left_out(message)
@@ -118,15 +143,18 @@ class Resolver:
 
         :param believed: whether the names that it has are remembered.
         """
+        # what a message does not show may be another one than before; a stream that starts gets one for each table
+        doubtful = current is not None or message.identity == "f"
+        since = self.arrived if doubtful else time.monotonic() - _ONE_READING - self._took
         if self._mapping.rules:
-            self._check_hidden(message, pinned.table, first=current is None, believed=believed)
+            self._check_hidden(message, pinned.table, since, first=current is None, believed=believed)
         left_out = self._left_out(message)
         message = replace(message, columns=tuple(c for place, c in enumerate(message.columns) if place not in left_out))
         versions = [current] if current else self._versions(pinned)[::-1]
         known = versions[0].table
-        read = self._as_read(message) if current is None else None
+        read = self._as_read(message, since)
         if read is not None:
-            table = self._made(message, pinned, read.columns)
+            table = self._made(message, pinned, read.columns, read)
         else:
             table = self._table(message, pinned, {c.name: c for c in known.columns})
         if table.key and not pinned.table.key:
@@ -147,12 +175,13 @@ class Resolver:
         return self._registered(Version(table, pinned.topic, pinned.key_schema))
 
     def _check_hidden(
-        self, message: pgoutput.RelationMessage, before: SourceTable, *, first: bool, believed: bool
+        self, message: pgoutput.RelationMessage, before: SourceTable, since: float, *, first: bool, believed: bool
     ) -> None:
         """Check that a table and its columns are hidden by the names of a message as they are by those that they had
         when the table was recorded; and by those of today: the options may have been given to these only, while changes
         of before are still to come.
 
+        :param since: see :meth:`_known_since`.
         :param first: whether it is the table's first message, so that the options may be others than for the last one.
         :param believed: whether the names are remembered, to be compared with those of the next message.
         :raises TableRefused: less of it is hidden.
@@ -160,13 +189,9 @@ class Resolver:
         names = [column.name for column in message.columns]
         altered = bool(before.sent) and names != [name for _, name in before.sent]
         named = replace(before, schema=message.schema, name=message.name)
-        if first:
-            today = self._today(message.oid)
-        elif altered or self._mapping.hides(before) or self._mapping.hides(named):
-            # also with the same names: another column may bear one of them now
-            today = self._loaded([message.oid]).get(message.oid)
-        else:
-            today = None
+        # also with the same names: another column may bear one of them now
+        doubtful = first or altered or self._mapping.hides(before) or self._mapping.hides(named)
+        today = self._known_since(message.oid, since) if doubtful else None
         known = [each.sent for each in (today, before) if each is not None]
         sent = next((each for each in known if [name for _, name in each] == names), None)
 
@@ -300,16 +325,14 @@ class Resolver:
         tables, schemas = self._pipeline.tables, self._pipeline.schemas
         newer = message.oid not in self._chosen and catalog.covers(tables, schemas, message.schema, message.name)
         if newer or time.monotonic() - self._chosen_at > _ONE_READING:
-            with session(
-                self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog"
-            ) as connection:
+            with self._catalog() as connection:
                 # a pattern that matches nothing any more: preflight reports it
                 found = catalog.resolve(connection, tables, schemas, via_root=self._via_root, strict=False)
             self._chosen, self._chosen_at = frozenset(found), time.monotonic()
         return message.oid in self._chosen
 
     def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> SourceTable:
-        with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
+        with self._catalog() as connection:
             tables = catalog.load(connection, [message.oid], self._mapping)
             today = {c.name: c for t in tables for c in t.columns}
             declared = []
@@ -360,27 +383,56 @@ class Resolver:
                 "Its changes cannot be read; drop the slot and start again with a snapshot.",
             ) from None
 
-    def _as_read(self, message: pgoutput.RelationMessage) -> SourceTable | None:
-        """The table of a message as it was read from the catalog together with all others, a moment ago; None if the
-        message has other columns. A stream that starts gets a message for each table, and so one query is enough for
-        all of them."""
-        if message.identity == "f":
-            return None  # its key must be read from the catalog each time
-        table = self._today(message.oid)
+    def _as_read(self, message: pgoutput.RelationMessage, since: float) -> SourceTable | None:
+        """The table of a message as it was read from the catalog; None if the message has other columns.
+
+        :param since: see :meth:`_known_since`.
+        """
+        table = self._known_since(message.oid, since)
         said = [(c.name, c.type_oid, c.typmod) for c in message.columns]
         if table is None or _columns(table) != said:
             return None
         return table
 
-    def _today(self, oid: int) -> SourceTable | None:
-        """A table as it was read from the catalog together with all others, a moment ago."""
-        if time.monotonic() - self._read_at > _ONE_READING:
-            self._read, self._read_at = self._loaded(self._pinned), time.monotonic()
-        return self._read.get(oid)
+    def _known_since(self, oid: int, since: float) -> SourceTable | None:
+        """A table as it was in the catalog at this moment or later; None if it was not there.
+
+        All tables are read together once those of waiting messages have taken as long one by one: a stream that starts
+        may get messages for thousands, and later one for a single table again.
+
+        :param since: on the clock of :func:`time.monotonic`.
+        """
+        table, read_at = self._read.get(oid, (None, -math.inf))
+        if read_at >= since:
+            return table
+        now = time.monotonic()
+        if self.arrived > self._waiting:
+            self._spent, self._waiting = 0.0, now
+        together = self._spent > len(self._pinned) * _EACH
+        oids = list(self._pinned) if together else [oid]
+        found = self._loaded(oids)
+        took = time.monotonic() - now
+        self._read |= {each: (found.get(each), now) for each in oids}
+        self._spent, self._took = (0.0, took) if together else (self._spent + took, self._took)
+        return found.get(oid)
 
     def _loaded(self, oids: Iterable[int]) -> dict[int, SourceTable]:
-        with session(self._pipeline.postgres, "Reading the catalog", application="bottledwater catalog") as connection:
+        with self._catalog() as connection:
             return {table.oid: table for table in catalog.load(connection, list(oids), self._mapping)}
+
+    @contextlib.contextmanager
+    def _catalog(self) -> Iterator[Connection]:
+        """A session that reads the catalog: that of the message before, if it is still there."""
+        self.rest()
+        if self._connection is None:
+            self._connection = connect(self._pipeline.postgres, application="bottledwater catalog")
+        try:
+            yield self._connection
+        except psycopg.Error as error:
+            self.close()
+            raise outage(error, "Reading the catalog") from error
+        finally:
+            self._used = time.monotonic()
 
     def _made(
         self,

@@ -167,6 +167,7 @@ class ChangeSource:
         :raises BottledWaterError: an error that does not pass by waiting.
         """
         deadline = time.monotonic() + timeout
+        self._resolver.rest()
         while True:
             try:
                 batch = self._next(deadline, flush_empty)
@@ -213,6 +214,7 @@ class ChangeSource:
                     return None
                 block = stream.take(left)
             if block is not None:
+                self._resolver.arrived = block.arrived
                 self._assembler.add(block)
 
     def _behind_publications(self, error: PublicationMissing) -> Batch | None:
@@ -352,6 +354,7 @@ class ChangeSource:
         return self._stream
 
     def _disconnect(self) -> None:
+        self._resolver.close()
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -361,5 +364,5 @@ class ChangeSource:
         self._assembler.rest()
 
     def close(self) -> None:
-        """Close the replication connection, which confirms what was acknowledged."""
+        """Close the replication connection, which confirms what was acknowledged, and the session with the catalog."""
         self._disconnect()

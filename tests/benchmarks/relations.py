@@ -57,16 +57,19 @@ def run(stack: DataStack) -> None:
     pinned = {table.oid: PinnedTable(table, table.name, "", 1, 0, 0, 3) for table in tables}
     pipeline = source.pipeline
     started = time.monotonic()
+    resolver = Resolver(pipeline, pinned)
     assembler = TransactionAssembler(
-        Position(0), {}, Resolver(pipeline, pinned),
+        Position(0), {}, resolver,
         batch_bytes=pipeline.batch_bytes, largest_transaction=pipeline.max_transaction_bytes,
     )  # fmt: skip
     made = 0
     for block in blocks:
+        resolver.arrived = block.arrived
         assembler.add(block)
         while (batch := assembler.cut() or assembler.flush(empty=False)) is not None:
             made += len(batch.changes)
     seconds = time.monotonic() - started
+    resolver.close()
     assert made == count, made
     emit("relations", seconds, "s", {"pg_recvlogical": plain}, relations=count)
     source.drop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -62,18 +63,23 @@ def test_a_table_that_is_read_with_all_others_is_the_same(make_flow: MakeFlow, m
     flow.create()
     pinned = read_state(flow.pipeline, state_topic(flow)).tables
     together, alone = Resolver(flow.pipeline, pinned), Resolver(flow.pipeline, pinned)
-    monkeypatch.setattr(alone, "_as_read", lambda message: None)
+    monkeypatch.setattr(alone, "_as_read", lambda *_: None)
     found = messages(flow.dsn)
+    together.arrived = time.monotonic()
     assert [m.name for m in found] == ["a", "b", "c", "f"]
     for message in found:
         assert together(message, None) == alone(message, None)
         assert together(message, None) is pinned[message.oid].version or message.name
-    # one reading for all
+    # one reading for all, and also for those that have come again
     single = list[str]()
     monkeypatch.setattr(together, "_table", lambda message, *_: single.append(message.name))
-    for message in found[:3]:
-        together(message, None)
+    monkeypatch.setattr(together, "_loaded", single.append)
+    for message in found:
+        assert together(message, None) is not None
+        assert together(message, pinned[message.oid].version) is not None
     assert single == []
+    together.close()
+    alone.close()
 
 
 def test_a_table_that_was_altered_since_is_read_by_itself(make_flow: MakeFlow) -> None:

@@ -3770,6 +3770,50 @@ MUTANTS = (
         f"{_KAFKA_CHECKS}::test_the_owners_of_all_topics_are_found_by_one_reading_of_the_records",
     ),
     Mutant(
+        "the key of a table with FULL is as new as its message",
+        "Resolver._version",
+        drop("message.identity == 'f'"),
+        f"{_RELATIONS}::test_what_a_message_does_not_show_is_read_after_it_has_arrived",
+    ),
+    Mutant(
+        "what a message does not show of a table that goes on is as new as the message",
+        "Resolver._version",
+        drop("current is not None"),
+        f"{_RELATIONS}::test_what_a_message_does_not_show_is_read_after_it_has_arrived",
+    ),
+    Mutant(
+        "tables whose messages wait are read together",
+        "Resolver._known_since",
+        never("self._spent > len(self._pinned) * _EACH"),
+        f"{_RELATIONS}::test_tables_whose_messages_wait_are_read_together_by_one_session[f-False]",
+    ),
+    Mutant(
+        "a table whose message comes later is read by itself",
+        "Resolver._known_since",
+        never("self.arrived > self._waiting"),
+        f"{_RELATIONS}::test_tables_whose_messages_wait_are_read_together_by_one_session[d-True]",
+    ),
+    Mutant(
+        "one session reads the catalog for many messages",
+        "Resolver._catalog",
+        always("self._connection is None"),
+        f"{_RELATIONS}::test_tables_whose_messages_wait_are_read_together_by_one_session[f-False]",
+    ),
+    Mutant(
+        "a stream knows when its messages have arrived",
+        "ChangeSource._next",
+        drop("self._resolver.arrived = block.arrived"),
+        "tests/unit/stream/test_source.py::"
+        "test_changes_wait_for_others_for_max_delay_after_the_ones_before[0.0-batches0]",
+    ),
+    Mutant(
+        "the session that reads the catalog ends with the stream's",
+        "ChangeSource._disconnect",
+        drop("self._resolver.close()"),
+        "tests/unit/stream/test_source.py::"
+        "test_changes_wait_for_others_for_max_delay_after_the_ones_before[0.0-batches0]",
+    ),
+    Mutant(
         "preflight knows how many sessions a run needs",
         "source_checks.check_sessions",
         swap("0 <= limit < needed", "False"),

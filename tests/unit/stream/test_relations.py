@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
+import psycopg
 import pytest
 
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import Refused
+from airflow_bottledwater.errors import Outage, Refused
 from airflow_bottledwater.model.relation import Column, SourceTable
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
@@ -34,7 +38,7 @@ def resolver(
     by_name = by_name or {TABLE.qualified: options}
     pipeline = Settings.of(postgres="dbname=none", format="json", table_options=by_name)
     left_out = TableMapping.of(pipeline).left_out(today.schema, today.name, [name for _, name in today.sent])
-    monkeypatch.setattr(Resolver, "_today", lambda self, oid: today.without(left_out))
+    monkeypatch.setattr(Resolver, "_known_since", lambda self, oid, since: today.without(left_out))
     return Resolver(pipeline, {7: PinnedTable(TABLE, "t", "id", 1, 0, 0, 700)})
 
 
@@ -106,7 +110,7 @@ def test_columns_that_come_and_go_are_no_names_of_others(monkeypatch: pytest.Mon
     """The stream is behind: its message has neither the columns that are recorded nor those of today."""
     today = replace(named("id", "late", "new"), sent=((1, "id"), (3, "late"), (4, "new")))
     made = resolver(monkeypatch, today, exclude=["late"])
-    monkeypatch.setattr(made, "_as_read", lambda message: replace(TABLE, oid=7))
+    monkeypatch.setattr(made, "_as_read", lambda *_: replace(TABLE, oid=7))
     found = made(message("id", "a", "late"), None)
     assert found is not None and [column.name for column in found.table.columns] == ["id", "a"]
 
@@ -122,7 +126,7 @@ def test_whatever_a_message_says_of_its_table_holds_for_the_changes_behind_it(
     made = resolver(monkeypatch, before)
     pinned = PinnedTable(before, "t", "id", 1, 3, 5, 700)
     made._pinned[7] = pinned
-    monkeypatch.setattr(made, "_as_read", lambda message: before)
+    monkeypatch.setattr(made, "_as_read", lambda *_: before)
     monkeypatch.setattr(made, "_table", lambda message, pinned, known: made._made(message, pinned, before.columns))
     sent = replace(message("id", "a"), columns=tuple(replace(c, key=False) for c in message("id", "a").columns))
     current = None if first else pinned.version
@@ -164,7 +168,7 @@ def test_the_settings_are_read_once_for_all_tables_that_they_do_not_name(monkeyp
         readings.append(1)
         return [1, 3] if len(readings) == 1 else [1, 3, 4]
 
-    monkeypatch.setattr(relations, "session", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(relations, "connect", lambda *_, **__: Mock())
     monkeypatch.setattr(relations.catalog, "resolve", resolve)
     made = Resolver(Settings.of(postgres="dbname=none", format="json", tables="wanted,new*"), {})
 
@@ -234,3 +238,88 @@ def test_the_columns_of_an_outbox_may_change_again_and_again() -> None:
     for column in ("b", "c"):
         version = Version(replace(outbox, columns=(*outbox.columns, Column(column, w.plain(w.TEXT)))), "t")
         assert found.again(version) == version
+
+
+class Catalog:
+    """One with tables of one definition. Reading takes as long as it does from a server that is not far away."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, **table: Any) -> None:
+        self.now, self.readings, self.sessions = 1000.0, list[list[int]](), list[Mock]()
+        self.tables = {oid: replace(TABLE, oid=oid, **table) for oid in range(count)}
+        self.resolver = Resolver(
+            Settings.of(postgres="dbname=none", format="json"),
+            {oid: PinnedTable(each, "t", "id", 1, 0, 0, 700) for oid, each in self.tables.items()},
+        )
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(relations, "connect", lambda *_, **__: self.sessions.append(Mock()) or self.sessions[-1])
+        monkeypatch.setattr(relations.catalog, "load", self._load)
+
+    def _load(self, connection: Mock, oids: Iterable[int], _: object) -> list[SourceTable]:
+        connection.execute()
+        self.readings.append(list(oids))
+        self.now += 0.003 + 0.0002 * len(self.readings[-1])
+        return [self.tables[oid] for oid in oids if oid in self.tables]
+
+    def send(self, oid: int, current: Version | None = None, identity: str = "d") -> Version | None:
+        columns = tuple(replace(column, key=column.key or identity == "f") for column in message("id", "a").columns)
+        return self.resolver(replace(message("id", "a"), oid=oid, identity=identity, columns=columns), current)
+
+
+@pytest.mark.parametrize(("identity", "again"), [("d", False), ("f", False), ("d", True), ("f", True)])
+def test_tables_whose_messages_wait_are_read_together_by_one_session(
+    monkeypatch: pytest.MonkeyPatch, identity: str, again: bool
+) -> None:
+    """Ten thousand tables would take a minute, one after the other, whenever a publication is altered."""
+    world = Catalog(monkeypatch, 1000, identity=identity)
+    world.resolver.arrived = world.now
+    for oid, pinned in world.resolver._pinned.items():
+        assert world.send(oid, pinned.version if again else None, identity) == pinned.version
+    alone = [each for each in world.readings if len(each) == 1]
+    assert len(world.readings) - len(alone) == 1 and len(alone) < 100 and len(world.sessions) == 1
+    # those that come later, each by itself, keep nobody waiting
+    world.readings.clear()
+    for oid in range(200):
+        world.now += 10.0
+        world.resolver.arrived = world.now
+        assert world.send(oid, None, identity) is not None
+    assert world.readings == [[oid] for oid in range(200)]
+    world.sessions[0].close.assert_called_once()
+    world.now += 10.0
+    world.resolver.rest()
+    world.sessions[-1].close.assert_called_once()
+
+
+def test_what_a_message_does_not_show_is_read_after_it_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under FULL, another key; and of a table that has gone on, what may have been altered before its message."""
+    world = Catalog(monkeypatch, 2, identity="f")
+    for number in (1, 2, 3):
+        world.resolver.arrived = world.now
+        world.now += 0.001
+        world.send(0, None, "f")
+        world.send(0, world.resolver._pinned[0].version, "f")
+        assert len(world.readings) == number
+    world.tables[0] = replace(world.tables[0], key=("a",))
+    world.resolver.arrived = world.now
+    with pytest.raises(Refused, match="key"):
+        world.send(0, None, "f")
+    # a message that tells the key may have what was read a moment ago
+    world.send(1)
+    world.now += 4.0
+    world.resolver.arrived = world.now
+    readings = len(world.readings)
+    world.send(1)
+    assert len(world.readings) == readings
+    world.send(1, world.resolver._pinned[1].version)
+    assert len(world.readings) == readings + 1
+
+
+def test_a_session_that_breaks_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Catalog(monkeypatch, 1)
+    world.send(0)
+    world.resolver.arrived = math.inf
+    world.sessions[0].execute.side_effect = psycopg.OperationalError("server closed the connection unexpectedly")
+    with pytest.raises(Outage, match="Reading the catalog: server closed"):
+        world.send(0, world.resolver._pinned[0].version)
+    assert world.send(0, world.resolver._pinned[0].version) is not None and len(world.sessions) == 2
+    world.resolver.close()
+    world.sessions[1].close.assert_called_once()

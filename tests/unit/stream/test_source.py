@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -95,6 +96,15 @@ def test_changes_wait_for_others_for_max_delay_after_the_ones_before(
             found.append(len(batch))
             ended.append(time.monotonic() - began)
     assert found == batches
+    # so that what was read of the catalog since then can be used
+    assert began <= changes._resolver.arrived <= time.monotonic()
+    changes._resolver._connection = session = Mock()
+    changes._resolver._used = time.monotonic() - 2.0
+    changes.next(0.01)
+    session.close.assert_not_called()
+    changes._stream = Mock()
+    changes.close()  # also where a new session may lead to another server
+    session.close.assert_called_once()
     if max_delay:
         assert ended[1] >= max_delay
     assert ended[-1] < 1.5 + max(max_delay, 0.3)

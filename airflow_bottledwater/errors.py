@@ -201,6 +201,11 @@ class StateError(Refused):
     """The saved state in the state topic is missing or incomplete, or contradicts the source."""
 
 
+class TopicGone(StateError):
+    """The topic of a table was deleted, and made again perhaps. A stream begins anew, which finds out whether the table
+    was dropped."""
+
+
 class TakenOver(BottledWaterError):
     """Another job has claimed the slot; this one ends without publishing anything more."""
 

@@ -137,7 +137,7 @@ class _SnapshotDriver:
         self._tell()  # also if it ends before it reads anything
         self._check_slot(self._connection)
         self._guard.check = self._check_slot
-        check_topics(self._pipeline, known)
+        check_topics(self._connection, self._pipeline, known)
         own_again(self._pipeline, known)
         options.check(self._connection, self._pipeline, known)
         schemas.settle(self._pipeline, self._connection, self._claim)

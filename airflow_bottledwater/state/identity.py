@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import Refused, SlotError, StateError
+from airflow_bottledwater.errors import Refused, SlotError, StateError, TopicGone
 from airflow_bottledwater.kafka.clients import altering
 from airflow_bottledwater.kafka.topics import Topic, Topics
 from airflow_bottledwater.model.lsn import Position, format_lsn
@@ -345,21 +345,25 @@ def check_topic(kafka: Mapping[str, str], name: str, found: Topic | None, pin: P
 
     :param found: the topic as the broker describes it; None if it does not exist.
     :param pin: None for a topic that is not a table's; then only its existence is checked.
-    :raises StateError: it is missing or another one, or has settings under which its records would be refused.
+    :raises TopicGone: it is a table's, and is missing or another one.
+    :raises StateError: it is missing, or has settings under which its records would be refused.
     """
-    if found is None:
+    if found is None and pin is None:
         raise StateError(
             f"Topic {name!r} does not exist any more.",
-            "Deleting topics of a running pipeline loses data. Drop the slot and start again with a snapshot."
-            if pin
-            else "Make it again with one partition: the topic of dead letters with cleanup.policy=compact, any other "
-            "one with cleanup.policy=delete and retention.ms=-1; then start again. What it held is lost: if that were "
+            "Make it again with one partition: the topic of dead letters with cleanup.policy=compact, any other one "
+            "with cleanup.policy=delete and retention.ms=-1; then start again. What it held is lost: if that were "
             f"events, {SWEEP_TRUNCATED}",
         )
     if pin is None:
         return
+    if found is None:
+        raise TopicGone(
+            f"Topic {name!r} does not exist any more.",
+            "Deleting topics of a running pipeline loses data. Drop the slot and start again with a snapshot.",
+        )
     if found.id != pin.id:
-        raise StateError(
+        raise TopicGone(
             f"Topic {name!r} was deleted and made again: its rows are gone.",
             "Drop the slot and start again with a snapshot.",
         )
@@ -375,15 +379,24 @@ def check_topic(kafka: Mapping[str, str], name: str, found: Topic | None, pin: P
         )
 
 
-def check_topics(pipeline: Settings, known: PipelineState) -> None:
-    """Check that the topics are still those that were pinned.
+def check_topics(connection: Connection, pipeline: Settings, known: PipelineState) -> set[int]:
+    """Check that the topics are still those that were pinned. That of a table that was dropped may be deleted: whoever
+    did both has given up what is not published of it. Returns the oids of such tables.
 
+    :param connection: to the pipeline's server, in no transaction.
     :raises StateError: one is not, see :func:`~airflow_bottledwater.state.identity.check_topic`.
     """
-    wanted = pins(known.tables.values())
+    wanted, deleted = pins(known.tables.values()), dict[str, TopicGone]()
     present = Topics(pipeline.kafka).describe(list(wanted), confirm=True)
     for name, pin in wanted.items():
-        check_topic(pipeline.kafka, name, present.get(name), pin)
+        try:
+            check_topic(pipeline.kafka, name, present.get(name), pin)
+        except TopicGone as error:
+            deleted[name] = error
+    of = {oid: deleted[pinned.topic] for oid, pinned in known.tables.items() if pinned.topic in deleted}
+    for oid in catalog.names(connection, list(of)) if of else ():
+        raise of[oid]
+    return set(of)
 
 
 def refuse_shared(

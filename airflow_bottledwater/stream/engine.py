@@ -16,9 +16,11 @@ import psycopg
 
 from airflow_bottledwater.backoff import Backoff, stoppable
 from airflow_bottledwater.errors import (
+    BeginsAnew,
     RecordError,
     Refused,
     StopRequested,
+    TopicGone,
     TypeAltered,
 )
 from airflow_bottledwater.guard.guard import SourceGuard, guarded
@@ -148,6 +150,7 @@ def follow(
 
     :param bounded: whether to end once everything is published that the server had flushed to WAL at the start, instead
         of running until stopped.
+    :raises BeginsAnew: what has changed is settled by the start of a stream, which is to come next.
     """
     stopped = stopped or threading.Event()
     counted: dict[str, int] = {}
@@ -159,7 +162,10 @@ def follow(
         telling(pipeline, "stream", meter.rows) as tell,
         contextlib.closing(_Follower(pipeline, start, controller, bounded, stopped, meter, guard, tell)) as follower,
     ):
-        counted = follower.run()
+        try:
+            counted = follower.run()
+        except TopicGone as gone:
+            raise BeginsAnew(gone.what) from gone
     return counted
 
 

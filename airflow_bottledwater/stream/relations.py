@@ -301,8 +301,8 @@ class Resolver:
         name, new_tables = f"{message.schema}.{message.name}", self._pipeline.new_tables
         if not self._covers(message):
             why = (
-                "is not one of the tables that the settings name. If it is to be published, name it in tables or "
-                "schemas, and start the stream again; otherwise take it out of the publication, if you can"
+                "was dropped, or is not one of the tables that the settings name. If it is to be published, name it in "
+                "tables or schemas, and start the stream again; otherwise take it out of the publication, if you can"
             )
         elif new_tables == "stop":
             return not_followed([name])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -26,7 +27,7 @@ from airflow_bottledwater.state import coverage, options, saved, schemas, store
 from airflow_bottledwater.state.claim import Claim
 from airflow_bottledwater.state.identity import check_slot, check_topics, own_again
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import live_key, stream_id
+from airflow_bottledwater.state.records import POSITION, live_key, stream_id
 from airflow_bottledwater.state.schemas import Settled
 
 #: the end of a fingerprint where PostgreSQL sends logical messages
@@ -94,7 +95,9 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
     _check_fingerprint(pipeline, known, cluster)
     if more := coverage.followed(connection, known):
         claimed.write(more)
-    check_topics(pipeline, known)
+    if gone := check_topics(connection, pipeline, known):
+        _let_go(pipeline, cluster, claimed, gone)
+        known = claimed.state
     own_again(pipeline, known)
     options.check(connection, pipeline, known)
     before = {
@@ -112,6 +115,30 @@ def _check(pipeline: Settings, connection: Connection, cluster: Cluster, claimed
         claimed.write({live_key(each): progress for each, progress in again.items()})
     snapshots.ask_for_recorded(pipeline, cluster.pipeline(pipeline.slot), claimed.state)
     return Start(cluster, claimed.job, claimed.prefix, claimed.topic, claimed.state, position, settled)
+
+
+def _let_go(pipeline: Settings, cluster: Cluster, claimed: Claim, oids: Collection[int]) -> None:
+    """Stop following tables that were dropped and whose topics were deleted. What is not published of them is left out,
+    and counted as changes of any table that is not followed.
+
+    :param oids: theirs.
+    """
+    # compiled code, a hundred megabytes: a driver that lets go of nothing does without it
+    from airflow_bottledwater.tables import writer
+    from airflow_bottledwater.tables.plan import Do, Step
+
+    known = claimed.state
+    why = "was dropped, and its topic was deleted, so that its changes that are not published yet are left out"
+    steps = tuple(Step(oid, known.tables[oid].table.qualified, "", why, Do.STOP) for oid in sorted(oids))
+    prepared = writer.PreparedSteps(steps, dropped=frozenset(oids))
+    changed = writer.records(pipeline, prepared, known)
+    after = known.copy()
+    after.apply(changed)
+    if (reached := known.reached) is not None and reached.ordinal:
+        # of the transaction that P is inside of, PostgreSQL sends the same as before
+        changed[POSITION] = replace(reached, fingerprint=fingerprint(pipeline, after, cluster))
+    claimed.write(changed)
+    writer.tell(prepared)
 
 
 def _check_names(pipeline: Settings, known: PipelineState, state_topic: str) -> None:

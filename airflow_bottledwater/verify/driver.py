@@ -98,7 +98,7 @@ def run(
         wanted = {oid: pinned for oid, pinned in chosen.items() if oid not in aside}
         check_complete(known, wanted, _to_be_read(connection, pipeline, known))
         refuse_shared(pipeline, known, [pinned.topic for pinned in wanted.values()], "Topics cannot be verified")
-        check_topics(pipeline, known)
+        check_topics(connection, pipeline, known)
         there = catalog.names(connection, list(chosen))
         results = {oid: _result(pinned, there.get(oid), aside.get(oid, "")) for oid, pinned in chosen.items()}
         moments = Moments(

@@ -722,15 +722,16 @@ def test_a_slot_of_another_plugin_or_database_is_refused(source: Source) -> None
 def test_topics_that_are_not_those_of_the_records_are_refused(source: Source) -> None:
     create(source.pipeline)
     recorded = known(source)
-    check_topics(source.pipeline, recorded)
-    [(key, fact)] = [(k, v) for k, v in recorded.raw.items() if k.startswith("table/")]
-    for change, said in (
-        ({"partitions": 4}, "has 1 partitions, it had 4"),
-        ({"topic_id": "another"}, "was deleted and made again"),
-        ({"topic": f"{source.name}.gone"}, "does not exist any more"),
-    ):
-        with pytest.raises(StateError, match=said):
-            check_topics(source.pipeline, PipelineState({key: {**fact, **change}}))
+    with connect(source.dsn) as connection:
+        assert not check_topics(connection, source.pipeline, recorded)
+        [(key, fact)] = [(k, v) for k, v in recorded.raw.items() if k.startswith("table/")]
+        for change, said in (
+            ({"partitions": 4}, "has 1 partitions, it had 4"),
+            ({"topic_id": "another"}, "was deleted and made again"),
+            ({"topic": f"{source.name}.gone"}, "does not exist any more"),
+        ):
+            with pytest.raises(StateError, match=said):
+                check_topics(connection, source.pipeline, PipelineState({key: {**fact, **change}}))
 
 
 def test_tables_that_a_publication_excepts_are_not_published(source: Source) -> None:

@@ -33,6 +33,7 @@ _REFUSALS, _CONTROL = "tests/integration/test_refusals.py", "tests/integration/t
 _LARGE = "tests/integration/test_large_rows.py"
 _REGISTRY = "tests/integration/test_registry.py"
 _NEW_TABLES = "tests/integration/test_new_tables.py"
+_DELETED = "tests/integration/test_deleted_topics.py"
 _PREFLIGHT = "tests/integration/test_preflight.py"
 _TAKEN = "tests/integration/test_taken_away.py::test_what_a_run_fails_with_preflight_has_said"
 _COMPOSITES = "tests/unit/encoding/test_composites.py"
@@ -3762,6 +3763,38 @@ MUTANTS = (
         "check_topic",
         never("found.id != pin.id"),
         f"{_REFUSALS}::test_a_publisher_compares_its_topics_with_the_pinned_ones[made again]",
+    ),
+    Mutant(
+        "a topic that is gone while its table is there ends the pipeline",
+        "identity.check_topics",
+        drop("raise of[oid]"),
+        "tests/unit/state/test_identity.py::"
+        "test_only_a_dropped_table_may_have_lost_its_topic[deleted, the table is there]",
+    ),
+    Mutant(
+        "a stream that begins lets go of what was dropped with its topic",
+        "start._check",
+        drop("_let_go(pipeline, cluster, claimed, gone)"),
+        f"{_DELETED}::test_a_stream_that_begins_lets_go_of_them[deleted]",
+    ),
+    Mutant(
+        "a stream inside a transaction may let go of a table",
+        "start._let_go",
+        drop("changed[POSITION] = ..."),
+        "tests/unit/stream/test_start.py::test_what_was_dropped_with_its_topic_is_let_go_of_at_the_start[7]",
+    ),
+    Mutant(
+        "a stream whose topic is gone begins anew",
+        "engine.follow",
+        swap("BeginsAnew(gone.what)", "gone"),
+        "tests/unit/stream/test_engine.py::"
+        "test_a_stream_begins_anew_without_a_topic_since_its_table_may_have_been_dropped",
+    ),
+    Mutant(
+        "dead letters are settled without the topics of dropped tables",
+        "redrive._claimed",
+        drop("claim.state.apply(...)"),
+        f"{_DELETED}::test_a_stream_that_begins_lets_go_of_them[deleted]",
     ),
     Mutant(
         "the owners of all topics are found by one reading of the records",

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
-from airflow_bottledwater.errors import SlotError, SlotInUse, StateError
+from airflow_bottledwater.errors import SlotError, SlotInUse, StateError, TopicGone
 from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.slot import SlotState
-from airflow_bottledwater.state.identity import check_settings, check_slot, check_topic
+from airflow_bottledwater.state import identity
+from airflow_bottledwater.state.identity import check_settings, check_slot, check_topic, check_topics
 from airflow_bottledwater.state.pinned import Pin
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import INTENT, SLOT, Intent
+from tests.unit.tables.test_plan import known, table
 
 CLUSTER = Cluster("7000", 1, "shop", 160000)
 RECORD = SlotRecord("orders", "7000", 1, "shop", consistent_point=100, oldest_xid=700)
@@ -95,6 +99,32 @@ def test_a_topic_that_is_as_it_was_pinned_passes() -> None:
 def test_another_topic_of_the_name_is_refused(found: Topic | None, pin: Pin | None, said: str) -> None:
     with pytest.raises(StateError, match=said):
         check_topic(KAFKA, "shop.a", found, pin)
+
+
+@pytest.mark.parametrize(
+    ("found", "there", "expected"),
+    [
+        pytest.param(None, False, {2}, id="deleted"),
+        pytest.param(replace(TOPIC, id="id-2"), False, {2}, id="made again"),
+        pytest.param(None, True, TopicGone, id="deleted, the table is there"),
+        pytest.param(replace(TOPIC, id="id-2"), True, TopicGone, id="made again, the table is there"),
+        # what was committed to the table is still to be published
+        pytest.param(replace(TOPIC, id="id", partitions=4), False, StateError, id="more partitions"),
+    ],
+)
+def test_only_a_dropped_table_may_have_lost_its_topic(
+    monkeypatch: pytest.MonkeyPatch, found: Topic | None, there: bool, expected: set[int] | type[StateError]
+) -> None:
+    present = {"a": replace(TOPIC, id="id", partitions=1)} | ({"b": found} if found else {})
+    names = {1: ("public", "a"), 2: ("public", "b")} if there else {1: ("public", "a")}
+    monkeypatch.setattr(identity, "Topics", Mock(return_value=Mock(describe=Mock(return_value=present))))
+    monkeypatch.setattr(catalog, "names", lambda _, oids: {oid: names[oid] for oid in oids if oid in names})
+    state = known(table(1, "a"), table(2, "b"))
+    if isinstance(expected, set):
+        assert check_topics(Mock(), settings(), state) == expected
+    else:
+        with pytest.raises(expected, match="b'"):
+            check_topics(Mock(), settings(), state)
 
 
 # ---------------------------------------------------------------------- settings with which a pipeline was made

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
+import pytest
+
+from airflow_bottledwater.errors import BeginsAnew, TopicGone
 from airflow_bottledwater.metrics.meter import Meter
 from airflow_bottledwater.metrics.sampler import OTHERS
 from airflow_bottledwater.model.job import Job
@@ -12,6 +16,7 @@ from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.state import held
 from airflow_bottledwater.state.control_records import StatusRecord
 from airflow_bottledwater.state.records import Gap
+from airflow_bottledwater.stream import engine
 from airflow_bottledwater.stream.engine import StreamReport, _gaps, _new_gaps
 from tests.unit.tables.test_plan import known, table
 
@@ -47,3 +52,16 @@ def test_a_table_with_a_gap_is_held_where_a_look_would_not_hide_its_column() -> 
     state.apply(_gaps({1: more, 2: plain}, state))
     assert state.held == {1} and state.gaps[2] == plain
     assert not _new_gaps({1: more, 2: plain}, state.gaps)
+
+
+def test_a_stream_begins_anew_without_a_topic_since_its_table_may_have_been_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    around = MagicMock(__exit__=lambda *_: False)
+    for name in ("reported", "stoppable", "Sampler", "guarded", "telling"):
+        monkeypatch.setattr(engine, name, lambda *_: around)
+    monkeypatch.setattr(
+        engine, "_Follower", lambda *_: MagicMock(run=MagicMock(side_effect=TopicGone("Topic 'b' does not exist.")))
+    )
+    with pytest.raises(BeginsAnew, match="Topic 'b'"):
+        engine.follow(MagicMock(), MagicMock())

@@ -202,8 +202,8 @@ class StateError(Refused):
 
 
 class TopicGone(StateError):
-    """The topic of a table was deleted, and made again perhaps. A stream begins anew, which finds out whether the table
-    was dropped."""
+    """The topic of a table was deleted, and made again perhaps. That is for good, but for a running stream: it begins
+    anew, and lets go of the table if that was dropped."""
 
 
 class TakenOver(BottledWaterError):

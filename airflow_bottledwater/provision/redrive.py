@@ -56,7 +56,7 @@ from airflow_bottledwater.publish.session import PublishSession
 from airflow_bottledwater.publish.toast import ToastResolver
 from airflow_bottledwater.state import options, schemas
 from airflow_bottledwater.state.claim import Claim
-from airflow_bottledwater.state.identity import check_topics, shared
+from airflow_bottledwater.state.identity import check_source, check_topics, shared
 from airflow_bottledwater.state.pinned import pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import StateRecord, letters_key, stream_id, table_key
@@ -152,6 +152,7 @@ def _claimed(pipeline: Settings) -> Iterator[Claim]:
     try:
         claim.record_ids([stream_id(claim.prefix)])
         with session(pipeline.postgres, "Re-driving dead letters") as connection:
+            check_source(connection, pipeline.postgres, claim.state.slot)
             # as the next stream does, which lets go of them
             gone = check_topics(connection, pipeline, claim.state)
             claim.state.apply(dict.fromkeys(map(table_key, gone)))

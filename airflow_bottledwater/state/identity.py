@@ -360,12 +360,14 @@ def check_topic(kafka: Mapping[str, str], name: str, found: Topic | None, pin: P
     if found is None:
         raise TopicGone(
             f"Topic {name!r} does not exist any more.",
-            "Deleting topics of a running pipeline loses data. Drop the slot and start again with a snapshot.",
+            "Deleting topics of a running pipeline loses data. If the table is to go, too, drop it, and start again; "
+            "otherwise drop the slot and start again with a snapshot.",
         )
     if found.id != pin.id:
         raise TopicGone(
             f"Topic {name!r} was deleted and made again: its rows are gone.",
-            "Drop the slot and start again with a snapshot.",
+            "If the table is to go, too, drop it, and start again; otherwise drop the slot and start again with a "
+            "snapshot.",
         )
     if found.partitions != pin.partitions:
         raise StateError(

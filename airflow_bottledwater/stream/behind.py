@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -42,19 +44,21 @@ def passed(pipeline: Settings, rows: NewRows, tables: Mapping[int, PinnedTable],
             break
         data += _HEAD.pack(b"w", lsn, lsn, 0) + message
         ends.append(len(data))
-    assembler = TransactionAssembler(
-        Position(begin, 0),
-        dict.fromkeys(tables, rows.boundary),
-        Resolver(pipeline, dict(tables)),
-        batch_bytes=_ALL,
-        largest_transaction=_ALL,
-        unknown=lambda _: None,
-    )
-    if messages:
-        assembler.take_messages(lambda _: None)  # the stream has published them; here they are only counted
-    assembler.add(MessageBlock(np.frombuffer(data, dtype=np.uint8), np.array(ends, dtype=np.int64)))
-    found = []
-    while (batch := assembler.cut()) is not None:
-        found.append(batch)
-    last = assembler.flush(empty=False)
+    with contextlib.closing(Resolver(pipeline, dict(tables))) as resolver:
+        resolver.arrived = time.monotonic()
+        assembler = TransactionAssembler(
+            Position(begin, 0),
+            dict.fromkeys(tables, rows.boundary),
+            resolver,
+            batch_bytes=_ALL,
+            largest_transaction=_ALL,
+            unknown=lambda _: None,
+        )
+        if messages:
+            assembler.take_messages(lambda _: None)  # the stream has published them; here they are only counted
+        assembler.add(MessageBlock(np.frombuffer(data, dtype=np.uint8), np.array(ends, dtype=np.int64)))
+        found = []
+        while (batch := assembler.cut()) is not None:
+            found.append(batch)
+        last = assembler.flush(empty=False)
     return [*found, *([last] if last is not None else [])]

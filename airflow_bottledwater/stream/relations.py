@@ -153,7 +153,9 @@ class Resolver:
         versions = [current] if current else self._versions(pinned)[::-1]
         known = versions[0].table
         read = self._as_read(message, since)
-        if read is not None:
+        # what a table hides by today's name is not what it hid by another one; of a first message, that was compared
+        renamed = read is not None and (read.schema, read.name) != (message.schema, message.name)
+        if read is not None and not (renamed and current):
             table = self._made(message, pinned, read.columns, read)
         else:
             table = self._table(message, pinned, {c.name: c for c in known.columns})
@@ -323,12 +325,15 @@ class Resolver:
         """Whether the settings name a table. They are read for all tables together, a moment ago, unless this one may
         have been made since: a stream that starts may get a message for each of thousands that are not followed."""
         tables, schemas = self._pipeline.tables, self._pipeline.schemas
-        newer = message.oid not in self._chosen and catalog.covers(tables, schemas, message.schema, message.name)
+        unknown = message.oid not in self._chosen and catalog.covers(tables, schemas, message.schema, message.name)
+        # one that was dropped is in no reading: what was read behind the message's arrival tells
+        newer = unknown and self._chosen_at < self.arrived
         if newer or time.monotonic() - self._chosen_at > _ONE_READING:
+            began = time.monotonic()
             with self._catalog() as connection:
                 # a pattern that matches nothing any more: preflight reports it
                 found = catalog.resolve(connection, tables, schemas, via_root=self._via_root, strict=False)
-            self._chosen, self._chosen_at = frozenset(found), time.monotonic()
+            self._chosen, self._chosen_at = frozenset(found), began
         return message.oid in self._chosen
 
     def _table(self, message: pgoutput.RelationMessage, pinned: PinnedTable, known: dict[str, Column]) -> SourceTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from airflow_bottledwater.state.identity import check_slot, check_topics, own_ag
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import POSITION, live_key, stream_id
 from airflow_bottledwater.state.schemas import Settled
+
+log = logging.getLogger(__name__)
 
 #: the end of a fingerprint where PostgreSQL sends logical messages
 _MESSAGES = ":messages"
@@ -138,7 +141,8 @@ def _let_go(pipeline: Settings, cluster: Cluster, claimed: Claim, oids: Collecti
         # of the transaction that P is inside of, PostgreSQL sends the same as before
         changed[POSITION] = replace(reached, fingerprint=fingerprint(pipeline, after, cluster))
     claimed.write(changed)
-    writer.tell(prepared)
+    for step in steps:
+        log.warning("%s is not followed any more: it %s.", step.table, step.why)
 
 
 def _check_names(pipeline: Settings, known: PipelineState, state_topic: str) -> None:

@@ -6993,6 +6993,18 @@ MUTANTS = (
         "tests/unit/provision/test_beside.py::test_a_job_that_ends_while_it_is_listened_for_is_not_alive",
     ),
     Mutant(
+        "a message with another name than today's has not today's options",
+        "Resolver._version",
+        swap("not (renamed and current)", "True"),
+        "tests/unit/stream/test_relations.py::test_a_message_with_another_name_than_todays_has_not_todays_options",
+    ),
+    Mutant(
+        "the settings are read once for all tables that were dropped",
+        "Resolver._covers",
+        swap("unknown and self._chosen_at < self.arrived", "unknown"),
+        "tests/unit/stream/test_relations.py::test_the_settings_are_read_once_for_all_tables_that_were_dropped",
+    ),
+    Mutant(
         "rules are compared with a table's name once",
         "_Rules.__hash__",
         swap("id(self.rules)", "id(self)"),

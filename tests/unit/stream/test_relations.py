@@ -323,3 +323,39 @@ def test_a_session_that_breaks_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -
     assert world.send(0, world.resolver._pinned[0].version) is not None and len(world.sessions) == 2
     world.resolver.close()
     world.sessions[1].close.assert_called_once()
+
+
+def test_a_message_with_another_name_than_todays_has_not_todays_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Settings.of(
+        postgres="dbname=none", format="json", table_options={"public.later": {"mask": {"a": "null"}}}
+    )
+    before = replace(TABLE, oid=7, identity="f")
+    columns = TableMapping.of(pipeline).published("public", "later", TABLE.columns)
+    today = replace(before, schema="public", name="later", columns=columns)
+    monkeypatch.setattr(relations, "connect", lambda *_, **__: Mock())
+    monkeypatch.setattr(relations.catalog, "load", lambda *_, **__: [today])
+    resolver = Resolver(pipeline, {7: PinnedTable(before, "t", "id", 1, 0, 0, 700)})
+    monkeypatch.setattr(resolver, "_table", lambda *_: before)
+    said = message("id", "a")
+    said = replace(said, schema=TABLE.schema, name=TABLE.name, identity="f")
+    found = resolver(
+        replace(said, columns=tuple(replace(each, key=True) for each in said.columns)), Version(before, "t")
+    )
+    assert found is not None and {column.mask for column in found.table.columns} == {TABLE.columns[0].mask}
+
+
+def test_the_settings_are_read_once_for_all_tables_that_were_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[float] = []
+
+    def resolve(*_: object, **__: object) -> list[int]:
+        read.append(time.monotonic())
+        return [1]
+
+    monkeypatch.setattr(relations, "connect", lambda *_, **__: Mock())
+    monkeypatch.setattr(relations.catalog, "resolve", resolve)
+    resolver = Resolver(Settings.of(postgres="dbname=none", format="json", tables="*"), {})
+    for block in (1, 2):
+        resolver.arrived = time.monotonic()
+        for oid in range(100):
+            resolver.unknown(pgoutput.RelationMessage(20_000 + oid, "public", f"t{oid}", "d", ()))
+        assert len(read) == block and read[-1] >= resolver.arrived

@@ -186,9 +186,9 @@ def status(
 )
 @click.option(
     "--forget-cluster",
-    metavar="SYSTEM_IDENTIFIER",
-    help="Only delete the saved state of a slot of this name in another cluster that is gone for good; touch no "
-    "database.",
+    metavar="PIPELINE",
+    help="Only delete the saved state of a pipeline whose source is gone for good: SYSTEM_IDENTIFIER/DATABASE/SLOT, as "
+    "messages have it. Kafka alone is needed, and no database is changed.",
 )
 def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
     """Drop slot and publications, and delete the slot's saved state."""

@@ -28,6 +28,7 @@ from airflow_bottledwater.state.control_records import (
     last_status,
     verified_key,
 )
+from airflow_bottledwater.state.identity import forgetting
 
 #: a job that has begun so often without publishing anything repeats: it does not get further
 REPEATS = 3
@@ -112,7 +113,7 @@ def wrong(
         return []
     now = time.time() if now is None else now
     found = [_ahead(status, now, limits)]
-    found.append(_ended(status, now, limits) if status.ended else _works(status, now, limits, alive))
+    found.append(_ended(name, status, now, limits) if status.ended else _works(status, now, limits, alive))
     if alive and not status.ended:
         found.append(_behind(status, now, limits))
     if status.repeats >= REPEATS:
@@ -141,12 +142,12 @@ def _ahead(status: StatusRecord, now: float, limits: HealthLimits) -> str:
     )
 
 
-def _ended(status: StatusRecord, now: float, limits: HealthLimits) -> str:
+def _ended(name: str, status: StatusRecord, now: float, limits: HealthLimits) -> str:
     """Why it matters that no job runs; empty if it does not."""
     ago = now - status.at
     remedy = (
         "Run its DAG again (unpause it, if it is paused); or, if it is not to run, stop it: bottledwater stop, or the DAG "
-        "bottledwater_control."
+        f"bottledwater_control. {forgetting(name)}"
     )
     if status.failed and status.permanent:
         return f"The job failed for good {_ago(ago)}: {status.error} {remedy}"

@@ -15,12 +15,15 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import leftovers, run_directory, supervise, watch
 from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.jobs.pipelines import statuses
 from airflow_bottledwater.jobs.run_directory import Driver, RunRecord
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 from airflow_bottledwater.state.control_topic import ControlTopic
+from airflow_bottledwater.state.identity import forgetting
 
 if TYPE_CHECKING:
     from airflow_bottledwater.model.job import Job
@@ -115,7 +118,12 @@ def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Call
         log.info("Jobs that are starting were asked to stop, too: %d.", others)
     if asked is None:
         if not others:
-            raise StateError(f"No job has ever reported for slot {pipeline.slot!r}.")
+            reported = statuses(control_topic.read(pipeline.kafka))
+            of_others = [each for each, status in reported.items() if status.slot == pipeline.slot]
+            raise StateError(
+                f"No job has ever reported for slot {pipeline.slot!r} of this database ({name}).",
+                " ".join(f"One of {each} has. {forgetting(each)}" for each in of_others),
+            )
         return
     ended = requests.wait_ended(pipeline, cluster, asked.job, timeout=timeout)
     if ended is not None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 #: pattern: "$" alone would allow a line break behind it, and patterns in browsers have no "\Z"
 SLOT_NAME = r"^[a-z0-9_]{1,63}$(?!\n)"
 
+#: the form of a pipeline's name, and where it is found, for messages
+WHOLE_NAME = "SYSTEM_IDENTIFIER/DATABASE/SLOT, as 'bottledwater status', the page in Airflow and messages have it"
+
 
 def _pipeline(system_identifier: str, database: str, slot: str) -> str:
     return f"{system_identifier}/{database}/{slot}"

@@ -31,6 +31,12 @@ def identify(connection: Connection) -> Cluster:
     return Cluster(str(row[0]), int(row[1]), row[2], connection.info.server_version)
 
 
+def exists(connection: Connection, database: str) -> bool:
+    """Whether the server has a database of this name."""
+    found = connection.execute("SELECT FROM pg_database WHERE datname = %s", (database,)).fetchone()
+    return found is not None
+
+
 def is_standby(connection: Connection) -> bool:
     """Whether the server is a standby now."""
     row = connection.execute("SELECT pg_is_in_recovery()").fetchone()

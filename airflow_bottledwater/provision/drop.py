@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
-from airflow_bottledwater.errors import DOCS, Refused, SlotError, StateError
+from airflow_bottledwater.errors import DOCS, BottledWaterError, Refused, SettingError, SlotError, StateError
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.status import read_status
-from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.model.slot import WHOLE_NAME, Cluster, parts
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
-from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.postgres.server import exists, identify
 from airflow_bottledwater.provision.beside import refuse_alive
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import Claim, read_own, read_state
@@ -33,49 +33,75 @@ from airflow_bottledwater.state.control_records import (
     topic_owned,
     verified_key,
 )
+from airflow_bottledwater.state.letters import are_open
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import CLAIM, IDS, Letters, letters_of
 
 log = logging.getLogger(__name__)
 
 #: what to do about a job that is alive: that of another server's pipeline, and that of the pipeline which is dropped
-_LEAVE = "Leave it alone, and use another slot name for this database."
+_LEAVE = (
+    "Leave it alone, and use another slot name for this database. If its own source is gone for good, first end its "
+    "job: mark its task in Airflow, or end its command."
+)
 _END = "It was not dropped. Retire the pipeline, whose DAG then drops the slot, or stop it first."
 
 
-def forget(pipeline: Settings, system_identifier: str) -> str:
-    """Delete the state of a slot of this name that belongs to another cluster, one that does not exist any more;
-    returns a sentence that says what was done. Nothing in the database of this connection is changed.
+def forget(pipeline: Settings, name: str) -> str:
+    """Delete the state of a pipeline whose source is gone for good: its server was switched off, or its database was
+    moved, renamed or upgraded; returns what was done, in sentences. Kafka alone is needed, and no database is changed.
 
-    :param system_identifier: that of the other cluster, so that the caller confirms whose state is deleted.
-    :raises StateError: the state is not that cluster's, or its pipeline is alive.
+    :param pipeline: the settings of any pipeline of the same Kafka.
+    :param name: the whole name of the pipeline that is gone, so that the caller confirms whose state is deleted.
+    :raises SettingError: it is no whole name.
+    :raises StateError: the pipeline has no state, or it is alive, or it is that of this connection.
     """
-    with session(pipeline.postgres, f"Identifying the cluster of slot {pipeline.slot!r}") as connection:
-        cluster = identify(connection)
-    topic = store.state_topic_name(cluster.database, pipeline.slot)
-    known = read_state(pipeline, topic)
-    other = replace(cluster, system_identifier=system_identifier)
-    owner = other.pipeline(pipeline.slot)
-    # an attempt that died has deleted its state already, but not its status
-    left = known.system_identifier or (system_identifier if read_status(pipeline, owner) is not None else "")
-    if cluster.system_identifier == system_identifier or left != system_identifier:
+    system_identifier, database, slot_name = parts(name)
+    if not (system_identifier and database and slot_name):
+        raise SettingError("forget_cluster", name, WHOLE_NAME)
+    pipeline, other = pipeline.with_(slot=slot_name), Cluster(system_identifier, 0, database, 0)
+    if _is_there(pipeline, other):
         raise StateError(
-            f"State topic {topic!r} belongs to cluster {known.system_identifier or '(none)'}, and this connection's "
-            f"cluster is {cluster.system_identifier}; cluster {system_identifier} has no state there that could be "
-            "deleted.",
-            "For a slot of this cluster use 'bottledwater drop-slot --when always'.",
+            f"The source of pipeline {name!r} is not gone: the connection leads to its server, which has a database "
+            f"{database!r}. Its slot would be left behind.",
+            "Use 'bottledwater drop-slot --when always', with a connection to that database.",
         )
-    refuse_alive(pipeline, owner, known.claim, _LEAVE)
+    topic = store.state_topic_name(database, slot_name)
+    known = read_state(pipeline, topic)
+    # an attempt that died has deleted its state already, but not its status
+    left = known.system_identifier or (system_identifier if read_status(pipeline, name) is not None else "")
+    if left != system_identifier:
+        raise StateError(
+            f"Pipeline {name!r} has no saved state that could be deleted: state topic {topic!r} belongs to cluster "
+            f"{left or '(none)'}.",
+            f"The name is that of a pipeline of this Kafka: {WHOLE_NAME}.",
+        )
+    refuse_alive(pipeline, name, known.claim, _LEAVE)
     claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
     try:
-        _forget(pipeline, claim, owner, kept_letters(pipeline, claim.state, owner))
+        kept = kept_letters(pipeline, claim.state, name)
+        _forget(pipeline, claim, name, kept)
     finally:
         claim.close()
-    return (
-        f"Deleted the saved state of slot {pipeline.slot!r} of cluster {system_identifier}. Nothing in this "
-        "database was changed: if pg_upgrade has brought the old publications or the slot along, drop them before the "
-        f"pipeline starts again: {DOCS}operations.html#upgrades."
+    said = (
+        f"Deleted the saved state of pipeline {name!r}. No database was changed: where its slot or its publications "
+        "came along (pg_upgrade, a database that was renamed), drop them before a pipeline of that slot starts: "
+        f"{DOCS}operations.html#upgrades."
     )
+    if count := sum(each.open for each in kept.values()):
+        said += f" {are_open(count)}: a pipeline of this slot name in a database {database!r} can settle them."
+    return said
+
+
+def _is_there(pipeline: Settings, source: Cluster) -> bool:
+    """Whether a database is there, as far as the connection tells: it may be that of a server that is gone."""
+    try:
+        with session(pipeline.postgres, "Looking for the database") as connection:
+            here = identify(connection).system_identifier == source.system_identifier
+            return here and exists(connection, source.database)
+    except BottledWaterError as error:
+        log.info("The connection does not tell whether the source is gone: %s", error)
+        return False
 
 
 def _forget(pipeline: Settings, claim: Claim, owner: str, kept: Mapping[str, Letters]) -> None:

@@ -25,13 +25,13 @@ from airflow_bottledwater.kafka.producer import TransactionalProducer
 from airflow_bottledwater.kafka.topics import DEFAULT_MAX_BYTES, TOMBSTONES, NewTopic, Topic, Topics
 from airflow_bottledwater.model.problem import Problem
 from airflow_bottledwater.model.relation import SourceTable
-from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.model.slot import Cluster, of_source
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.provision.partition_checks import misplaced
 from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.identity import Owners, check_cluster, topic_of, topic_problems
+from airflow_bottledwater.state.identity import Owners, check_cluster, forgetting, topic_of, topic_problems
 from airflow_bottledwater.state.outboxes import in_the_way
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
@@ -54,7 +54,7 @@ def read_saved_state(pipeline: Settings, found: Findings) -> None:
     if state_topic in present and present[state_topic].may_read:
         found.state = read_state(pipeline, state_topic)
         # the checks that follow mean nothing with another cluster's state
-        check_cluster(found.state, found.cluster, state_topic)
+        check_cluster(found.state, found.cluster, pipeline.slot)
 
 
 def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> None:
@@ -511,9 +511,11 @@ def owners_problems(pipeline: Settings, cluster: Cluster, known: PipelineState, 
     for topic in (each for each in topics if each not in followed):
         owner = next(iter(owners.names(topic)), mine)
         if owner != mine:
+            # a sweep needs topics that are not shared: those of a source that was moved are not to become so
+            use = "Use" if of_source(owner, mine) else f"{forgetting(owner)} If it is not, use"
             problems.append(
-                f"Topic {topic!r} belongs to pipeline {owner!r}. Use another topic_prefix, or set share_topics if both "
-                "may write to it."
+                f"Topic {topic!r} belongs to pipeline {owner!r}. {use} another topic_prefix, or set share_topics if "
+                "both may write to it."
             )
     return problems
 

@@ -113,9 +113,8 @@ def read_own(pipeline: Settings, cluster: Cluster, kept: store.Kept | None = Non
     :raises StateError: the state is another cluster's, or see :func:`read_state`.
     :raises Outage: see :func:`read_state`.
     """
-    topic = store.state_topic_name(cluster.database, pipeline.slot)
-    found = read_state(pipeline, topic, kept=kept)
-    check_cluster(found, cluster, topic)
+    found = read_state(pipeline, store.state_topic_name(cluster.database, pipeline.slot), kept=kept)
+    check_cluster(found, cluster, pipeline.slot)
     return found
 
 
@@ -279,7 +278,7 @@ class Claim:
             before = PipelineState(
                 store.read_records(self.pipeline.kafka, self.topic, committed=False, admin=self._admin, must_exist=True)
             )
-            check_cluster(before, self.cluster, self.topic)
+            check_cluster(before, self.cluster, self.pipeline.slot)
             # a job claims the slot again when it takes tables in, say: if another one has claimed it since, that one
             # keeps it
             if (ours := _job.last_claim if _job is not None else "") and (

@@ -8,6 +8,7 @@ timeline as soon as it is promoted.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,21 +31,33 @@ from airflow_bottledwater.state.pinned import Pin, pins
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
 
-def check_cluster(known: PipelineState, cluster: Cluster, topic: str) -> None:
+def forgetting(pipeline: str) -> str:
+    """What to do about a pipeline whose source is gone for good, as a sentence.
+
+    :param pipeline: its whole name.
+    """
+    return (
+        "If its source is gone for good (moved, renamed, upgraded or switched off), delete its saved state with "
+        f"'bottledwater drop-slot --forget-cluster {shlex.quote(pipeline)}'."
+    )
+
+
+def check_cluster(known: PipelineState, cluster: Cluster, slot_name: str) -> None:
     """Check that a state topic belongs to this cluster, before anything is claimed, stopped or dropped: the topic's
     name contains only database and slot, which a copy of the cluster has, too.
 
-    :param known: the records of the topic.
+    :param known: the records of the slot's topic.
     :raises StateError: it is another cluster's; nothing was changed.
     """
     other = known.system_identifier
     if other and other != cluster.system_identifier:
+        topic = store.state_topic_name(cluster.database, slot_name)
+        theirs = replace(cluster, system_identifier=other).pipeline(slot_name)
         raise StateError(
             f"State topic {topic!r} belongs to the cluster with system identifier {other}; the database of this "
             f"connection is in cluster {cluster.system_identifier} (a copy, a restored dump, or another server). "
             "Nothing was changed.",
-            "Use another slot name for this database, and leave the other pipeline alone. If that cluster is gone for "
-            f"good, its state can be deleted with 'bottledwater drop-slot --forget-cluster {other}'.",
+            f"Use another slot name for this database, and leave the other pipeline alone. {forgetting(theirs)}",
         )
 
 
@@ -59,7 +72,8 @@ def check_timeline(record: SlotRecord, cluster: Cluster) -> None:
         raise SlotError(
             f"This is another cluster (system identifier {cluster.system_identifier}) than the one of slot "
             f"{record.name!r} ({record.system_identifier}).",
-            "Point the connection at the cluster of the slot; for a copy of it, use another slot name.",
+            "Point the connection at the cluster of the slot; for a copy of it, use another slot name. "
+            f"{forgetting(record.pipeline)}",
         )
     if record.timeline != cluster.timeline:
         raise SlotError(

@@ -88,7 +88,7 @@ def run(
         cluster = identify(connection)
         topic = state_topic_name(cluster.database, pipeline.slot)
         known = read_state(pipeline, topic)
-        check_cluster(known, cluster, topic)
+        check_cluster(known, cluster, pipeline.slot)
         if known.slot is None:
             raise unknown(topic, pipeline.slot)
         check_settings(pipeline, known)

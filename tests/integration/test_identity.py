@@ -245,7 +245,7 @@ def test_nothing_that_a_copy_of_the_cluster_does_touches_the_original(source: So
             assert "drop-slot --when always" not in str(refused.value), name
             assert read_records(production.kafka, topic)["claim"] == claim, name
         with pytest.raises(StateError, match="is alive"):
-            forget(staging.pipeline, claimed_by(production))
+            forget(staging.pipeline, name_of(production))
         source.execute("INSERT INTO items VALUES (2, 'production')")
     finally:
         stopped.set()
@@ -327,20 +327,21 @@ def test_what_a_newer_version_has_recorded_is_not_passed_over(source: Source) ->
     create(source.pipeline)
 
 
-def claimed_by(pipeline: Any) -> str:
-    """The system identifier of a pipeline's cluster."""
+def name_of(pipeline: Any) -> str:
+    """The whole name of a pipeline."""
     with connect(pipeline.postgres) as connection:
-        return identify(connection).system_identifier
+        return identify(connection).pipeline(pipeline.slot)
 
 
 def test_the_state_of_a_cluster_that_is_gone_is_forgotten_when_it_is_named(source: Source, staging: Source) -> None:
     create(source.pipeline)
     with pytest.raises(StateError, match="--forget-cluster"):
         drop(staging.pipeline, when="always")
-    for wrong in ("42", claimed_by(staging.pipeline)):
-        with pytest.raises(StateError, match="has no state there"):
+    here, there = name_of(staging.pipeline), name_of(source.pipeline)
+    for wrong, why in ((f"42/{there.partition('/')[2]}", "has no saved state"), (here, "is not gone")):
+        with pytest.raises(StateError, match=why):
             forget(staging.pipeline, wrong)
-    assert "Deleted the saved state" in forget(staging.pipeline, claimed_by(source.pipeline))
+    assert "Deleted the saved state" in forget(staging.pipeline, there)
     create(staging.pipeline)
     assert driver.run(staging.pipeline, running.in_threads(staging.pipeline)).rows == 1
     drop(staging.pipeline, when="always")
@@ -361,7 +362,7 @@ def test_the_state_of_a_job_that_has_not_reported_yet_is_not_forgotten(source: S
         streaming = pool.submit(stream_later)
         try:
             with pytest.raises(StateError, match="is alive"):
-                forget(staging.pipeline, claimed_by(source.pipeline))
+                forget(staging.pipeline, name_of(source.pipeline))
         finally:
             stopped.set()
         streaming.result(60)

@@ -464,7 +464,7 @@ def test_the_letters_of_an_outbox_are_published_from_another_cluster(
         flow.change(postgres=flow.dsn)
         flow.execute("CREATE TABLE a (id int PRIMARY KEY, t text)", OUTBOX)
         if first == "forget":
-            forget(flow.pipeline, before.system_identifier)
+            forget(flow.pipeline, before.pipeline(flow.pipeline.slot))
         flow.create()
         of_a = {"public.a": {"stream": 1}}
         assert status.report(flow.pipeline).open_letters == {**of_a, "public.outbox": {"stream": 1}}

@@ -4556,8 +4556,33 @@ MUTANTS = (
     Mutant(
         "an attempt to forget a cluster that died is finished by the next",
         "drop.forget",
-        swap("system_identifier if read_status(pipeline, owner) is not None else ''", "''"),
+        swap("system_identifier if read_status(pipeline, name) is not None else ''", "''"),
         "tests/unit/provision/test_drop.py::test_a_drop_that_dies_is_finished_by_the_next[forget-cluster]",
+    ),
+    Mutant(
+        "a pipeline is forgotten without a source that is gone",
+        "drop._is_there",
+        swap("return False", "return True"),
+        "tests/unit/provision/test_drop.py::test_a_pipeline_is_forgotten_without_its_source",
+    ),
+    Mutant(
+        "the pipeline of a database that was renamed is forgotten under the name that it had",
+        "drop.forget",
+        swap("Cluster(system_identifier, 0, database, 0)", "Cluster(system_identifier, 0, 'db', 0)"),
+        "tests/unit/provision/test_drop.py::test_a_drop_that_dies_is_finished_by_the_next[renamed]",
+    ),
+    Mutant(
+        "a pipeline whose source is there is not forgotten",
+        "drop.forget",
+        never("_is_there(pipeline, other)"),
+        "tests/unit/provision/test_drop.py::test_only_a_pipeline_that_is_gone_is_forgotten"
+        "[1/db/shop-StateError-is not gone]",
+    ),
+    Mutant(
+        "topics of a source that is gone are not to be shared",
+        "owners_problems",
+        always("of_source(owner, mine)"),
+        f"{_KAFKA_CHECKS}::test_the_topics_of_a_source_that_is_gone_are_not_to_be_shared",
     ),
     Mutant(
         "a table that is not followed any more is not stopped twice",

@@ -273,7 +273,7 @@ def test_a_file_may_leave_settings_to_the_saved_state(monkeypatch: pytest.Monkey
     # these need none: a cluster that is gone has no state of its own, and a probe has a timeout of its own
     monkeypatch.setattr("airflow_bottledwater.provision.drop.forget", lambda pipeline, _: "forgotten")
     monkeypatch.setattr("airflow_bottledwater.cli.probe.answer", lambda *_, **__: None)
-    assert _invoke("drop-slot", "-c", str(file), "--forget-cluster", "71")[:2] == (0, "forgotten\n")
+    assert _invoke("drop-slot", "-c", str(file), "--forget-cluster", "71/a/b")[:2] == (0, "forgotten\n")
     assert _invoke("status", "-c", str(file), "--check")[0] == 0 and len(asked) == 2
 
 

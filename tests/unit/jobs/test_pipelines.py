@@ -84,6 +84,10 @@ def test_a_pipeline_that_is_not_as_it_is_meant_is_red(status: StatusRecord, aliv
     assert says in found and bool(found) == bool(says)
 
 
+def test_a_pipeline_whose_source_was_switched_off_can_be_forgotten() -> None:
+    assert f"--forget-cluster {NAME}'" in wrong(reported("failed", permanent=True, error="no answer"))
+
+
 def test_what_people_limit_is_red_beyond_it() -> None:
     letters = reported(counters={"dead_letters": 9, "open_dead_letters": 3})
     assert wrong(letters, dead_letters=None) == wrong(letters, dead_letters=3) == ""

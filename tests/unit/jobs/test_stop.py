@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
+from airflow_bottledwater.errors import StateError
 from airflow_bottledwater.jobs import fence as provision
 from airflow_bottledwater.jobs import leftovers, requests, stop, submitted
 from airflow_bottledwater.jobs.identity import Identity
+from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state import control_topic
+from airflow_bottledwater.state.control_records import encode, status_key
 from airflow_bottledwater.state.control_topic import ControlTopic
+from tests.support.status import status_of
 
 PIPELINE = Settings.of(postgres="host=db")
+
+
+def test_a_stop_in_another_database_names_the_pipeline_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database was moved, and the server from which is gone: no stop reaches that pipeline."""
+    monkeypatch.setattr("airflow_bottledwater.postgres.connect.session", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("airflow_bottledwater.postgres.server.identify", lambda _: Cluster("222", 1, "new", 170000))
+    others = {status_key(each): encode(status_of(slot=each[-4:])) for each in ("111/old/shop", "111/old/else")}
+    monkeypatch.setattr(control_topic, "read", lambda _: others)
+    monkeypatch.setattr(control_topic, "write", lambda *_: None)
+    with pytest.raises(StateError, match="'bottledwater drop-slot --forget-cluster 111/old/shop'") as raised:
+        stop.stop_pipeline(PIPELINE.with_(slot="shop"), retire=False, timeout=1, say=print)
+    assert "No job has ever reported for slot 'shop' of this database (222/new/shop)." in str(raised.value)
+    assert "111/old/else" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("folder", "ended"), [("", False), ("/nowhere/else", True)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.errors import Outage, SettingError, StateError
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import drop
@@ -36,6 +36,7 @@ from tests.support.status import status_of
 
 PIPELINE = Settings.of(postgres="host=db", kafka={"bootstrap.servers": "k"}, slot="shop", format="json")
 HERE, GONE = Cluster("1", 1, "db", 160000), Cluster("2", 1, "db", 160000)
+RENAMED = Cluster("1", 1, "former", 160000)
 
 
 class Killed(BaseException):
@@ -80,7 +81,8 @@ class World:
         world = self
 
         class Claim:
-            def __init__(self, *_: object) -> None:
+            def __init__(self, pipeline: Settings, of: Cluster, *_: object) -> None:
+                assert of.pipeline(pipeline.slot) == name
                 self.state = PipelineState(dict(world.state))
 
             def write(self, values: dict[str, Any]) -> None:
@@ -107,9 +109,13 @@ class World:
         monkeypatch.setattr(control_topic, "write", write)
         monkeypatch.setattr(drop, "session", session)
         monkeypatch.setattr(drop, "identify", lambda _: HERE)
+        monkeypatch.setattr(drop, "exists", lambda _, database: database == "db")
         monkeypatch.setattr(drop, "Claim", Claim)
-        for name in ("read_own", "read_state"):
-            monkeypatch.setattr(drop, name, lambda *_: PipelineState(dict(self.state)))
+        topic = f"_bottledwater.{cluster.database}.shop"
+        monkeypatch.setattr(drop, "read_own", lambda *_: PipelineState(dict(self.state)))
+        monkeypatch.setattr(
+            drop, "read_state", lambda _, read: PipelineState(dict(self.state) if read == topic else {})
+        )
         monkeypatch.setattr(drop.slot, "state", lambda *_: None)
         monkeypatch.setattr(drop.slot, "states", lambda *_: [])
         monkeypatch.setattr(drop.slot, "streaming", lambda *_: [])
@@ -127,10 +133,10 @@ class World:
         if cluster == HERE:
             drop.drop(PIPELINE, when="retired")
         else:
-            drop.forget(PIPELINE, cluster.system_identifier)
+            drop.forget(PIPELINE, cluster.pipeline("shop"))
 
 
-@pytest.mark.parametrize("cluster", [HERE, GONE], ids=["drop", "forget-cluster"])
+@pytest.mark.parametrize("cluster", [HERE, GONE, RENAMED], ids=["drop", "forget-cluster", "renamed"])
 def test_a_drop_that_dies_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
     written = 0
     while True:
@@ -159,6 +165,39 @@ def test_a_drop_that_dies_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatc
             break
         written += 1
     assert written > 5
-    if cluster == GONE:
-        with pytest.raises(StateError, match="has no state there"):
+    if cluster != HERE:
+        with pytest.raises(StateError, match="has no saved state"):
             world.acts(cluster)
+
+
+def test_a_pipeline_is_forgotten_without_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection may lead to a server that was switched off."""
+    world = World(monkeypatch, GONE)
+
+    def refused(*_: object) -> None:
+        raise Outage("PostgreSQL at db does not answer.")
+
+    monkeypatch.setattr(drop, "session", refused)
+    said = drop.forget(PIPELINE.with_(slot="any"), "2/db/shop")
+    assert "of pipeline '2/db/shop'" in said and "1 dead letter is open" in said
+    assert not any(key.startswith("status/2") for key in world.shared)
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal", "why"),
+    [
+        ("1/db/shop", StateError, "is not gone"),
+        ("1/former/shop", StateError, "has no saved state"),
+        ("2/db/other", StateError, "has no saved state"),
+        ("2", SettingError, "SYSTEM_IDENTIFIER/DATABASE/SLOT"),
+        ("2/shop", SettingError, "SYSTEM_IDENTIFIER/DATABASE/SLOT"),
+    ],
+)
+def test_only_a_pipeline_that_is_gone_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, name: str, refusal: type[Exception], why: str
+) -> None:
+    world = World(monkeypatch, HERE if name == "1/db/shop" else GONE)
+    shared, state = dict(world.shared), dict(world.state)
+    with pytest.raises(refusal, match=why):
+        drop.forget(PIPELINE, name)
+    assert (world.shared, world.state) == (shared, state)

@@ -192,6 +192,18 @@ def test_another_pipeline_that_lives_owns_its_topic(world: World) -> None:
     assert "belongs to pipeline" in world.problems() and "delete topic" not in world.problems()
 
 
+def test_the_topics_of_a_source_that_is_gone_are_not_to_be_shared(world: World) -> None:
+    """No sweep takes away what is not in the table any more where topics are shared."""
+    world.records[owner_key("payments", OTHER)] = encode(OwnerRecord(OTHER, 1.0))
+    assert (
+        f"'bottledwater drop-slot --forget-cluster {OTHER}'. If it is not, use another topic_prefix" in world.problems()
+    )
+    # one of the same database is dropped as any other
+    same = CLUSTER.pipeline("another")
+    world.records = {owner_key("payments", same): encode(OwnerRecord(same, 1.0))}
+    assert f"belongs to pipeline {same!r}. Use another topic_prefix" in world.problems()
+
+
 def test_who_was_dropped_owns_nothing_until_it_comes_again(world: World) -> None:
     key = owner_key("payments", MINE)
     world.records[key] = encode(OwnerRecord(MINE, 1.0, dropped=True))

@@ -35,7 +35,7 @@ from airflow_bottledwater.state.identity import Owners, check_cluster, forgettin
 from airflow_bottledwater.state.outboxes import in_the_way
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import encode
+from airflow_bottledwater.state.records import encode, id_prefix, id_prefixes, preflight_id
 
 #: seconds for an answer of Kafka
 _TIMEOUT = 15.0
@@ -103,7 +103,8 @@ def check_kafka(pipeline: Settings, found: Findings, problems: list[str]) -> Non
     problems += _definitions(pipeline, found.tables, state_topic, limit)
     if not pipeline.share_topics and control is not None and known_owners:
         problems += owners_problems(pipeline, found.cluster, found.state, [*data, *named])
-    problems += _transactions(pipeline)
+    for prefix in id_prefixes(id_prefix(found.cluster, pipeline.slot), found.state.ids):
+        problems += _transactions(pipeline, preflight_id(prefix))
 
 
 def check_properties(kafka: Mapping[str, str]) -> None:
@@ -520,8 +521,11 @@ def owners_problems(pipeline: Settings, cluster: Cluster, known: PipelineState, 
     return problems
 
 
-def _transactions(pipeline: Settings) -> list[str]:
-    """Check that this principal may use transactions, with a transactional id that is used for nothing else."""
+def _transactions(pipeline: Settings, transactional_id: str) -> list[str]:
+    """Check that this principal may use transactions.
+
+    :param transactional_id: one that is used for nothing else, since whoever uses it is fenced.
+    """
     attempts = 0
 
     def waiting(what: str | BaseException) -> None:
@@ -532,7 +536,7 @@ def _transactions(pipeline: Settings) -> list[str]:
 
     probe = TransactionalProducer(
         pipeline.kafka,
-        f"bottledwater-preflight-{pipeline.slot}",
+        transactional_id,
         [],
         transaction_timeout=pipeline.transaction_timeout,
         waiting=waiting,

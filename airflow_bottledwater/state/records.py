@@ -550,6 +550,21 @@ def state_writer_id(prefix: str) -> str:
     return f"{prefix}-state"
 
 
+def preflight_id(prefix: str) -> str:
+    """The transactional id with which preflight tries whether those with this prefix may be used."""
+    return f"{prefix}-preflight"
+
+
+def id_prefixes(own: str, ids: Iterable[str]) -> list[str]:
+    """The prefixes of all transactional ids that a job of a slot initialises, each of which needs a right: its own, and
+    those that the slot had in clusters before this one (``pg_upgrade`` makes another).
+
+    :param ids: all that were ever used.
+    """
+    suffix = state_writer_id("")
+    return sorted({own, *(each.removesuffix(suffix) for each in ids if each.endswith(suffix))})
+
+
 def stream_id(prefix: str) -> str:
     """The transactional id of the stream's publisher."""
     return f"{prefix}-stream"

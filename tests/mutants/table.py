@@ -4560,6 +4560,18 @@ MUTANTS = (
         "tests/unit/provision/test_drop.py::test_a_drop_that_dies_is_finished_by_the_next[forget-cluster]",
     ),
     Mutant(
+        "preflight tries the transactional ids that the slot had in the cluster before",
+        "id_prefixes",
+        drop("*(each.removesuffix(suffix) for each in ids if each.endswith(suffix))"),
+        f"{_KAFKA_CHECKS}::test_preflight_tries_the_ids_of_the_cluster_before_and_fences_nobody",
+    ),
+    Mutant(
+        "preflight fences nobody",
+        "records.preflight_id",
+        swap("f'{prefix}-preflight'", "state_writer_id(prefix)"),
+        f"{_KAFKA_CHECKS}::test_preflight_tries_the_ids_of_the_cluster_before_and_fences_nobody",
+    ),
+    Mutant(
         "a pipeline is forgotten without a source that is gone",
         "drop._is_there",
         swap("return False", "return True"),

@@ -305,7 +305,6 @@ class Secured(Flow):
             Right("Topic", "shop.", "Write"),
             *(Right("Topic", name, operation, literal=True) for name in memory for operation in ("Read", "Write")),
             Right("Transactional id", f"bottledwater-{cluster}-{database}-{slot}-", "Write"),
-            Right("Transactional id", f"bottledwater-preflight-{slot}", "Write", literal=True),
         ]
 
     def differences(self) -> list[str]:

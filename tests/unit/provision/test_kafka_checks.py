@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.encoding.mapping import TableMapping
-from airflow_bottledwater.errors import StateError
+from airflow_bottledwater.errors import Refused, StateError
 from airflow_bottledwater.kafka.topics import Topic
 from airflow_bottledwater.model.relation import Column, ColumnType, SourceTable
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import kafka_checks
-from airflow_bottledwater.state import control_topic, store
+from airflow_bottledwater.provision.findings import Findings
+from airflow_bottledwater.state import control_topic, records, store
 from airflow_bottledwater.state.control_records import OwnerRecord, decode, encode, owner_key
 from airflow_bottledwater.state.identity import Owners, check_topic, give_up, own, own_again, shared
 from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import SLOT, Former, StateRecord, former_key, table_key
+from airflow_bottledwater.state.records import IDS, SLOT, Former, StateRecord, former_key, table_key
 
 CLUSTER = Cluster("7", 1, "shop", 160000)
 MINE, OTHER = CLUSTER.pipeline("shop"), "8/theirs/shop"
@@ -202,6 +203,36 @@ def test_the_topics_of_a_source_that_is_gone_are_not_to_be_shared(world: World) 
     same = CLUSTER.pipeline("another")
     world.records = {owner_key("payments", same): encode(OwnerRecord(same, 1.0))}
     assert f"belongs to pipeline {same!r}. Use another topic_prefix" in world.problems()
+
+
+def test_preflight_tries_the_ids_of_the_cluster_before_and_fences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim initialises all ids that the slot ever had, also those from before pg_upgrade."""
+    mine, before = records.id_prefix(CLUSTER, "shop"), records.id_prefix(replace(CLUSTER, database="my-shop"), "shop")
+    used = [of(each) for each in (mine, before) for of in (records.state_writer_id, records.stream_id)]
+    used.append(records.lane_id(before, 3))
+    opened: list[str] = []
+
+    class Producer:
+        def __init__(self, _: object, transactional_id: str, *__: object, **___: object) -> None:
+            self.id = transactional_id
+
+        def open(self) -> None:
+            opened.append(self.id)
+            if self.id.startswith(before):
+                raise Refused(f"Kafka denies transactional id {self.id!r}.")
+
+        def close(self) -> None:
+            pass
+
+    world = World(monkeypatch)
+    monkeypatch.setattr(kafka_checks, "TransactionalProducer", Producer)
+    monkeypatch.setattr(kafka_checks, "check_properties", lambda _: None)
+    monkeypatch.setattr(world, "describe", lambda names: {})
+    problems: list[str] = []
+    findings = Findings(CLUSTER, state=known({IDS: records.Ids(tuple(used))}))
+    kafka_checks.check_kafka(Settings.of(postgres="host=db", slot="shop", format="json"), findings, problems)
+    assert problems == [f"Kafka denies transactional id '{before}-preflight'."]
+    assert sorted(opened) == sorted(f"{each}-preflight" for each in (mine, before)) and not {*opened} & {*used}
 
 
 def test_who_was_dropped_owns_nothing_until_it_comes_again(world: World) -> None:

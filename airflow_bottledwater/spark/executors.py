@@ -3,26 +3,25 @@ job must not wait in silence."""
 
 from __future__ import annotations
 
+import functools
 import queue
 import socket
 import threading
 import time
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from airflow_bottledwater.errors import BottledWaterError, Outage, Refused
 from airflow_bottledwater.jobs.submit import is_local
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.spark import job
+from airflow_bottledwater.spark import job, parcels
 from airflow_bottledwater.spark.error_codec import Failure, received, returned
 from airflow_bottledwater.spark.job import SettingsFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from pyspark import SparkContext
 
-_PACKAGE = "airflow-provider-bottledwater"
 #: seconds for all servers together, which are tried at the same time: a little more than the time-outs of their
 #: clients, which say more. The driver has to have the answer within executor_timeout, or it would blame the cluster
 _REACH = 20.0
@@ -30,26 +29,20 @@ _REACH = 20.0
 _LOOK = 1.0
 
 
-def _probe(_: Iterable[int], file: SettingsFile, wanted: str) -> list[dict[str, int] | Failure]:
+def _probe(file: SettingsFile) -> dict[str, int] | Failure:
     """Try everything that a task needs, in an executor."""
 
     def work() -> dict[str, int]:
-        here = socket.gethostname()
-        found = version(_PACKAGE)
-        if found != wanted:
-            raise Refused(
-                f"The executor on host {here} has version {found} of {_PACKAGE}, the driver has {wanted}.",
-                "Install the same version, in the image or in the archive of the environment.",
-            )
         pipeline = file.load()
         try:
             _reach(pipeline)
         except BottledWaterError as error:
+            here = socket.gethostname()
             raise type(error)(f"From the executor on host {here}: {error.what}", error.remedy) from error
         return {}
 
     # what is not reached now will not be a moment later: Spark repeating it would only delay the message
-    return [returned(work, repeated=False)]
+    return returned(work, repeated=False)
 
 
 def _reach(pipeline: Settings) -> None:
@@ -113,14 +106,15 @@ def check(context: SparkContext, pipeline: Settings, file: SettingsFile, *, coun
     threads.
 
     :param count: how many tasks are tried at the same time.
-    :raises Refused: an executor lacks the package, or has another version of it or of Python, or a server refuses its
-        connection.
+    :raises Refused: an executor lacks the package, or has another build of it or another Python, or a server refuses
+        its connection.
     :raises Outage: no executor has answered within ``executor_timeout``, or one cannot reach PostgreSQL, Kafka or the
         schema registry.
     """
+    parcel = parcels.packed(functools.partial(_probe, file))
     if is_local(context.master):
         return
-    wanted = version(_PACKAGE)
+    ask = functools.partial(parcels.carry_out, refusal=Refused)
     outcome: list[list[dict[str, int] | Failure] | BaseException] = []
 
     def work() -> None:
@@ -128,8 +122,7 @@ def check(context: SparkContext, pipeline: Settings, file: SettingsFile, *, coun
             # one first: with fewer cores than tasks they run one after the other, each of which waits for a server
             # that does not answer
             for n in sorted({1, count}):
-                tasks = context.parallelize(range(n), n).mapPartitions(lambda it: _probe(it, file, wanted))
-                found = tasks.collect()
+                found = context.parallelize([parcel] * n, n).map(ask).collect()
                 if n == count or any(isinstance(each, Failure) for each in found):
                     outcome.append(found)
                     return

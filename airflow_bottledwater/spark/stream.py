@@ -4,6 +4,7 @@ starts again."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import threading
@@ -16,7 +17,7 @@ from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
-from airflow_bottledwater.spark import executors, job
+from airflow_bottledwater.spark import executors, job, parcels
 from airflow_bottledwater.spark.error_codec import Failure, received, returned, unpack
 from airflow_bottledwater.spark.job import SettingsFile
 
@@ -104,7 +105,8 @@ def run_task(
 
     def work() -> None:
         try:
-            task = context.parallelize([start], 1).map(lambda claimed: _follow(file, claimed, bounded))
+            parcel = parcels.packed(functools.partial(_follow, file, start, bounded))
+            task = context.parallelize([parcel], 1).map(parcels.carry_out)
             outcome.append(received(task.collect()[0]))
         except BaseException as error:
             outcome.append(error)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.spark import job
+from airflow_bottledwater.spark import job, parcels
 from airflow_bottledwater.spark.error_codec import Failure, received
 from airflow_bottledwater.spark.executors import Presence
 
@@ -51,7 +51,8 @@ def run_each(
     """
 
     def one(task: T) -> R:
-        (result,) = context.parallelize([task], 1).map(work).collect()
+        parcel = parcels.packed(functools.partial(work, task))
+        (result,) = context.parallelize([parcel], 1).map(parcels.carry_out).collect()
         found: R = received(result)
         return found
 

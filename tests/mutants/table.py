@@ -5357,10 +5357,28 @@ MUTANTS = (
         "tests/unit/spark/test_executors.py::test_a_server_that_swallows_packets_does_not_use_up_the_time",
     ),
     Mutant(
-        "executors of another version are refused",
-        "_probe",
-        never("found != wanted"),
-        "tests/unit/spark/test_executors.py::test_another_version_of_the_package_is_refused",
+        "executors of another build are refused",
+        "executors.check",
+        swap("functools.partial(parcels.carry_out, refusal=Refused)", "parcels.carry_out"),
+        "tests/unit/spark/test_executors.py::test_another_build_of_the_package_is_refused",
+    ),
+    Mutant(
+        "a worker of another build unpacks nothing",
+        "parcels.carry_out",
+        never("packed_by != build()"),
+        "tests/unit/spark/test_parcels.py::test_a_worker_of_another_build_unpacks_nothing",
+    ),
+    Mutant(
+        "builds of one version are told apart",
+        "parcels.build",
+        swap("f'{version(_NAME)} (sources {_hash(_PACKAGE)})'", "version(_NAME)"),
+        "tests/unit/spark/test_parcels.py::test_a_build_is_known_by_what_its_sources_are",
+    ),
+    Mutant(
+        "the stream's start is in a parcel",
+        "stream.run_task",
+        swap("context.parallelize([parcel], 1)", "context.parallelize([start], 1)"),
+        "tests/unit/spark/test_parcels.py::test_all_that_tasks_are_given_is_in_parcels",
     ),
     Mutant(
         "executors try the schema registry",

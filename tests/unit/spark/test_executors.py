@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from airflow_bottledwater.errors import CredentialsRefused, Outage, Refused
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
-from airflow_bottledwater.spark import executors
+from airflow_bottledwater.spark import executors, parcels
 from airflow_bottledwater.spark.job import SettingsFile
 
 PIPELINE = Settings.of(
@@ -39,11 +39,11 @@ class Cluster:
     def __init__(self, fail: Exception | None = None) -> None:
         self.attempts, self.cancelled, self._fail = 0, False, fail
 
-    def parallelize(self, numbers: Iterable[int], count: int) -> Cluster:
-        self._numbers = numbers
+    def parallelize(self, given: Iterable[Any], count: int) -> Cluster:
+        self._parcels = given
         return self
 
-    def mapPartitions(self, work: Callable[[Iterator[int]], Any]) -> Cluster:
+    def map(self, work: Callable[[Any], Any]) -> Cluster:
         self._work = work
         return self
 
@@ -53,7 +53,7 @@ class Cluster:
         while True:
             self.attempts += 1
             try:
-                return list(self._work(iter(self._numbers)))
+                return [self._work(each) for each in self._parcels]
             except Exception:
                 if self.attempts == 4:
                     raise
@@ -93,11 +93,11 @@ def test_on_one_host_nothing_is_tried(file: SettingsFile) -> None:
     assert cluster.attempts == 0
 
 
-def test_another_version_of_the_package_is_refused(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_build_of_the_package_is_refused(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "_servers", answer)
-    versions = iter(["2.0", "1.9"])
-    monkeypatch.setattr(executors, "version", lambda _: next(versions))
-    with pytest.raises(Refused, match=rf"{HERE} has version 1\.9 of .*, the driver has 2\.0"):
+    builds = iter(["2.0", "1.9", "1.9"])
+    monkeypatch.setattr(parcels, "build", lambda: next(builds))
+    with pytest.raises(Refused, match=rf"{HERE} has airflow-provider-bottledwater 1\.9, and the driver has 2\.0"):
         check(Cluster(), file)
 
 

@@ -86,11 +86,13 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
 
     def trigger(self, context: Context) -> SlotLagTrigger:
         """What looks at the slot in the triggerer."""
+        position, server = self._position(context)
         return SlotLagTrigger(
             postgres_conn_id=self.described().source.conn_id,
             slot=self.described().name,
             max_lag=self._max_lag(),
-            position=self._position(context),
+            position=position,
+            server=server,
             poll_interval=self.poke_interval,
             stream_task_id=self.stream_task_id,
             max_lag_seconds=number("max_lag_seconds", self.max_lag_seconds),
@@ -105,16 +107,16 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
         """
         from airflow_bottledwater.postgres.connect import session
 
-        max_lag, position = self._max_lag(), self._position(context)
+        max_lag, (position, server) = self._max_lag(), self._position(context)
         seen, limits = self._known(context), self._wal_limits()
         ti, task = context["ti"], self.stream_task_id
         over = task is not None and tasks.known_fate(ti.dag_id, ti.run_id, task, ti.map_index) is tasks.Fate.ENDED
         with session(SourceHook(self.described().source.conn_id).dsn(), "Reading the slot's lag") as connection:
             row = connection.execute(LAG_SQL, (self.described().name,)).fetchone()
         measured(stats.gauge, self.described().name, row)
-        event = evaluate(self.described().name, row, max_lag, position, seen=seen, **limits)
+        event = evaluate(self.described().name, row, max_lag, position, server=server, seen=seen, **limits)
         if self.reschedule and seen.looks:
-            context["task_state_store"].set(_LOOKS, {"try": ti.try_number, "looks": seen.looks})
+            context["task_state_store"].set(_LOOKS, {"try": ti.try_number, "looks": seen.looks, "server": seen.server})
         if event is None and over:
             event = stream_over(self.described().name, str(self.stream_task_id))
         return event is not None and self._conclude(event)
@@ -124,8 +126,9 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
         if self._seen is None:
             store = context.get("task_state_store") if self.reschedule else None
             kept = (store.get(_LOOKS) if store is not None else None) or {"try": 0, "looks": ()}
-            looks = kept["looks"] if kept["try"] == getattr(context["ti"], "try_number", 0) else ()
-            self._seen = Seen(number("max_lag_seconds", self.max_lag_seconds), looks)
+            same = kept["try"] == getattr(context["ti"], "try_number", 0)
+            known = (kept["looks"], kept.get("server", "")) if same else ()
+            self._seen = Seen(number("max_lag_seconds", self.max_lag_seconds), *known)
         return self._seen
 
     def _wal_limits(self) -> dict[str, Any]:
@@ -136,9 +139,9 @@ class ReplicationSlotLagSensor(PipelineMixin, LookingSensor):
         safe = number("min_safe_wal", self.min_safe_wal)
         return {"wal_status": known_status(self.wal_status), "min_safe_wal": None if safe is None else int(safe)}
 
-    def _position(self, context: Context) -> int:
-        """The LSN up to which everything is to be published; 0 for any."""
-        return 0
+    def _position(self, context: Context) -> tuple[int, str]:
+        """The LSN up to which everything is to be published, 0 for any, and the server of which it is one."""
+        return 0, ""
 
     def _max_lag(self) -> int | None:
         """``max_lag`` as a number, after templating.

@@ -12,6 +12,7 @@ from airflow_bottledwater.hooks.source import SourceHook
 from airflow_bottledwater.operators.base import PIPELINE_FIELDS
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.sensors.slot_lag import ReplicationSlotLagSensor
+from airflow_bottledwater.triggers.slots import END_SQL
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -27,7 +28,8 @@ class StreamPositionSensor(ReplicationSlotLagSensor):
     It looks at the slot only: rows of a table that is paused, set aside or not followed, of open dead letters, and of a
     snapshot that is not complete may be missing all the same.
 
-    Fails when the slot does not exist or is lost; is skipped when the stream's task has ended before.
+    Fails when the slot does not exist or is lost, or when the source becomes another server, of which the position is
+    none; is skipped when the stream's task has ended before.
 
     :param pipeline: the :class:`~airflow_bottledwater.Pipeline`, its name or the path of its file. (templated)
     :param position: an LSN, such as ``0/16B3748`` (``SELECT pg_current_wal_insert_lsn()`` behind the commit); or
@@ -59,31 +61,32 @@ class StreamPositionSensor(ReplicationSlotLagSensor):
             **kwargs,
         )
         self.position = position
-        self._target: int | None = None
+        self._target: tuple[int, str] | None = None
 
     def _max_lag(self) -> int | None:
         return None
 
-    def _position(self, context: Context) -> int:
-        """The LSN that is waited for; ``now`` is asked for once, at the first look.
+    def _position(self, context: Context) -> tuple[int, str]:
+        """The LSN that is waited for, and the server of which it is one: that of the first look, at which ``now`` is
+        asked for, too.
 
         :raises SettingError: it is neither an LSN nor ``now``.
         """
         from airflow_bottledwater.model.lsn import parse_lsn
         from airflow_bottledwater.postgres.connect import session
-        from airflow_bottledwater.postgres.server import end_of_wal
 
-        if self.position != "now":
-            try:
-                return parse_lsn(str(self.position).strip())
-            except ValueError:
-                raise SettingError("position", self.position, "'now', or an LSN such as 0/16B3748") from None
+        given = str(self.position).strip()
+        try:
+            asked = None if given == "now" else parse_lsn(given)
+        except ValueError:
+            raise SettingError("position", self.position, "'now', or an LSN such as 0/16B3748") from None
         store = context.get("task_state_store") if self.reschedule else None
         if self._target is None and store is not None and (kept := store.get(_TARGET)):
-            self._target = kept["lsn"] if kept["try"] == context["ti"].try_number else None
+            self._target = (kept["lsn"], kept.get("server", "")) if kept["try"] == context["ti"].try_number else None
         if self._target is None:
             with session(SourceHook(self.described().source.conn_id).dsn(), "Reading the WAL position") as connection:
-                self._target = end_of_wal(connection)
+                end, server = connection.execute(END_SQL).fetchone() or ("0/0", "")
+            self._target = parse_lsn(end) if asked is None else asked, server
             if store is not None:
-                store.set(_TARGET, {"try": context["ti"].try_number, "lsn": self._target})
+                store.set(_TARGET, {"try": context["ti"].try_number, "lsn": self._target[0], "server": server})
         return self._target

@@ -174,6 +174,8 @@ class SlotLagAlarmTrigger(_AlarmTrigger):
 
         def judge(row: Row | None) -> Found | None:
             event = evaluate(pipeline.slot, row, self.max_lag, **limits)
+            if row is not None:
+                self._seen.on(row[6])
             # a lag in seconds is known only after so many seconds: until then, a restart has made nothing right
             late = row is not None and row[1] is not None and self._seen.exceeded(row[4] + row[1], row[4])
             if event is not None and event["status"] == "failed":

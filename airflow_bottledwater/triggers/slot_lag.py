@@ -42,11 +42,18 @@ class Seen:
 
     :param max_seconds: the limit; None for any number.
     :ivar looks: the time and the WAL's end of each look within the limit, the oldest first.
+    :ivar server: whose WAL that is.
     """
 
-    def __init__(self, max_seconds: float | None, looks: Iterable[Sequence[float]] = ()) -> None:
+    def __init__(self, max_seconds: float | None, looks: Iterable[Sequence[float]] = (), server: str = "") -> None:
         self._max_seconds = max_seconds
         self.looks = [(float(at), int(end)) for at, end in looks]
+        self.server = server
+
+    def on(self, server: str) -> None:
+        """Note which server answers: what was seen of another one says nothing of this one."""
+        if server != self.server:
+            self.looks, self.server = [], server
 
     def within(self, end: int, confirmed: int, now: float | None = None) -> bool:
         """Note where the WAL ends; returns whether the slot is behind by no more than the limit.
@@ -84,6 +91,7 @@ def evaluate(
     max_lag: int | None,
     position: int = 0,
     *,
+    server: str = "",
     seen: Seen | None = None,
     wal_status: str | None = None,
     min_safe_wal: int | None = None,
@@ -91,10 +99,11 @@ def evaluate(
     """The event for a row of :data:`LAG_SQL`; None if the lag is above the limit, or the position is not reached, so
     that it has to be read again.
 
-    :param row: wal_status, lag and retained bytes, whether it may be being created, the confirmed LSN and
-        safe_wal_size; None if the slot does not exist.
+    :param row: wal_status, lag and retained bytes, whether it may be being created, the confirmed LSN, safe_wal_size
+        and the server; None if the slot does not exist.
     :param max_lag: bytes of WAL; None for any number.
     :param position: the LSN up to which the slot must be confirmed.
+    :param server: whose LSN that is; empty for any.
     :param seen: knows the lag in seconds, and its limit.
     :param wal_status: the worst that is good enough; None for any.
     :param min_safe_wal: bytes of WAL that may be written at least until the slot may be lost. A server without a limit
@@ -102,13 +111,17 @@ def evaluate(
     """
     if row is None:
         return {"status": "failed", "slot": slot, "message": f"Slot {slot!r} does not exist."}
-    status, lag, retained, in_the_making, confirmed, safe = row
+    status, lag, retained, in_the_making, confirmed, safe, here = row
     if status == "lost":
         return {
             "status": "failed",
             "slot": slot,
             "message": f"Slot {slot!r} was invalidated: changes are missing. Drop it and start again with a snapshot.",
         }
+    if server and here != server:
+        return {"status": "failed", "slot": slot, "message": _moved(slot, here, server)}
+    if seen is not None:
+        seen.on(here)
     if lag is None:
         if in_the_making:
             return None
@@ -129,6 +142,15 @@ def evaluate(
         return None
     found = {"status": "ok", "slot": slot, "lag": lag, "retained": retained}
     return {**found, "wal_status": status, "safe_wal_size": safe}
+
+
+def _moved(slot: str, here: str, before: str) -> str:
+    """What is said of a slot whose source is another server than the one whose LSN is waited for."""
+    return (
+        f"The source of slot {slot!r} is another server by now (system identifier and timeline {here}, before "
+        f"{before}): it was moved, upgraded or promoted, so that a position of before says nothing. Clear the task: it "
+        "then waits for a position of this server."
+    )
 
 
 def measured(gauge: Callable[..., object], slot: str, row: tuple[Any, ...] | None) -> None:
@@ -161,6 +183,7 @@ class SlotLagTrigger(StoredTrigger):
     :param slot: name of the replication slot.
     :param max_lag: bytes of WAL; None for any number.
     :param position: the LSN up to which everything is to be published.
+    :param server: see :func:`evaluate`.
     :param poll_interval: seconds between two checks.
     :param stream_task_id: the task of the same DAG run that runs the stream; None if it is not known.
     :param max_lag_seconds: see :class:`Seen`; None for any number.
@@ -174,6 +197,7 @@ class SlotLagTrigger(StoredTrigger):
         slot: str,
         max_lag: int | None,
         position: int = 0,
+        server: str = "",
         poll_interval: float = 30.0,
         stream_task_id: str | None = None,
         max_lag_seconds: float | None = None,
@@ -182,7 +206,8 @@ class SlotLagTrigger(StoredTrigger):
     ) -> None:
         super().__init__()
         self.postgres_conn_id, self.slot = postgres_conn_id, slot
-        self.max_lag, self.position, self.poll_interval = max_lag, position, poll_interval
+        self.max_lag, self.poll_interval = max_lag, poll_interval
+        self.position, self.server = position, server
         self.stream_task_id = stream_task_id
         self.max_lag_seconds, self.wal_status, self.min_safe_wal = max_lag_seconds, wal_status, min_safe_wal
         self._asked = -_TASK_INTERVAL
@@ -228,6 +253,7 @@ class SlotLagTrigger(StoredTrigger):
                 row,
                 self.max_lag,
                 self.position,
+                server=self.server,
                 seen=seen,
                 wal_status=self.wal_status,
                 min_safe_wal=self.min_safe_wal,

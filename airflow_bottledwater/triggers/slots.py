@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     import psycopg
 
+#: the last value is the server that answers, by its cluster and its timeline: LSNs of two servers cannot be compared
 LAG_SQL = (
     "SELECT wal_status, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint,"
     " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, slot_type = 'logical' AND active_pid IS NOT NULL,"
-    " pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint, safe_wal_size"
+    " pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint, safe_wal_size,"
+    " (SELECT system_identifier FROM pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
     " FROM pg_replication_slots WHERE slot_name = %s"
+)
+#: where the WAL ends, and the server
+END_SQL = (
+    "SELECT pg_current_wal_insert_lsn()::text,"
+    " (SELECT system_identifier FROM pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 )
 
 #: seconds for an answer

@@ -5363,6 +5363,24 @@ MUTANTS = (
         "tests/unit/spark/test_executors.py::test_another_build_of_the_package_is_refused",
     ),
     Mutant(
+        "a position is one of its server",
+        "slot_lag.evaluate",
+        never("server and here != server"),
+        "tests/unit/sensors/test_sensors.py::test_a_position_of_another_server_is_not_waited_for[51-now]",
+    ),
+    Mutant(
+        "the server of a position is kept from one process to the next",
+        "StreamPositionSensor._position",
+        swap("kept.get('server', '')", "''"),
+        "tests/unit/sensors/test_sensors.py::test_another_server_is_noticed_by_the_next_process",
+    ),
+    Mutant(
+        "no lag is measured between two servers",
+        "SlotLagAlarmTrigger._looking",
+        drop("self._seen.on(row[6])"),
+        "tests/unit/triggers/test_watcher.py::test_no_lag_is_measured_between_two_servers",
+    ),
+    Mutant(
         "a worker of another build unpacks nothing",
         "parcels.carry_out",
         never("packed_by != build()"),

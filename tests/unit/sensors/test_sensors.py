@@ -39,6 +39,8 @@ CLUSTER = Cluster(system_identifier="1", timeline=1, database="d", version=16000
 CONTEXT: Any = {"ti": SimpleNamespace(start_date=datetime(2026, 1, 1, tzinfo=UTC))}
 
 ORDERS = Description("orders")
+#: system identifier and timeline
+SERVER = "7/00000001"
 #: the task of a stream
 STREAM = Owner("d", "r", "g.stream", 2, "h", "", "local")
 
@@ -72,12 +74,12 @@ def source(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_slot_that_has_caught_up_ends_the_sensor_at_once(source: list[Any]) -> None:
-    source.append(("reserved", 10, 20, True, 50, None))
+    source.append(("reserved", 10, 20, True, 50, None, SERVER))
     assert lag_sensor(max_lag="10").execute(CONTEXT) is None
 
 
 def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
-    source.append(("reserved", 11, 20, True, 50, None))
+    source.append(("reserved", 11, 20, True, 50, None, SERVER))
     with pytest.raises(TaskDeferred) as raised:
         lag_sensor(max_lag=10, poke_interval=5, timeout=60).execute(CONTEXT)
     trigger: Any = raised.value.trigger
@@ -86,12 +88,14 @@ def test_a_slot_that_is_behind_is_waited_for(source: list[Any]) -> None:
 
 
 def test_a_slot_that_is_being_created_is_not_called_invalidated(source: list[Any]) -> None:
-    source.append(("reserved", None, 20, True, 50, None))
+    source.append(("reserved", None, 20, True, 50, None, SERVER))
     with pytest.raises(TaskDeferred):
         lag_sensor(max_lag=10).execute(CONTEXT)
 
 
-@pytest.mark.parametrize("row", [None, ("lost", 1, 1, True, 50, None), ("lost", None, None, True, 50, None)])
+@pytest.mark.parametrize(
+    "row", [None, ("lost", 1, 1, True, 50, None, SERVER), ("lost", None, None, True, 50, None, SERVER)]
+)
 def test_a_slot_that_is_gone_fails_for_good(source: list[Any], row: Any) -> None:
     source.append(row)
     with pytest.raises(AirflowFailException, match="orders"):
@@ -132,7 +136,7 @@ def test_a_limit_that_is_no_number_is_refused(source: list[Any]) -> None:
 
 
 def test_without_a_trigger_the_sensor_looks_itself(source: list[Any]) -> None:
-    source.extend([("reserved", 11, 20, True, 50, None), ("reserved", 10, 20, True, 50, None)])
+    source.extend([("reserved", 11, 20, True, 50, None, SERVER), ("reserved", 10, 20, True, 50, None, SERVER)])
     sensor = ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS, max_lag=10, deferrable=False)
     assert [sensor.poke(CONTEXT), sensor.poke(CONTEXT)] == [False, True]
 
@@ -166,7 +170,7 @@ def test_a_stream_that_has_ended_is_not_waited_for(
     sensor = ReplicationSlotLagSensor(
         task_id="t", pipeline=ORDERS, max_lag=10, deferrable=False, stream_task_id="g.stream"
     )
-    source.append(("reserved", lag, 20, True, 50, None))
+    source.append(("reserved", lag, 20, True, 50, None, SERVER))
     context: Any = {"ti": ti}
     if isinstance(verdict, bool):
         assert sensor.poke(context) is verdict
@@ -187,7 +191,9 @@ def test_what_passes_ends_a_sensor_at_its_first_look_only(source: list[Any], err
     source.append(error)
     with pytest.raises((Outage, AirflowFailException)):
         sensor.poke(CONTEXT)
-    source.extend([error, ("reserved", 11, 20, True, 50, None), error, ("reserved", 10, 20, True, 50, None)])
+    source.extend(
+        [error, ("reserved", 11, 20, True, 50, None, SERVER), error, ("reserved", 10, 20, True, 50, None, SERVER)]
+    )
     assert [sensor.poke(CONTEXT) for _ in range(4)] == [False, False, False, True]
     # in mode "reschedule", each look is a process of its own
     source.append(error)
@@ -199,14 +205,14 @@ def test_seconds_and_what_postgresql_says_of_the_wal_are_waited_for(source: list
         task_id="t", pipeline=ORDERS, max_lag=10**9, max_lag_seconds="600", wal_status="extended", min_safe_wal=100
     )
     source.extend([
-        ("reserved", 11, 20, True, 50, 100),  # how old that is, is not known
-        ("reserved", 900, 20, True, 60, 100),  # not all that was there is confirmed
-        ("unreserved", 900, 20, True, 61, 100),
-        ("extended", 900, 20, True, 61, 99),
-        ("extended", 900, 20, True, 61, None),
+        ("reserved", 11, 20, True, 50, 100, SERVER),  # how old that is, is not known
+        ("reserved", 900, 20, True, 60, 100, SERVER),  # not all that was there is confirmed
+        ("unreserved", 900, 20, True, 61, 100, SERVER),
+        ("extended", 900, 20, True, 61, 99, SERVER),
+        ("extended", 900, 20, True, 61, None, SERVER),
     ])  # fmt: skip
     assert [sensor.poke(CONTEXT) for _ in range(5)] == [False, False, False, False, True]
-    source.append(("reserved", 11, 20, True, 50, None))
+    source.append(("reserved", 11, 20, True, 50, None, SERVER))
     with pytest.raises(TaskDeferred) as raised:
         lag_sensor(max_lag=10, max_lag_seconds="30", wal_status="reserved").execute(CONTEXT)
     trigger: Any = raised.value.trigger
@@ -226,9 +232,12 @@ def test_what_was_seen_is_kept_from_one_process_to_the_next(source: list[Any]) -
         )
         return sensor.poke(context)
 
-    source.extend([("reserved", 5, 20, True, 50, None), ("reserved", 99, 20, True, 55, None)])
+    source.extend([("reserved", 5, 20, True, 50, None, SERVER), ("reserved", 99, 20, True, 55, None, SERVER)])
     assert [poke(1), poke(1)] == [False, True]
-    source.append(("reserved", 99, 20, True, 55, None))
+    source.append(("reserved", 99, 20, True, 55, None, SERVER))
+    assert not poke(2)
+    # what was seen of another server proves nothing
+    source.append(("reserved", 99, 20, True, 5000, None, "8/00000001"))
     assert not poke(2)
 
 
@@ -306,13 +315,21 @@ def position_sensor(**arguments: Any) -> StreamPositionSensor:
 
 def test_a_position_is_waited_for_however_far_the_source_has_come(source: list[Any]) -> None:
     sensor = position_sensor(position="0/33")
-    source.extend([("reserved", 10**9, 20, True, 50, None), ("reserved", 10**9, 20, True, 51, None)])
+    source.extend(
+        [
+            ("0/99", SERVER),
+            ("reserved", 10**9, 20, True, 50, None, SERVER),
+            ("reserved", 10**9, 20, True, 51, None, SERVER),
+        ]
+    )
     assert [sensor.poke(CONTEXT), sensor.poke(CONTEXT)] == [False, True]
 
 
 def test_now_is_asked_for_once(source: list[Any]) -> None:
     sensor = position_sensor()
-    source.extend([("0/33",), ("reserved", 9, 20, True, 50, None), ("reserved", 9, 20, True, 51, None)])
+    source.extend(
+        [("0/33", SERVER), ("reserved", 9, 20, True, 50, None, SERVER), ("reserved", 9, 20, True, 51, None, SERVER)]
+    )
     assert [sensor.poke(CONTEXT), sensor.poke(CONTEXT)] == [False, True]
 
 
@@ -324,18 +341,43 @@ def test_now_is_kept_from_one_process_to_the_next(source: list[Any]) -> None:
         context: Any = {"ti": SimpleNamespace(try_number=attempt), "task_state_store": store}
         return position_sensor(mode="reschedule").poke(context)
 
-    source.extend([("0/33",), ("reserved", 9, 20, True, 50, None), ("reserved", 9, 20, True, 51, None)])
+    source.extend(
+        [("0/33", SERVER), ("reserved", 9, 20, True, 50, None, SERVER), ("reserved", 9, 20, True, 51, None, SERVER)]
+    )
     assert [poke(1), poke(1)] == [False, True]
-    source.extend([("0/34",), ("reserved", 9, 20, True, 51, None)])
+    source.extend([("0/34", SERVER), ("reserved", 9, 20, True, 51, None, SERVER)])
     assert not poke(2)
 
 
+@pytest.mark.parametrize("position", ["now", "0/33"])
+@pytest.mark.parametrize("confirmed", [50, 51])
+def test_a_position_of_another_server_is_not_waited_for(source: list[Any], position: str, confirmed: int) -> None:
+    """The source was moved: LSNs begin anew, lower or higher."""
+    sensor = position_sensor(position=position)
+    source.extend([("0/33", SERVER), ("reserved", 9, 20, True, 50, None, SERVER)])
+    assert not sensor.poke(CONTEXT)
+    source.append(("reserved", 9, 20, True, confirmed, None, "8/00000001"))
+    with pytest.raises(AirflowFailException, match="is another server by now"):
+        sensor.poke(CONTEXT)
+
+
+def test_another_server_is_noticed_by_the_next_process(source: list[Any]) -> None:
+    kept: dict[str, Any] = {}
+    store = SimpleNamespace(get=kept.get, set=kept.__setitem__)
+    context: Any = {"ti": SimpleNamespace(try_number=1), "task_state_store": store}
+    source.extend([("0/33", SERVER), ("reserved", 9, 20, True, 50, None, SERVER)])
+    assert not position_sensor(mode="reschedule").poke(context)
+    source.append(("reserved", 9, 20, True, 99, None, "7/00000002"))
+    with pytest.raises(AirflowFailException, match="promoted"):
+        position_sensor(mode="reschedule").poke(context)
+
+
 def test_a_position_is_waited_for_in_the_triggerer(source: list[Any]) -> None:
-    source.append(("reserved", 9, 20, True, 50, None))
+    source.extend([("0/99", SERVER), ("reserved", 9, 20, True, 50, None, SERVER)])
     with pytest.raises(TaskDeferred) as raised:
         position_sensor(position="0/33", deferrable=True).execute(CONTEXT)
     trigger: Any = raised.value.trigger
-    assert (trigger.max_lag, trigger.position) == (None, 51)
+    assert (trigger.max_lag, trigger.position, trigger.server) == (None, 51, SERVER)
 
 
 def test_a_position_that_is_none_is_refused(source: list[Any]) -> None:
@@ -348,7 +390,7 @@ def test_the_sensor_reports_to_airflows_metrics_at_each_look(
 ) -> None:
     told: list[Any] = []
     monkeypatch.setattr(slot_lag.stats, "gauge", lambda name, value, tags: told.append((name, value, tags)))
-    source += [("reserved", 10, 20, True, 50, 7), ("reserved", 4, 30, True, 50, 7)]
+    source += [("reserved", 10, 20, True, 50, 7, SERVER), ("reserved", 4, 30, True, 50, 7, SERVER)]
     sensor = ReplicationSlotLagSensor(task_id="t", pipeline=ORDERS, max_lag=5, deferrable=False)
     # also while it waits
     assert [sensor.poke(CONTEXT) for _ in range(2)] == [False, True]
@@ -493,7 +535,7 @@ def test_a_first_look_that_fails_skips_a_sensor_that_shall_not_fail(source: list
     looks.append(told("failed", error="schema refused", id="j2", counters={"open_dead_letters": 1}))
     with pytest.raises(AirflowSkipException, match="1 dead letter"):
         error_sensor(soft_fail=True).execute(CONTEXT)
-    source.append(("reserved", 11, 20, True, 50, None))
+    source.append(("reserved", 11, 20, True, 50, None, SERVER))
     with pytest.raises(TaskDeferred):
         lag_sensor(max_lag=10, never_fail=True).execute(CONTEXT)
 

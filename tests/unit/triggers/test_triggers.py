@@ -44,6 +44,9 @@ HOOK: dict[str, Any] = {
 }
 IDENTITY = {"id": "j", "folder": "/tmp/nowhere", "host": "elsewhere", "application": "", "master": "yarn"}
 
+#: system identifier and timeline
+SERVER = "7/00000001"
+
 
 def watching(**arguments: Any) -> JobTrigger:
     return JobTrigger(**{"identity": IDENTITY, "hook": HOOK, "poll_interval": 0.01, **arguments})
@@ -472,7 +475,7 @@ def test_the_watch_does_not_wait_for_a_look_for_such_jobs(clock: Clock, monkeypa
 def test_a_slot_whose_stream_has_ended_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, state: Any, status: str
 ) -> None:
-    rows = [("reserved", 101, 500, True, 50, None), ("reserved", 100, 500, True, 50, None)]
+    rows = [("reserved", 101, 500, True, 50, None, SERVER), ("reserved", 100, 500, True, 50, None, SERVER)]
     told: list[tuple[str, int]] = []
     monkeypatch.setattr(slot_lag.stats, "gauge", lambda name, value, tags: told.append((name, value)))
 
@@ -510,13 +513,13 @@ def test_a_slot_whose_stream_has_ended_is_not_waited_for(
     ("row", "status"),
     [
         (None, "failed"),
-        (("lost", 5, 5, False, 50, None), "failed"),
-        (("reserved", None, 5, True, 50, None), None),
-        (("reserved", None, 5, False, 50, None), "failed"),
-        (("reserved", 101, 500, True, 50, None), None),
-        (("reserved", 100, 500, True, 50, None), "ok"),
-        (("extended", 0, 500, False, 50, None), "ok"),
-        (("unreserved", -8, 0, True, 50, None), "ok"),
+        (("lost", 5, 5, False, 50, None, SERVER), "failed"),
+        (("reserved", None, 5, True, 50, None, SERVER), None),
+        (("reserved", None, 5, False, 50, None, SERVER), "failed"),
+        (("reserved", 101, 500, True, 50, None, SERVER), None),
+        (("reserved", 100, 500, True, 50, None, SERVER), "ok"),
+        (("extended", 0, 500, False, 50, None, SERVER), "ok"),
+        (("unreserved", -8, 0, True, 50, None, SERVER), "ok"),
     ],
 )
 def test_what_a_slots_lag_means(row: tuple[Any, ...] | None, status: str | None) -> None:
@@ -529,13 +532,13 @@ def test_what_a_slots_lag_means(row: tuple[Any, ...] | None, status: str | None)
 @pytest.mark.parametrize(
     ("row", "limits", "good"),
     [
-        (("extended", 0, 500, False, 50, None), {"wal_status": "extended"}, True),
-        (("extended", 0, 500, False, 50, None), {"wal_status": "reserved"}, False),
-        (("unreserved", 0, 500, False, 50, -5), {"wal_status": "extended"}, False),
-        (("reserved", 0, 500, False, 50, 99), {"min_safe_wal": 100}, False),
-        (("reserved", 0, 500, False, 50, 100), {"min_safe_wal": 100}, True),
+        (("extended", 0, 500, False, 50, None, SERVER), {"wal_status": "extended"}, True),
+        (("extended", 0, 500, False, 50, None, SERVER), {"wal_status": "reserved"}, False),
+        (("unreserved", 0, 500, False, 50, -5, SERVER), {"wal_status": "extended"}, False),
+        (("reserved", 0, 500, False, 50, 99, SERVER), {"min_safe_wal": 100}, False),
+        (("reserved", 0, 500, False, 50, 100, SERVER), {"min_safe_wal": 100}, True),
         # a server without a limit
-        (("reserved", 0, 500, False, 50, None), {"min_safe_wal": 100}, True),
+        (("reserved", 0, 500, False, 50, None, SERVER), {"min_safe_wal": 100}, True),
     ],
 )
 def test_what_a_slots_wal_means(row: tuple[Any, ...], limits: dict[str, Any], good: bool) -> None:
@@ -554,7 +557,7 @@ def test_a_lag_in_seconds_is_known_by_what_was_seen() -> None:
     # what another process has seen; a clock that was set back proves nothing
     assert slot_lag.Seen(60, [[500.0, 70]]).within(99, 70, now=520)
     assert not slot_lag.Seen(60, [[500.0, 70]]).within(99, 70, now=499)
-    row = ("reserved", 5, 500, False, 50, None)
+    row = ("reserved", 5, 500, False, 50, None, SERVER)
     late = slot_lag.Seen(60)
     assert slot_lag.evaluate("orders", row, None, seen=late) is None and late.looks[0][1] == 55
     assert slot_lag.Seen(None).within(5, 1)

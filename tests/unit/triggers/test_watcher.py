@@ -35,6 +35,9 @@ from tests.support.documented import blocks
 
 SHOP = Description("shop", source=Source("pg"), kafka=Kafka("k"))
 
+#: system identifier and timeline
+SERVER = "7/00000001"
+
 
 def at(start: int, end: int) -> ChangeRange:
     return ChangeRange("1/d/shop", start, end, {"public.a": TopicRange("a", "i", (start,), (end,))})
@@ -235,7 +238,7 @@ def test_each_watcher_of_an_asset_goes_on_where_it_was(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("connections")
 def test_an_asset_has_alarms_for_several_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = ("reserved", 101, 500, True, 50, None)
+    late = ("reserved", 101, 500, True, 50, None, SERVER)
 
     async def row(*_: Any) -> Any:
         return late
@@ -280,9 +283,9 @@ def test_a_slot_that_needs_somebody_is_told_once_until_it_is_right(monkeypatch: 
 
     monkeypatch.setattr(SlotReader, "row", row)
     trigger = SlotLagAlarmTrigger(pipeline="shop", max_lag=100, max_lag_seconds=None)
-    fine, late = ("reserved", 100, 500, True, 50, None), ("reserved", 101, 500, True, 50, None)
-    in_danger, lost = ("unreserved", 0, 500, True, 50, -5), ("lost", 0, 500, True, 50, None)
-    being_made = ("reserved", None, 5, True, 50, None)
+    fine, late = ("reserved", 100, 500, True, 50, None, SERVER), ("reserved", 101, 500, True, 50, None, SERVER)
+    in_danger, lost = ("unreserved", 0, 500, True, 50, -5, SERVER), ("lost", 0, 500, True, 50, None, SERVER)
+    being_made = ("reserved", None, 5, True, 50, None, SERVER)
     rows.extend([being_made, fine, late, late, fine, in_danger, lost, None, fine, lost])
     first, second, third = looked(trigger, store := Store(), 10)
     assert first == {"slot": "shop", "lag": 101, "retained": 500, "wal_status": "reserved", "safe_wal_size": None}
@@ -323,7 +326,7 @@ def test_an_alarm_that_cannot_look_says_so_once(
         return seen.pop(0)
 
     async def row(*_: Any) -> Any:
-        return ("reserved", look(), 500, True, 50, None)
+        return ("reserved", look(), 500, True, 50, None, SERVER)
 
     async def connected(self: WatcherTrigger) -> Any:
         now[0] += 100 if not seen else 0
@@ -356,12 +359,28 @@ def test_an_alarm_that_cannot_look_says_so_once(
 
 
 @pytest.mark.usefixtures("connections")
+def test_no_lag_is_measured_between_two_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source was moved, and its stream has caught up: LSNs begin anew, lower."""
+    now, count = [0.0], [0]
+
+    async def row(*_: Any) -> Any:
+        now[0] += 100
+        count[0] += 1
+        end, server = (10**6 + count[0], SERVER) if count[0] <= 5 else (count[0], "8/00000001")
+        return ("reserved", 0, 500, True, end, None, server)
+
+    monkeypatch.setattr(SlotReader, "row", row)
+    monkeypatch.setattr(slot_lag.time, "time", lambda: now[0])
+    assert looked(SlotLagAlarmTrigger(pipeline="shop", max_lag_seconds=600), Store(), 30) == []
+
+
+@pytest.mark.usefixtures("connections")
 def test_a_restart_makes_no_lag_right_and_tells_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     now, ends = [0.0], iter(range(1000, 9000, 10))
 
     async def row(*_: Any) -> Any:
         now[0] += 100
-        return ("reserved", next(ends) - confirmed[0], 500, True, confirmed[0], None)
+        return ("reserved", next(ends) - confirmed[0], 500, True, confirmed[0], None, SERVER)
 
     monkeypatch.setattr(SlotReader, "row", row)
     monkeypatch.setattr(slot_lag.time, "time", lambda: now[0])

@@ -5363,6 +5363,18 @@ MUTANTS = (
         "tests/unit/spark/test_executors.py::test_another_build_of_the_package_is_refused",
     ),
     Mutant(
+        "health says how a pipeline is forgotten",
+        "pipelines._ended",
+        swap("forgetting(name)", "''"),
+        "tests/unit/jobs/test_pipelines.py::test_a_pipeline_whose_source_was_switched_off_can_be_forgotten",
+    ),
+    Mutant(
+        "a stop names the pipelines of other databases with this slot only",
+        "stop.stop_pipeline",
+        always("status.slot == pipeline.slot"),
+        "tests/unit/jobs/test_stop.py::test_a_stop_in_another_database_names_the_pipeline_of_the_one_before",
+    ),
+    Mutant(
         "a position is one of its server",
         "slot_lag.evaluate",
         never("server and here != server"),

@@ -148,8 +148,8 @@ def _moved(slot: str, here: str, before: str) -> str:
     """What is said of a slot whose source is another server than the one whose LSN is waited for."""
     return (
         f"The source of slot {slot!r} is another server by now (system identifier and timeline {here}, before "
-        f"{before}): it was moved, upgraded or promoted, so that a position of before says nothing. Clear the task: it "
-        "then waits for a position of this server."
+        f"{before}): it was moved, upgraded or promoted, so that a position of before says nothing. Clear the task; "
+        "if another one has given the position, that one, too."
     )
 
 

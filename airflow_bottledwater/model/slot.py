@@ -9,7 +9,7 @@ from dataclasses import dataclass
 SLOT_NAME = r"^[a-z0-9_]{1,63}$(?!\n)"
 
 #: the form of a pipeline's name, and where it is found, for messages
-WHOLE_NAME = "SYSTEM_IDENTIFIER/DATABASE/SLOT, as 'bottledwater status', the page in Airflow and messages have it"
+WHOLE_NAME = "SYSTEM_IDENTIFIER/DATABASE/SLOT, as messages, bottledwater_health and the page in Airflow have it"
 
 
 def _pipeline(system_identifier: str, database: str, slot: str) -> str:

@@ -15,15 +15,12 @@ from airflow_bottledwater.errors import BottledWaterError, Outage, StateError
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import leftovers, run_directory, supervise, watch
 from airflow_bottledwater.jobs.identity import Identity
-from airflow_bottledwater.jobs.pipelines import statuses
 from airflow_bottledwater.jobs.run_directory import Driver, RunRecord
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import JobRecord, decode, job_key
 from airflow_bottledwater.state.control_topic import ControlTopic
-from airflow_bottledwater.state.identity import forgetting
 
 if TYPE_CHECKING:
     from airflow_bottledwater.model.job import Job
@@ -104,9 +101,11 @@ def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Call
     :param say: called with what people should know.
     :raises StateError: no job has ever reported for the slot.
     """
-    from airflow_bottledwater.jobs import requests
+    from airflow_bottledwater.jobs import pipelines, requests
     from airflow_bottledwater.postgres.connect import session
     from airflow_bottledwater.postgres.server import identify
+    from airflow_bottledwater.state import control_topic
+    from airflow_bottledwater.state.identity import forgetting
 
     with session(pipeline.postgres) as connection:
         cluster = identify(connection)
@@ -118,7 +117,7 @@ def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Call
         log.info("Jobs that are starting were asked to stop, too: %d.", others)
     if asked is None:
         if not others:
-            reported = statuses(control_topic.read(pipeline.kafka))
+            reported = pipelines.statuses(control_topic.read(pipeline.kafka))
             of_others = [each for each, status in reported.items() if status.slot == pipeline.slot]
             raise StateError(
                 f"No job has ever reported for slot {pipeline.slot!r} of this database ({name}).",

@@ -105,6 +105,11 @@ class HolderEnded(Outage):
     tried."""
 
 
+class OtherBuild(Outage):
+    """A worker of Spark that began while the job ran has another build of this package than the driver. The job is
+    started again, with what is installed then."""
+
+
 class TypeAltered(Outage):
     """The type of a column was altered while its table was read or streamed, which PostgreSQL does not report: the
     definitions are to be read anew. The stream does so itself.

@@ -188,7 +188,7 @@ def status(
     "--forget-cluster",
     metavar="PIPELINE",
     help="Only delete the saved state of a pipeline whose source is gone for good: SYSTEM_IDENTIFIER/DATABASE/SLOT, as "
-    "messages have it. Kafka alone is needed, and no database is changed.",
+    "messages have it. The connection is that of a server that answers; no database is changed.",
 )
 def drop_slot(when: str, forget_cluster: str | None, **values: Any) -> None:
     """Drop slot and publications, and delete the slot's saved state."""

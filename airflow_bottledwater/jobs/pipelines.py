@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_bottledwater.errors import BottledWaterError, StateError
+from airflow_bottledwater.errors import DOCS, BottledWaterError, StateError
 from airflow_bottledwater.jobs import alive
 from airflow_bottledwater.model.amounts import duration, size
 from airflow_bottledwater.model.problem import Problem
@@ -28,10 +28,12 @@ from airflow_bottledwater.state.control_records import (
     last_status,
     verified_key,
 )
-from airflow_bottledwater.state.identity import forgetting
 
 #: a job that has begun so often without publishing anything repeats: it does not get further
 REPEATS = 3
+
+#: the command is given there, not here: it is for a source that is gone, and these may only be away
+_GONE = f"If its source is gone for good, see {DOCS}operations.html#a-source-that-is-gone."
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def wrong(
         return []
     now = time.time() if now is None else now
     found = [_ahead(status, now, limits)]
-    found.append(_ended(name, status, now, limits) if status.ended else _works(status, now, limits, alive))
+    found.append(_ended(status, now, limits) if status.ended else _works(status, now, limits, alive))
     if alive and not status.ended:
         found.append(_behind(status, now, limits))
     if status.repeats >= REPEATS:
@@ -142,17 +144,17 @@ def _ahead(status: StatusRecord, now: float, limits: HealthLimits) -> str:
     )
 
 
-def _ended(name: str, status: StatusRecord, now: float, limits: HealthLimits) -> str:
+def _ended(status: StatusRecord, now: float, limits: HealthLimits) -> str:
     """Why it matters that no job runs; empty if it does not."""
     ago = now - status.at
     remedy = (
         "Run its DAG again (unpause it, if it is paused); or, if it is not to run, stop it: bottledwater stop, or the DAG "
-        f"bottledwater_control. {forgetting(name)}"
+        f"bottledwater_control. {_GONE}"
     )
     if status.failed and status.permanent:
         return f"The job failed for good {_ago(ago)}: {status.error} {remedy}"
     if status.not_begun:
-        return f"No job could begin {_ago(ago)}: {status.error} Then run its DAG again (unpause it, if it is paused)."
+        return f"No job could begin {_ago(ago)}: {status.error} Then run its DAG again (unpause it, if it is paused). {_GONE}"
     if status.state == "finished" and status.job.kind == "stream":
         if limits.pause is None or ago <= limits.pause:
             return ""
@@ -172,7 +174,7 @@ def _works(status: StatusRecord, now: float, limits: HealthLimits, alive: bool) 
         return (
             f"The job has not reported for {now - status.at:.0f} s: it was killed, it hangs, or its host is gone "
             f"(job {job.id[:8]}, epoch {job.epoch}, process {job.pid} on {job.host}). Run its DAG again (unpause it, if it "
-            "is paused), or clear the task; it goes on where it was."
+            f"is paused), or clear the task; it goes on where it was. {_GONE}"
         )
     if status.error:
         return f"The job reports an error: {status.error}"

@@ -13,7 +13,7 @@ from airflow_bottledwater.errors import DOCS, BottledWaterError, Refused, Settin
 from airflow_bottledwater.jobs import snapshots
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.slot import WHOLE_NAME, Cluster, parts
-from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import publication, slot
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import exists, identify
@@ -49,18 +49,19 @@ _END = "It was not dropped. Retire the pipeline, whose DAG then drops the slot, 
 
 def forget(pipeline: Settings, name: str) -> str:
     """Delete the state of a pipeline whose source is gone for good: its server was switched off, or its database was
-    moved, renamed or upgraded; returns what was done, in sentences. Kafka alone is needed, and no database is changed.
+    moved, renamed or upgraded; returns what was done, in sentences. No database is changed.
 
-    :param pipeline: the settings of any pipeline of the same Kafka.
+    :param pipeline: the settings of any pipeline of the same Kafka, with a connection to a server that answers.
     :param name: the whole name of the pipeline that is gone, so that the caller confirms whose state is deleted.
     :raises SettingError: it is no whole name.
-    :raises StateError: the pipeline has no state, or it is alive, or it is that of this connection.
+    :raises StateError: the pipeline has no state, or it is alive, or it is that of this connection, or the connection
+        cannot be asked.
     """
     system_identifier, database, slot_name = parts(name)
     if not (system_identifier and database and slot_name):
         raise SettingError("forget_cluster", name, WHOLE_NAME)
     pipeline, other = pipeline.with_(slot=slot_name), Cluster(system_identifier, 0, database, 0)
-    if _is_there(pipeline, other):
+    if _is_there(pipeline, other, name):
         raise StateError(
             f"The source of pipeline {name!r} is not gone: the connection leads to its server, which has a database "
             f"{database!r}. Its slot would be left behind.",
@@ -68,24 +69,34 @@ def forget(pipeline: Settings, name: str) -> str:
         )
     topic = store.state_topic_name(database, slot_name)
     known = read_state(pipeline, topic)
-    # an attempt that died has deleted its state already, but not its status
-    left = known.system_identifier or (system_identifier if read_status(pipeline, name) is not None else "")
-    if left != system_identifier:
+    # an attempt that died has deleted its state already, but not its status; the topic may be its successor's by now
+    taken = known.system_identifier not in (system_identifier, "")
+    if known.system_identifier != system_identifier and read_status(pipeline, name) is None:
         raise StateError(
             f"Pipeline {name!r} has no saved state that could be deleted: state topic {topic!r} belongs to cluster "
-            f"{left or '(none)'}.",
+            f"{known.system_identifier or '(none)'}.",
             f"The name is that of a pipeline of this Kafka: {WHOLE_NAME}.",
         )
-    refuse_alive(pipeline, name, known.claim, _LEAVE)
-    claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
-    try:
-        kept = kept_letters(pipeline, claim.state, name)
-        _forget(pipeline, claim, name, kept)
-    finally:
-        claim.close()
+    refuse_alive(pipeline, name, None if taken else known.claim, _LEAVE)
+    kept: dict[str, Letters] = {}
+    if taken:
+        _forget_shared(pipeline, PipelineState({}), name)
+        control_topic.write(pipeline.kafka, {status_key(name): None})
+    else:
+        if known.settings is not None:
+            # what counts is how this pipeline was run, not the one whose settings are given
+            used = {key: known.settings.get(key, SETTINGS[key].default) for key in ("share_topics", "skip_snapshot")}
+            pipeline = pipeline.with_(**used)
+        claim = Claim(pipeline, other, "drop", Backoff(pipeline.outage_timeout))
+        try:
+            kept = kept_letters(pipeline, claim.state, name)
+            _forget(pipeline, claim, name, kept)
+        finally:
+            claim.close()
     said = (
-        f"Deleted the saved state of pipeline {name!r}. No database was changed: where its slot or its publications "
-        "came along (pg_upgrade, a database that was renamed), drop them before a pipeline of that slot starts: "
+        f"Deleted the saved state of pipeline {name!r}. No database was changed. Where its slot and publications are "
+        "left (pg_upgrade, a renamed database, a source that is there after all), drop them before a pipeline of that "
+        f"slot starts; until then the slot keeps WAL: SELECT pg_drop_replication_slot('{slot_name}'). See "
         f"{DOCS}operations.html#upgrades."
     )
     if count := sum(each.open for each in kept.values()):
@@ -93,15 +104,22 @@ def forget(pipeline: Settings, name: str) -> str:
     return said
 
 
-def _is_there(pipeline: Settings, source: Cluster) -> bool:
-    """Whether a database is there, as far as the connection tells: it may be that of a server that is gone."""
+def _is_there(pipeline: Settings, source: Cluster, name: str) -> bool:
+    """Whether the server of the connection has the database of a pipeline.
+
+    :raises StateError: the server does not answer: that of a pipeline may be down for a while, and not be gone.
+    """
     try:
         with session(pipeline.postgres, "Looking for the database") as connection:
             here = identify(connection).system_identifier == source.system_identifier
             return here and exists(connection, source.database)
     except BottledWaterError as error:
-        log.info("The connection does not tell whether the source is gone: %s", error)
-        return False
+        raise StateError(
+            f"Whether the source of pipeline {name!r} is gone is not known, since the connection's server cannot be "
+            f"asked: {error}",
+            "Give the connection (-d) of a server that answers: that of the new one, for example. If the source is "
+            "only away, wait for it: its pipeline can go on where it was.",
+        ) from error
 
 
 def _forget(pipeline: Settings, claim: Claim, owner: str, kept: Mapping[str, Letters]) -> None:
@@ -111,11 +129,18 @@ def _forget(pipeline: Settings, claim: Claim, owner: str, kept: Mapping[str, Let
 
     :param kept: the counts of dead letters that stay.
     """
+    _forget_shared(pipeline, claim.state, owner)
+    claim.write({**{key: None for key in claim.state.raw if key not in (CLAIM, IDS)}, **kept})
+    control_topic.write(pipeline.kafka, {status_key(owner): None})
+
+
+def _forget_shared(pipeline: Settings, known: PipelineState, owner: str) -> None:
+    """Give up a pipeline's topics, and delete its requests: all that the shared state topic has but for the status."""
     shared = control_topic.read(pipeline.kafka)
     # nobody owns these topics any more, but what they hold is known to be a pipeline's: the next one may sweep it,
     # unless they were shared. Those of tables are in the state, too: the shared topic may have lost its records
     owned = {key: decode(OwnerRecord, raw) for key, raw in shared.items() if topic_owned(key, owner)}
-    missing = {owner_key(pinned.topic, owner) for pinned in claim.state.tables.values() if not pinned.table.outbox}
+    missing = {owner_key(pinned.topic, owner) for pinned in known.tables.values() if not pinned.table.outbox}
     dropped = {
         key: encode(OwnerRecord(owner, time.time(), dropped=True, shared=pipeline.share_topics or found.shared))
         for key, record in sorted({**dict.fromkeys(missing), **owned}.items())
@@ -126,8 +151,6 @@ def _forget(pipeline: Settings, claim: Claim, owner: str, kept: Mapping[str, Let
     asked = [request_key(owner), *(key for key in shared if is_below(table_requests_prefix(owner), key))]
     control_topic.write(pipeline.kafka, {**dropped, **dict.fromkeys([verified_key(owner), *asked])})
     snapshots.forget_all(pipeline, owner)
-    claim.write({**{key: None for key in claim.state.raw if key not in (CLAIM, IDS)}, **kept})
-    control_topic.write(pipeline.kafka, {status_key(owner): None})
 
 
 def keeps(when: str, status: StatusRecord | None) -> bool:

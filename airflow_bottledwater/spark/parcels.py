@@ -7,7 +7,6 @@ would take one field for another, without an error. So it compares the builds be
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import pickle
 import socket
@@ -16,11 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from airflow_bottledwater.errors import BottledWaterError, Outage
+from airflow_bottledwater.errors import BottledWaterError, OtherBuild
 from airflow_bottledwater.spark.error_codec import Failure, returned
 
 _NAME = "airflow-provider-bottledwater"
-_PACKAGE = Path(__file__).parents[1]
 
 #: the driver's build, and what it has pickled: types that every build unpickles in the same way
 Parcel = tuple[str, bytes]
@@ -28,29 +26,27 @@ Parcel = tuple[str, bytes]
 R = TypeVar("R")
 
 
-@functools.cache
-def build() -> str:
-    """The version of this package, and a hash of its sources, as they were when this was asked first: there are several
-    builds of one version."""
-    return f"{version(_NAME)} (sources {_hash(_PACKAGE)})"
-
-
-def _hash(folder: Path) -> str:
-    found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+def _build(folder: Path) -> str:
+    """The version of this package, and a hash of its sources: there are several builds of one version."""
+    found, sources = hashlib.sha256(), sorted(folder.rglob("*.py"))
+    for path in sources:
         source = path.read_bytes()
         found.update(f"{path.relative_to(folder)} {len(source)}\n".encode() + source)
-    return found.hexdigest()[:12]
+    return f"{version(_NAME)} ({f'sources {found.hexdigest()[:12]}' if sources else 'no sources found'})"
+
+
+#: that of this process: taken when it begins, since the files may be exchanged under it
+_BUILD = _build(Path(__file__).parents[1])
 
 
 def packed(work: Callable[[], R | Failure]) -> Parcel:
     """What a task is to do, with all that it needs for that."""
     from pyspark import cloudpickle
 
-    return build(), cloudpickle.dumps(work)
+    return _BUILD, cloudpickle.dumps(work)
 
 
-def carry_out(parcel: Parcel, refusal: type[BottledWaterError] = Outage) -> R | Failure:
+def carry_out(parcel: Parcel, refusal: type[BottledWaterError] = OtherBuild) -> R | Failure:
     """Do, in a task, what the driver has packed.
 
     :param refusal: the class of the error if this is another build. By default, the job is to be started again: the
@@ -60,12 +56,12 @@ def carry_out(parcel: Parcel, refusal: type[BottledWaterError] = Outage) -> R | 
 
     def refuse() -> R:
         raise refusal(
-            f"The executor on host {socket.gethostname()} has {_NAME} {build()}, and the driver has {packed_by}.",
+            f"The executor on host {socket.gethostname()} has {_NAME} {_BUILD}, and the driver has {packed_by}.",
             "Install the same build for both, in the image or in the archive of the environment; where it is exchanged "
             "while a job runs, start the job again.",
         )
 
-    if packed_by != build():
+    if packed_by != _BUILD:
         return returned(refuse, repeated=False)
     found: R | Failure = pickle.loads(work)()  # noqa: S301 - from the driver, as all that Spark unpickles
     return found

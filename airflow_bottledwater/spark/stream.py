@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from airflow_bottledwater.errors import BeginsAnew, BottledWaterError, Outage
+from airflow_bottledwater.errors import BeginsAnew, BottledWaterError, OtherBuild, Outage
 from airflow_bottledwater.memory import give_back
 from airflow_bottledwater.model.stop import interruption
 from airflow_bottledwater.pipeline.settings import Settings
@@ -123,7 +123,10 @@ def run_task(
         result, dead = error, True
     else:
         result = outcome[0] if outcome else None
-        dead = not isinstance(result, BottledWaterError) and unpack(str(result)) is None
+        # one of another build has not begun its work, and reports as little as one that died
+        dead = isinstance(result, OtherBuild) or (
+            not isinstance(result, BottledWaterError) and unpack(str(result)) is None
+        )
     if isinstance(result, BaseException):
         if dead:
             _report_death(pipeline, start, result, stopped)
@@ -171,7 +174,7 @@ def _watch(
 
 
 def _report_death(pipeline: Settings, start: Start, error: BaseException, stopped: threading.Event) -> None:
-    """Write the last status for a worker that died, and so could not write it itself."""
+    """Write the last status for a worker that died, or refused to begin, and so could not write it itself."""
     from airflow_bottledwater.jobs import control
     from airflow_bottledwater.jobs.status import read_status
 

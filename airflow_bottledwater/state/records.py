@@ -11,7 +11,7 @@ registry's id; and ``letters/…/<writer>`` by a table's oid and by what has wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 

@@ -514,7 +514,7 @@ MUTANTS = (
     ),
     Mutant(
         "the topics that messages have chosen are given back",
-        "drop._forget",
+        "drop._forget_shared",
         swap("{key: decode(OwnerRecord, raw) for key, raw in shared.items() if topic_owned(key, owner)}", "{}"),
         f"{_MESSAGE_OUTBOX}::test_a_message_never_chooses_a_topic_of_another_pipeline",
     ),
@@ -4556,7 +4556,7 @@ MUTANTS = (
     Mutant(
         "an attempt to forget a cluster that died is finished by the next",
         "drop.forget",
-        swap("system_identifier if read_status(pipeline, name) is not None else ''", "''"),
+        always("read_status(pipeline, name) is None"),
         "tests/unit/provision/test_drop.py::test_a_drop_that_dies_is_finished_by_the_next[forget-cluster]",
     ),
     Mutant(
@@ -4572,10 +4572,22 @@ MUTANTS = (
         f"{_KAFKA_CHECKS}::test_preflight_tries_the_ids_of_the_cluster_before_and_fences_nobody",
     ),
     Mutant(
-        "a pipeline is forgotten without a source that is gone",
+        "a source that does not answer is not taken for one that is gone",
         "drop._is_there",
-        swap("return False", "return True"),
-        "tests/unit/provision/test_drop.py::test_a_pipeline_is_forgotten_without_its_source",
+        swap("raise StateError(...) from error", "return False"),
+        "tests/unit/provision/test_drop.py::test_a_source_that_does_not_answer_is_not_taken_for_one_that_is_gone",
+    ),
+    Mutant(
+        "a pipeline is forgotten by the settings with which it was run",
+        "drop.forget",
+        never("known.settings is not None"),
+        "tests/unit/provision/test_drop.py::test_a_pipeline_is_forgotten_as_it_was_run",
+    ),
+    Mutant(
+        "what is left of a pipeline is deleted beside its successor, without a claim",
+        "drop.forget",
+        swap("known.system_identifier not in (system_identifier, '')", "False"),
+        "tests/unit/provision/test_drop.py::test_what_is_left_of_a_pipeline_is_deleted_beside_its_successor",
     ),
     Mutant(
         "the pipeline of a database that was renamed is forgotten under the name that it had",
@@ -4586,7 +4598,7 @@ MUTANTS = (
     Mutant(
         "a pipeline whose source is there is not forgotten",
         "drop.forget",
-        never("_is_there(pipeline, other)"),
+        never("_is_there(pipeline, other, name)"),
         "tests/unit/provision/test_drop.py::test_only_a_pipeline_that_is_gone_is_forgotten"
         "[1/db/shop-StateError-is not gone]",
     ),
@@ -5363,10 +5375,20 @@ MUTANTS = (
         "tests/unit/spark/test_executors.py::test_another_build_of_the_package_is_refused",
     ),
     Mutant(
-        "health says how a pipeline is forgotten",
+        "health says where to read of a source that is gone when no job could begin",
         "pipelines._ended",
-        swap("forgetting(name)", "''"),
-        "tests/unit/jobs/test_pipelines.py::test_a_pipeline_whose_source_was_switched_off_can_be_forgotten",
+        swap(
+            "return f'No job could begin {_ago(ago)}: {status.error} Then run its DAG again (unpause it, if it is "
+            "paused). {_GONE}'",
+            "return f'No job could begin {_ago(ago)}: {status.error}'",
+        ),
+        "tests/unit/jobs/test_pipelines.py::test_a_pipeline_without_a_job_may_be_one_whose_source_is_gone",
+    ),
+    Mutant(
+        "health says where to read of a source that is gone with the job's host",
+        "pipelines._works",
+        swap("_GONE", "''"),
+        "tests/unit/jobs/test_pipelines.py::test_a_pipeline_without_a_job_may_be_one_whose_source_is_gone",
     ),
     Mutant(
         "a stop names the pipelines of other databases with this slot only",
@@ -5395,13 +5417,13 @@ MUTANTS = (
     Mutant(
         "a worker of another build unpacks nothing",
         "parcels.carry_out",
-        never("packed_by != build()"),
+        never("packed_by != _BUILD"),
         "tests/unit/spark/test_parcels.py::test_a_worker_of_another_build_unpacks_nothing",
     ),
     Mutant(
         "builds of one version are told apart",
-        "parcels.build",
-        swap("f'{version(_NAME)} (sources {_hash(_PACKAGE)})'", "version(_NAME)"),
+        "parcels._build",
+        swap("found.hexdigest()[:12]", "''"),
         "tests/unit/spark/test_parcels.py::test_a_build_is_known_by_what_its_sources_are",
     ),
     Mutant(
@@ -5409,6 +5431,27 @@ MUTANTS = (
         "stream.run_task",
         swap("context.parallelize([parcel], 1)", "context.parallelize([start], 1)"),
         "tests/unit/spark/test_parcels.py::test_all_that_tasks_are_given_is_in_parcels",
+    ),
+    Mutant(
+        "a stream whose worker has another build has a last status",
+        "stream.run_task",
+        drop("isinstance(result, OtherBuild)"),
+        "tests/unit/spark/test_parcels.py::test_a_stream_whose_worker_has_another_build_has_a_last_status",
+    ),
+    Mutant(
+        "a build without sources says so",
+        "parcels._build",
+        swap(
+            "f'sources {found.hexdigest()[:12]}' if sources else 'no sources found'",
+            "f'sources {found.hexdigest()[:12]}'",
+        ),
+        "tests/unit/spark/test_parcels.py::test_a_build_is_known_by_what_its_sources_are",
+    ),
+    Mutant(
+        "a build is that of the files that a process has loaded",
+        "parcels.packed",
+        swap("_BUILD", "_build(Path(__file__).parents[1])"),
+        "tests/unit/spark/test_parcels.py::test_a_build_is_that_of_the_files_that_a_process_has_loaded",
     ),
     Mutant(
         "executors try the schema registry",
@@ -6201,7 +6244,7 @@ MUTANTS = (
     ),
     Mutant(
         "a pipeline that is dropped has shared its topics for ever",
-        "drop._forget",
+        "drop._forget_shared",
         swap("pipeline.share_topics or found.shared", "False"),
         "tests/unit/provision/test_drop.py::test_a_drop_that_dies_is_finished_by_the_next[drop]",
     ),
@@ -6213,7 +6256,7 @@ MUTANTS = (
     ),
     Mutant(
         "what a dropped pipeline has published is known to be a pipeline's",
-        "drop._forget",
+        "drop._forget_shared",
         swap("encode(OwnerRecord(owner, ...))", "None"),
         f"{_IDENTITY}::test_the_topics_of_a_dropped_pipeline_are_taken_up_and_swept_by_the_next_one",
     ),

@@ -84,8 +84,20 @@ def test_a_pipeline_that_is_not_as_it_is_meant_is_red(status: StatusRecord, aliv
     assert says in found and bool(found) == bool(says)
 
 
-def test_a_pipeline_whose_source_was_switched_off_can_be_forgotten() -> None:
-    assert f"--forget-cluster {NAME}'" in wrong(reported("failed", permanent=True, error="no answer"))
+@pytest.mark.parametrize(
+    ("status", "alive"),
+    [
+        (reported("failed", permanent=True, error="no answer"), True),
+        (reported("stopped", error="no answer"), True),
+        # the server and the job's host have died together
+        (reported(), False),
+    ],
+    ids=["failed", "not begun", "killed"],
+)
+def test_a_pipeline_without_a_job_may_be_one_whose_source_is_gone(status: StatusRecord, alive: bool) -> None:
+    found = wrong(status, alive=alive)
+    # what deletes its state is read of first: most of them can go on
+    assert "operations.html#a-source-that-is-gone" in found and "--forget-cluster" not in found
 
 
 def test_what_people_limit_is_red_beyond_it() -> None:

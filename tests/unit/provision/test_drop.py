@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_bottledwater.errors import Outage, SettingError, StateError
+from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import drop
@@ -29,8 +30,21 @@ from airflow_bottledwater.state.control_records import (
     table_requests_prefix,
     verified_key,
 )
+from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import CLAIM, IDS, INTENT, LETTERS, Ids, Intent, Letters, letters_key
+from airflow_bottledwater.state.records import (
+    CLAIM,
+    IDS,
+    INTENT,
+    LETTERS,
+    SAVED_SETTINGS,
+    Ids,
+    Intent,
+    Letters,
+    SavedSettings,
+    letters_key,
+    table_key,
+)
 from airflow_bottledwater.state.records import encode as encoded
 from tests.support.status import status_of
 
@@ -170,17 +184,67 @@ def test_a_drop_that_dies_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatc
             world.acts(cluster)
 
 
-def test_a_pipeline_is_forgotten_without_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection may lead to a server that was switched off."""
+def test_a_pipeline_is_forgotten_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, GONE)
+    said = drop.forget(PIPELINE.with_(slot="any"), "2/db/shop")
+    assert "of pipeline '2/db/shop'" in said and "1 dead letter is open" in said
+    # the connection's server may be another one than that of a source that lives
+    assert "SELECT pg_drop_replication_slot('shop')" in said
+    assert not any(key.startswith("status/2") for key in world.shared)
+
+
+def test_a_source_that_does_not_answer_is_not_taken_for_one_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has ended for good after hours of an outage, and its slot waits for it."""
+    world = World(monkeypatch, GONE)
+    shared, state = dict(world.shared), dict(world.state)
 
     def refused(*_: object) -> None:
         raise Outage("PostgreSQL at db does not answer.")
 
     monkeypatch.setattr(drop, "session", refused)
-    said = drop.forget(PIPELINE.with_(slot="any"), "2/db/shop")
-    assert "of pipeline '2/db/shop'" in said and "1 dead letter is open" in said
-    assert not any(key.startswith("status/2") for key in world.shared)
+    with pytest.raises(StateError, match=r"'2/db/shop' is gone is not known.* db does not answer.*the new one"):
+        drop.forget(PIPELINE, "2/db/shop")
+    assert (world.shared, world.state) == (shared, state)
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "kept", "shared"),
+    [
+        ({}, {}, 1, False),
+        ({"skip_snapshot": True}, {}, 2, False),
+        ({"share_topics": True}, {}, 2, True),
+        ({}, {"skip_snapshot": True, "share_topics": True}, 1, False),
+    ],
+)
+def test_a_pipeline_is_forgotten_as_it_was_run(
+    monkeypatch: pytest.MonkeyPatch, saved: dict[str, Any], given: dict[str, Any], kept: int, shared: bool
+) -> None:
+    """The settings that are given are those of another one, or only its connections."""
+    world = World(monkeypatch, GONE)
+    keyed = SourceTable(3, "public", "c", "d", ("id",), ())
+    world.state |= {
+        SAVED_SETTINGS: encoded(SavedSettings(saved)),
+        table_key(3): encoded(PinnedTable(keyed, "shop.c", "id", 1, 0, 0, 700)),
+        letters_key(3, "stream"): encoded(Letters("c", 2, 1)),
+    }
+    drop.forget(PIPELINE.with_(**given), "2/db/shop")
+    assert sum(key.startswith(LETTERS) for key in world.state) == kept
+    # its owner record was lost with the shared topic
+    assert world.shared[owner_key("shop.c", "2/db/shop")].get("shared", False) is shared
+
+
+def test_what_is_left_of_a_pipeline_is_deleted_beside_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt died before it had deleted the status, and the state topic is that of another cluster by now."""
+    world = World(monkeypatch, GONE)
+    world.state[INTENT] = encoded(Intent("shop", "shop", 0.0, "3", "root", "json", ""))
+    state = dict(world.state)
+    monkeypatch.setattr(drop, "Claim", None)  # it would end the successor's job
+    drop.forget(PIPELINE, "2/db/shop")
+    assert world.state == state
+    topics = {key: world.shared.pop(key) for key in world.topics}
+    assert world.shared == world.kept and all(record["dropped"] for record in topics.values())
+    with pytest.raises(StateError, match=r"has no saved state .* belongs to cluster 3"):
+        drop.forget(PIPELINE, "2/db/shop")
 
 
 @pytest.mark.parametrize(

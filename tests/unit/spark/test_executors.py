@@ -95,8 +95,8 @@ def test_on_one_host_nothing_is_tried(file: SettingsFile) -> None:
 
 def test_another_build_of_the_package_is_refused(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "_servers", answer)
-    builds = iter(["2.0", "1.9", "1.9"])
-    monkeypatch.setattr(parcels, "build", lambda: next(builds))
+    monkeypatch.setattr(parcels, "packed", lambda _: ("2.0", b""))
+    monkeypatch.setattr(parcels, "_BUILD", "1.9")
     with pytest.raises(Refused, match=rf"{HERE} has airflow-provider-bottledwater 1\.9, and the driver has 2\.0"):
         check(Cluster(), file)
 

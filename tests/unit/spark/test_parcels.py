@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import OtherBuild
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.spark import executors, parcels, stream, tasks
 from airflow_bottledwater.spark.error_codec import Failure, received
@@ -48,11 +48,11 @@ def test_a_worker_of_another_build_unpacks_nothing(plans: Any, monkeypatch: pyte
     parcel = parcels.packed(lambda: {"rows": plan.rows})
     assert received(parcels.carry_out(parcel)) == {"rows": 100}
     plans.become("    key: int = 0\n")
-    monkeypatch.setattr(parcels, "build", lambda: "0.1.0 (sources of the next build)")
+    monkeypatch.setattr(parcels, "_BUILD", "0.1.0 (sources of the next build)")
     found = parcels.carry_out(parcel)
     # Spark does not try it again: the job is started again, with the driver of the next build
     assert isinstance(found, Failure)
-    with pytest.raises(Outage, match="sources of the next build"):
+    with pytest.raises(OtherBuild, match="sources of the next build"):
         received(found)
 
 
@@ -61,23 +61,31 @@ def test_a_build_is_known_by_what_its_sources_are(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     file = tmp_path / "model" / "a.py"
     file.write_text("x = 1\n")
-    before = parcels._hash(tmp_path)
+    before = parcels._build(tmp_path)
     file.write_text("y = 1\n")
-    changed = parcels._hash(tmp_path)
+    changed = parcels._build(tmp_path)
     file.rename(tmp_path / "a.py")
-    assert len({before, changed, parcels._hash(tmp_path)}) == 3
-    assert parcels.build() == parcels.build() and parcels._hash(parcels._PACKAGE) in parcels.build()
+    assert len({before, changed, parcels._build(tmp_path)}) == 3
+    (tmp_path / "a.py").unlink()
+    assert "(no sources found)" in parcels._build(tmp_path)
+
+
+def test_a_build_is_that_of_the_files_that_a_process_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be exchanged before the first task is packed."""
+    loaded = parcels._build(Path(parcels.__file__).parents[1])
+    monkeypatch.setattr(Path, "read_bytes", lambda _: b"the next build")
+    assert parcels.packed(dict)[0] == loaded
 
 
 class Spark:
     """Spark's context, which carries nothing out."""
 
-    def __init__(self, master: str) -> None:
-        self.master, self.given = master, list[Any]()
+    def __init__(self, master: str, result: Any = None) -> None:
+        self.master, self.given, self.result = master, list[Any](), result or {}
 
     def parallelize(self, given: list[Any], _: int) -> Any:
         self.given += given
-        done = SimpleNamespace(collect=lambda: [{}])
+        done = SimpleNamespace(collect=lambda: [self.result])
         return SimpleNamespace(map=lambda work: done)
 
     def statusTracker(self) -> Any:
@@ -94,3 +102,15 @@ def test_all_that_tasks_are_given_is_in_parcels(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(AttributeError):  # the state has no counters
         stream.run_task(context, PIPELINE, file, start, False, threading.Event())
     assert [[type(each) for each in given] for given in context.given] == [[str, bytes]] * 3
+
+
+def test_a_stream_whose_worker_has_another_build_has_a_last_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker writes none: it has not unpacked the stream's start."""
+    refused = parcels.carry_out(("0.1.0 (sources of the driver)", b""))
+    told: list[Any] = []
+    monkeypatch.setattr(stream, "_report_death", lambda *given: told.append(given[2]))
+    context: Any = Spark("local[2]", refused)
+    start: Any = SimpleNamespace(position="0/0", state_topic="")
+    with pytest.raises(OtherBuild, match=r"the driver has 0\.1\.0"):
+        stream.run_task(context, PIPELINE, SettingsFile("/nowhere/p.json"), start, False, threading.Event())
+    assert [type(each) for each in told] == [OtherBuild]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -299,13 +299,16 @@ def _nullable(name: str, schema: Schema, doc: str | None = None) -> Schema:
     return {**field, "doc": doc} if doc else field
 
 
-def plain(schema: Schema) -> Schema:
-    """A schema without comments, which are those of a composite's attributes and can be changed at any time."""
+def plain(schema: Schema, *, without: Collection[str] = ("doc",)) -> Schema:
+    """A schema without comments, which are those of a composite's attributes and can be changed at any time.
+
+    :param without: the properties to leave out.
+    """
     if isinstance(schema, list):
-        return [plain(each) for each in schema]
+        return [plain(each, without=without) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    return {name: plain(part) for name, part in schema.items() if name != "doc"}
+    return {name: plain(part, without=without) for name, part in schema.items() if name not in without}
 
 
 def named(column: ColumnType) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from airflow_bottledwater.encoding import types
 from airflow_bottledwater.errors import TableRefused
-from airflow_bottledwater.model.relation import SourceTable
+from airflow_bottledwater.model.relation import ColumnType, SourceTable
 from airflow_bottledwater.model.version import Version
 
 #: text and varchar, whose lengths can be changed at any time: a key of one has the same bytes as the same text of the
@@ -24,11 +24,44 @@ def _key_types(table: SourceTable) -> list[object]:
             column.mask,
             *(("text",) if kind.oid in _TEXTS else (kind.oid, kind.typmod)),
             kind.forms,
-            types.plain(types.mapping(kind).avro(kind)),
+            types.plain(
+                types.mapping(kind).avro(kind), without=("doc", "namespace") if _keeps_name(kind) else ("doc",)
+            ),
         )
         for column in columns
         for kind in [column.type]
     ]
+
+
+def _keeps_name(kind: ColumnType) -> bool:
+    """Whether the name that the schema of a key's type has had is kept; rows are looked up by that of today if the type
+    is a domain."""
+    return kind.oid == kind.base_oid
+
+
+def _with_names(table: SourceTable, before: SourceTable) -> SourceTable:
+    """A table whose key's types have the names of their schemas as they were when it was recorded: an enum, or a
+    composite, has it in the schema of the keys, which would get another id, and that is in each key."""
+    kinds = {column.name: column.type for column in before.columns if column.name in before.key}
+    called = {
+        each.name: _called(each.type, kinds[each.name])
+        for each in table.columns
+        if each.name in kinds and each.type != kinds[each.name] and _keeps_name(each.type)
+    }
+    if not called:
+        return table
+    return replace(table, columns=tuple(replace(each, type=called.get(each.name, each.type)) for each in table.columns))
+
+
+def _called(kind: ColumnType, before: ColumnType) -> ColumnType:
+    """A type with the name that its schema had, also of those inside of it."""
+    inside = zip(kind.attributes, before.attributes, strict=True)
+    return replace(
+        kind,
+        schema=before.schema,
+        element=_called(kind.element, before.element) if kind.element and before.element else kind.element,
+        attributes=tuple(replace(each, type=_called(each.type, old.type)) for each, old in inside),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +111,7 @@ class PinnedTable:
             elif complete and self._replaced(table):
                 what = f"({', '.join(before)}: another column has the name of one, or the key was made again)"
             else:
-                return as_before
+                return _with_names(as_before, self.table)
         remedy = "Undo the change, or drop the slot and start again with a snapshot under another topic prefix."
         if complete:
             remedy = (

@@ -448,11 +448,12 @@ def _warn_of_storage(connection: Connection, tables: Sequence[SourceTable], foun
 def _leave_to_stream(pipeline: Settings, found: Findings) -> None:
     """Leave those tables to the stream that bear the names of others: it gives them their topics, behind the last
     changes of these. And those that others have published, on a server that forgets who was writing to them then: it
-    begins behind these."""
+    begins behind these. And new ones as long as it is inside of a transaction."""
     if found.adding or pipeline.new_tables != "add" or not found.state.complete:
         return
     owners = owned(found.state, found.tables, TableMapping.of(pipeline))
     late = not pipeline.create_publication and publication.forgets_writers(found.cluster.version)
+    inside = found.state.position is not None and found.state.position.ordinal
     left = dict[int, str]()
     for table in (each for each in found.tables if each.oid not in found.state.tables):
         if table.oid in owners:
@@ -461,6 +462,8 @@ def _leave_to_stream(pipeline: Settings, found: Findings) -> None:
             left[table.oid] = (
                 "is taken in by the stream, behind the transactions that wrote to it when it was published."
             )
+        elif inside and table.keyed and not table.outbox:
+            left[table.oid] = "is taken in by the stream, behind the transaction that is published in part."
     found.warnings += [f"{table.qualified} {left[table.oid]}" for table in found.tables if table.oid in left]
     found.left = frozenset(left)
     found.tables = [table for table in found.tables if table.oid not in left]

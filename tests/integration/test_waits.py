@@ -509,7 +509,8 @@ def test_a_slot_that_gives_prepared_transactions_is_refused(direct: Flow) -> Non
     direct.create()
 
 
-def test_a_table_cannot_be_added_while_the_stream_is_inside_a_transaction(direct: Flow) -> None:
+@pytest.mark.parametrize("by_stream", [False, True], ids=["by hand", "by the stream"])
+def test_a_table_cannot_be_added_while_the_stream_is_inside_a_transaction(direct: Flow, by_stream: bool) -> None:
     direct.change(tables=("a",), skip_snapshot=True, max_transaction_bytes=64 * 1024, batch_bytes=64 * 1024)
     direct.create()
     direct.execute("INSERT INTO a SELECT g, g FROM generate_series(101, 6100) g")
@@ -524,10 +525,18 @@ def test_a_table_cannot_be_added_while_the_stream_is_inside_a_transaction(direct
         patch.setattr(engine.StreamPublisher, "publish", publish)
         running.run_stream(direct.pipeline, stopped=stopped)
     before = direct.execute("SELECT pubname, tablename FROM pg_publication_tables ORDER BY 1, 2")
-    direct.change(tables=("a", "b"))
+    direct.change(tables=("a", "b"), new_tables="ignore")
     with pytest.raises(Refused, match=r"stopped inside a large transaction.*public.b cannot be added there"):
         direct.create()
     assert direct.execute("SELECT pubname, tablename FROM pg_publication_tables ORDER BY 1, 2") == before
+    if by_stream:
+        # it takes a new table in by itself, behind the transaction
+        direct.change(new_tables="add")
+        direct.create()
+        assert direct.execute("SELECT pubname, tablename FROM pg_publication_tables ORDER BY 1, 2") == before
+        direct.stream()
+        assert direct.compare("b").equal and len(direct.read("a")) == 6000
+        return
     # what the message advises: the stream goes on, with the tables as they are
     direct.change(tables=("a",))
     direct.create()

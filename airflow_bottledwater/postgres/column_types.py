@@ -180,4 +180,6 @@ def describe(
     :raises LookupError: a type does not exist any more.
     """
     catalog = _Catalog(connection, {d.oid for d in declared}, forms)
-    return [catalog.describe(d) for d in declared]
+    # the columns of thousands of tables have a few types
+    found = {each: catalog.describe(each) for each in dict.fromkeys(declared)}
+    return [found[each] for each in declared]

@@ -12,16 +12,24 @@ from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.state import row_filters
 
 
-def check_publications(connection: Connection, pipeline: Settings, found: Findings) -> list[str]:
+def check_publications(
+    connection: Connection,
+    pipeline: Settings,
+    found: Findings,
+    there: Sequence[publication.Published] | None = None,
+) -> list[str]:
     """Check the publications that exist, and the right to create those that do not; returns the problems.
 
     :param found: receives warnings.
+    :param there: those that exist; None to read them.
     """
+    if there is None:
+        there = publication.existing(connection, pipeline.publication_name)
     problems: list[str] = []
     covered: set[int] = set()
     missing, existing = [], []
     for name in publication.names(pipeline.publication_name):
-        present = publication.read(connection, name)
+        present = next((each for each in there if each.name == name), None)
         if present is None:
             missing.append(name)
         else:

@@ -12,6 +12,7 @@ from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.policy import transient
+from airflow_bottledwater.postgres import publication
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.provision import kafka_checks
 from airflow_bottledwater.provision.findings import Findings
@@ -40,30 +41,24 @@ def unfit(
     :param tables: as they are today, by oid.
     """
     found: dict[int, Unfit] = {}
-    topics: dict[str, Step] = {}
-    for step in steps:
-        if step.do not in PINNING:
-            continue
-        if problems := _in_source(connection, pipeline, cluster, known, tables[step.oid]):
-            found[step.oid] = _unfit(problems)
-        elif step.known and (with_whom := shared(pipeline, known, [step.topic])) and _is_filled(pipeline, step.topic):
-            found[step.oid] = Unfit(
-                f"needs topic {step.topic!r} to be swept, which is shared with {with_whom[step.topic]}",
-                "Give the pipeline topics of its own: another topic_prefix, with a new slot and a snapshot.",
-            )
-        else:
-            topics[step.topic] = step
-    for check in (_kafka(pipeline, cluster, known), _registry(pipeline, known)):
-        by_topic = {topic: tables[step.oid] for topic, step in topics.items() if step.oid not in found}
-        found |= {topics[topic].oid: _unfit(problems) for topic, problems in _blame(check, by_topic).items()}
+    left = {step.topic: step for step in steps if step.do in PINNING}
+    if not left:
+        return found
+
+    def by_topic() -> dict[str, SourceTable]:
+        return {topic: tables[step.oid] for topic, step in left.items()}
+
+    def leave_out(problems: Mapping[str, Sequence[str]]) -> None:
+        for topic, of_table in problems.items():
+            found[left.pop(topic).oid] = _unfit(of_table)
+
+    each = ((topic, _not_now(connection, pipeline, known, table)) for topic, table in by_topic().items())
+    leave_out({topic: [why] for topic, why in each if why})
+    leave_out(_blame(_source(connection, pipeline, cluster, known), by_topic()))
+    leave_out(_not_swept(pipeline, known, [topic for topic, step in left.items() if step.known]))
+    leave_out(_blame(_kafka(pipeline, cluster, known), by_topic()))
+    leave_out(_blame(_registry(pipeline, known), by_topic()))
     return found
-
-
-def _is_filled(pipeline: Settings, topic: str) -> bool:
-    """Whether there is anything in a topic; nobody is recorded as the owner of one that is made for a table that was
-    renamed."""
-    topics = Topics(pipeline.kafka)
-    return bool(topics.filled({name: each.partitions for name, each in topics.describe([topic]).items()}))
 
 
 def _unfit(problems: Sequence[str]) -> Unfit:
@@ -104,26 +99,53 @@ def _blame(check: Check, by_topic: dict[str, SourceTable]) -> dict[str, list[str
     return _blame(check, dict(each[:half])) | _blame(check, dict(each[half:]))
 
 
-def _in_source(
-    connection: Connection, pipeline: Settings, cluster: Cluster, known: PipelineState, table: SourceTable
-) -> list[str]:
-    if table.outbox and table.oid not in known.tables:
-        return [
+def _not_now(connection: Connection, pipeline: Settings, known: PipelineState, table: SourceTable) -> str:
+    """Why a table cannot be taken in while the stream runs, and what can be done; empty if it can be."""
+    if table.oid in known.tables:
+        return ""
+    if table.outbox:
+        return (
             "it is an outbox, of which only rows are published that are inserted when it is followed. Stop the stream, "
             "and run create_slot again (or start the command again), which takes it in."
+        )
+    if table.keyed:
+        return ""
+    if not pipeline.allow_unkeyed:
+        return f"{table.key_problem or 'it has no key'}. Give it a primary key, or leave it out."
+    if table.partitioned or new_rows.too_large(connection, table):
+        return str(new_rows.unread("partitioned" if table.partitioned else f"larger than {new_rows.LARGEST >> 20} MiB"))
+    return ""
+
+
+def _source(connection: Connection, pipeline: Settings, cluster: Cluster, known: PipelineState) -> Check:
+    # thousands of tables may be in them
+    there = publication.existing(connection, pipeline.publication_name)
+
+    def check(by_topic: dict[str, SourceTable]) -> list[str]:
+        found = Findings(cluster, adding=frozenset(table.oid for table in by_topic.values()), state=known)
+        found.via_root = via_root(pipeline, known)
+        problems = check_tables(connection, pipeline, found)
+        if found.adding - {table.oid for table in found.tables}:
+            return ["it was dropped"]
+        return problems + check_publications(connection, pipeline, found, there)
+
+    return check
+
+
+def _not_swept(pipeline: Settings, known: PipelineState, topics: Sequence[str]) -> dict[str, list[str]]:
+    """By topic, why it cannot be swept, as it has to be, and what can be done. Nobody is recorded as the owner of one
+    that is made for a table that was renamed, which has no records."""
+    if not (theirs := shared(pipeline, known, topics)):
+        return {}
+    kafka = Topics(pipeline.kafka)
+    filled = kafka.filled({name: each.partitions for name, each in kafka.describe([*theirs]).items()})
+    return {
+        topic: [
+            f"topic {topic!r} has to be swept, and is shared with {theirs[topic]}. Give the pipeline topics of its own: "
+            "another topic_prefix, with a new slot and a snapshot."
         ]
-    if not table.keyed and table.oid not in known.tables:
-        if not pipeline.allow_unkeyed:
-            return [f"{table.key_problem or 'it has no key'}. Give it a primary key, or leave it out."]
-        if table.partitioned or new_rows.too_large(connection, table):
-            what = "partitioned" if table.partitioned else f"larger than {new_rows.LARGEST >> 20} MiB"
-            return [str(new_rows.unread(what))]
-    found = Findings(cluster, adding=frozenset({table.oid}), state=known)
-    found.via_root = via_root(pipeline, known)
-    problems = check_tables(connection, pipeline, found)
-    if not found.tables:
-        return ["it was dropped"]
-    return problems + check_publications(connection, pipeline, found)
+        for topic in filled
+    }
 
 
 def _kafka(pipeline: Settings, cluster: Cluster, known: PipelineState) -> Check:

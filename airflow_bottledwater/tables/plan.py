@@ -266,6 +266,8 @@ class _Planner:
                 "topic_prefix; or leave the table out.",
             )
             yield self._nothing(step, lost)
+        elif table.keyed and not pinned.table.keyed:
+            yield self._nothing(step, self._without_its_key(oid))
         elif (why := why or self._seen.altered.get(oid, "")) and oid in self._unfit:
             unfit = self._unfit[oid]
             yield self._nothing(step, Unfit(f"{why}, and cannot be read again: {unfit.why}", unfit.remedy))
@@ -296,6 +298,32 @@ class _Planner:
         except Refused:
             return "has another key"
         return ""
+
+    def _without_its_key(self, oid: int) -> Unfit:
+        """What is said of a table that was taken in without a key, and has one now."""
+        table, pinned = self._seen.tables[oid], self._tables[oid]
+        lacking = "deletes" if pinned.table.identity == "f" else "updates and deletes"
+        why = (
+            f"was taken in without a key, and has one now ({', '.join(table.key)}): the records of topic "
+            f"{pinned.topic!r} go on without keys, and its {lacking} are not sent"
+        )
+        if not self._pipeline.create_publication:
+            return Unfit(
+                why,
+                "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot under another "
+                "topic_prefix; or leave the table out.",
+            )
+        first = publication.names(self._pipeline.publication_name)[:1] if oid in self._seen.members else ()
+        run = " ".join(
+            f"ALTER PUBLICATION {quoted(name)} DROP TABLE ONLY {quoted(table.schema, table.name)};"
+            for name in dict.fromkeys((*first, publication_of(self._pipeline, pinned)))
+        )
+        return Unfit(
+            why,
+            f"To have it with its key, stop the stream, leave the table out ('!{table.qualified}' in tables), run: {run} "
+            "and start the stream. When its log says that the table is not followed any more, stop it, delete the "
+            "topic, name the table again, and start: then it is a new one, with all of its rows.",
+        )
 
     def _hindered(self, oid: int) -> Unfit | None:
         """What somebody has to mend before the table can be published, or its rows read."""

@@ -33,12 +33,16 @@ log = logging.getLogger(__name__)
 
 #: seconds between two looks, and between two questions whether anything has changed since the last one
 INTERVAL, QUESTION = 10.0, 1.0
-#: how many times as long as such a question takes it rests afterwards: with tens of thousands of tables, one takes tenths
-#: of a second of the server's time
+#: how many times as long as such a question takes it rests afterwards, and behind a look that has found nothing to be
+#: done: with tens of thousands of tables, a question takes tenths of a second of the server's time, and a look some
+#: seconds of Python's, which the stream needs. If a change asks for another look, it rests as long as the last one took
 _REST = 9.0
 #: seconds for which the reason of a step has to last before it is carried out while the stream runs: helper tables of
 #: migrations live for seconds, and names are exchanged in several statements
 LASTS = 3.0
+#: the same for a new table without a key: pg_restore gives a table its key when the rows of all tables are there, and
+#: one that was taken in without a key stays so
+KEYLESS = 600.0
 #: seconds after which a live snapshot that has failed, and without which a topic lacks rows, is tried again
 AGAIN = 30.0
 #: the kind of the problem that the catalog cannot be looked at, which is also the part that tells it
@@ -60,6 +64,11 @@ _TOO_SLOW = (
 _NAMED = 3
 #: seconds to wait for the state as the stream has it, which gives it between two batches
 _PATIENCE = 2.0
+
+
+def _key(step: Step) -> tuple[int, Do, str]:
+    """What a step is, at one look and the next."""
+    return step.oid, step.do, step.topic
 
 
 def not_followed(names: Sequence[str]) -> Refused:
@@ -103,8 +112,9 @@ class TableWatch:
         self._mark, self._again = "", 0.0
         #: seconds for which nothing is asked after the last question
         self._rest = 0.0
-        #: when each step came up first, and where the end of the WAL was then
-        self._since: dict[tuple[int, Do, str], tuple[float, int]] = {}
+        #: when each step came up first, and where the end of the WAL was at the look since which it has been possible
+        self._since: dict[tuple[int, Do, str], float] = {}
+        self._behind: dict[tuple[int, Do, str], int] = {}
         #: since when a publication is missing; 0 if none is
         self._unpublished = 0.0
         #: who was writing to the tables that are to be taken in when they were published
@@ -157,7 +167,7 @@ class TableWatch:
             self._generation += 1
             self._known = known.copy()
             self._give_up()
-        self._again = 0.0
+            self._again = 0.0
 
     def due(self, reached: Position) -> PreparedSteps | None:
         """What is to be carried out now; None if there is nothing.
@@ -269,9 +279,17 @@ class TableWatch:
         if self._given.wait(_PATIENCE):
             self._given.clear()
         self._mark = found
-        self._again = time.monotonic() + INTERVAL
-        with self._looking:
-            self._look(connection)
+        began = time.monotonic()
+        self._again = began + INTERVAL
+        try:
+            with self._looking:
+                self._look(connection)
+        finally:
+            took = time.monotonic() - began
+            self._rest += took
+            with self._lock:
+                if self._again >= began + INTERVAL:  # otherwise something is due before
+                    self._again = max(self._again, began + took + _REST * took)
 
     def _look(self, connection: Connection) -> None:
         try:
@@ -328,17 +346,24 @@ class TableWatch:
     ) -> tuple[list[Step], PreparedSteps | None]:
         """The plan, and what of it is due. What turns out to be unfit may change what is meant for others, which are
         planned anew."""
-        unfit = dict(self._refused)
+        unfit, checked = dict(self._refused), set[Step]()
         came_up: set[tuple[int, Do, str]] = set()
+        now = time.monotonic()  # what has lasted then is checked, and nothing else is due
         while True:
             steps = plan(self._pipeline, known, seen, unfit)
             # also what turns out to be impossible has come up: it is tried again as soon as it may be possible
-            came_up |= {(step.oid, step.do, step.topic) for step in steps}
-            left = [step for step in steps if step.oid not in unfit]
+            came_up |= {_key(step) for step in steps}
+            # what has come up a moment ago may be something else in the next one
+            left = [
+                each
+                for each in steps
+                if each.do in PINNING and each not in checked and self._waits(each, seen, now) <= 0
+            ]
             if more := checks.unfit(connection, self._pipeline, self._cluster, known, left, seen.tables):
                 unfit |= more
+                checked.update(left)
                 continue
-            due, lsn = self._due(steps, known, seen)
+            due, lsn = self._due(steps, known, seen, now)
             retry = self._retries(known)
             self._since = {key: since for key, since in self._since.items() if key in came_up}
             left_to_do = {oid for oid, _, _ in came_up}
@@ -353,17 +378,20 @@ class TableWatch:
             unfit |= prepared.unfit
             self._refused |= {oid: each for oid, each in prepared.unfit.items() if each.lasts}
 
-    def _due(self, steps: Sequence[Step], known: PipelineState, seen: CatalogLook) -> tuple[list[Step], int]:
+    def _due(
+        self, steps: Sequence[Step], known: PipelineState, seen: CatalogLook, now: float
+    ) -> tuple[list[Step], int]:
         """The steps whose reasons have lasted, those of new tables first, which wait for nothing; and where the stream
         has to be first."""
-        now = time.monotonic()
-        possible = {(step.oid, step.do, step.topic): step for step in steps if step.do is not Do.NOTHING}
+        possible = {_key(step): step for step in steps if step.do is not Do.NOTHING}
         for key in possible:
-            self._since.setdefault(key, (now, seen.lsn))
-        lasts = LASTS if self._patient else 0.0
-        if young := [self._since[key][0] for key in possible if now - self._since[key][0] < lasts]:
-            self._again = min(self._again, min(young) + lasts)
-        lasted = {key: step for key, step in possible.items() if now - self._since[key][0] >= lasts}
+            self._since.setdefault(key, now)
+        # as long as it is not, its topic gets the changes of the table that has it
+        self._behind = {key: self._behind.get(key, seen.lsn) for key in possible}
+        waits = {key: self._waits(step, seen, now) for key, step in possible.items()}
+        if young := [left for left in waits.values() if left > 0]:
+            self._again = min(self._again, now + min(young))
+        lasted = {key: step for key, step in possible.items() if waits[key] <= 0}
         if new := [step for step in lasted.values() if not step.known]:
             return new, 0
         # a topic passes on only together with what becomes of the table that has it
@@ -376,9 +404,19 @@ class TableWatch:
                 if step.do in PINNING and owners.get(step.topic, step.oid) not in {step.oid, *leaving}
             ]
             if not held:
-                return list(lasted.values()), max((self._since[key][1] for key in lasted), default=0)
+                return list(lasted.values()), max((self._behind[key] for key in lasted), default=0)
             for key in held:
                 del lasted[key]
+
+    def _waits(self, step: Step, seen: CatalogLook, now: float) -> float:
+        """The seconds for which the reason of a step still has to last; 0 or less if it has lasted."""
+        if not self._patient:
+            return 0.0
+        table = seen.tables.get(step.oid)
+        lasts = LASTS
+        if step.do is Do.FOLLOW and self._pipeline.allow_unkeyed and table is not None:
+            lasts = LASTS if table.keyed or table.outbox else KEYLESS
+        return self._since.get(_key(step), now) + lasts - now
 
     def _lacks_publication(self, seen: CatalogLook) -> bool:
         """Whether a publication is to be made again, also one without tables: PostgreSQL sends nothing while one that it

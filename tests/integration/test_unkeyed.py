@@ -22,6 +22,7 @@ from airflow_bottledwater.state import store
 from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.stream import engine
 from airflow_bottledwater.verify import driver as verification
+from tests.support.tables import look_often, problems
 from tests.support.topics import Flow, MakeFlow, delete_topic, limit_records
 from tests.support.waiting import until
 
@@ -258,6 +259,37 @@ def test_a_table_that_is_given_a_key_goes_on_without_one(
     assert "public.a has a key now (id). The records of its topic have none, and stay so." in caplog.text
 
     assert verdict(flow) == "not verified"
+
+
+def test_a_table_that_got_its_key_behind_its_taking_in_is_told_and_taken_in_anew(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pg_restore gives it its key when the rows of all tables are there."""
+    look_often(monkeypatch)
+    flow = make_flow(tables="*", allow_unkeyed=True)
+    flow.execute("CREATE TABLE kept (id int PRIMARY KEY)")
+    topic, kafka = flow.topic("b"), Topics(flow.pipeline.kafka)
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.execute("CREATE TABLE b AS SELECT g AS id FROM generate_series(1, 9) g")
+        until(lambda: topic in kafka.names() and len(flow.read("b")) == 9, "it is taken in", failed=errors)
+        flow.execute("ALTER TABLE b ADD PRIMARY KEY (id)", "DELETE FROM b WHERE id = 1", "INSERT INTO b VALUES (10)")
+        until(lambda: "public.b" in problems(flow), "it is told", failed=errors)
+    problem = problems(flow)["public.b"]
+    assert "has one now (id)" in problem.reason and "its updates and deletes are not sent" in problem.reason
+    # the advice
+    flow.change(tables=("*", "!public.b"))
+    flow.execute(problem.remedy.partition("run: ")[2].partition(" and start")[0])
+    flow.stream()
+    delete_topic(flow, topic)
+    flow.change(tables="*")
+    with flow.streaming() as errors:
+        until(lambda: flow.compare("b").equal, "it has all rows by their keys", failed=errors)
+        flow.execute("UPDATE b SET id = 20 WHERE id = 2", "DELETE FROM b WHERE id = 3")
+        until(lambda: flow.compare("b").equal, "updates and deletes are sent", failed=errors)
+        until(lambda: "public.b" not in problems(flow), "nothing is wrong any more", failed=errors)
+    assert not errors
 
 
 def test_a_table_that_is_given_a_key_before_its_snapshot_goes_on_without_one(flow: Flow) -> None:

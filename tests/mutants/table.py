@@ -68,7 +68,7 @@ _GUARD = "tests/integration/test_guard.py"
 _KAFKA_CHECKS = "tests/unit/provision/test_kafka_checks.py"
 _UNIT_REGISTRY = "tests/unit/kafka/test_registry.py"
 _UNIT_PROTOBUF = "tests/unit/encoding/test_protobuf.py"
-_UNIT_CHECKS = "tests/unit/tables/test_checks.py"
+_UNIT_CHECKS, _UNIT_TABLES = "tests/unit/tables/test_checks.py", "tests/unit/tables/test_watch.py"
 _UNIT_SCHEMAS = "tests/unit/state/test_schemas.py"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
@@ -606,8 +606,8 @@ MUTANTS = (
     ),
     Mutant(
         "an outbox is taken in only while the stream does not run",
-        "checks._in_source",
-        never("table.outbox and table.oid not in known.tables"),
+        "checks._not_now",
+        never("table.outbox"),
         f"{_OUTBOX}::test_an_outbox_is_taken_in_while_the_stream_does_not_run",
     ),
     Mutant(
@@ -1473,9 +1473,106 @@ MUTANTS = (
     ),
     Mutant(
         "a table is taken in when it has lasted",
-        "TableWatch._due",
-        swap("LASTS if self._patient else 0.0", "0.0"),
+        "TableWatch._waits",
+        never("not self._patient"),
         "tests/integration/test_tables.py::test_a_table_that_lives_for_a_moment_leaves_nothing",
+    ),
+    Mutant(
+        "a new table without a key is taken in when a restore may have ended",
+        "TableWatch._waits",
+        swap("LASTS if table.keyed or table.outbox else KEYLESS", "LASTS"),
+        f"{_UNIT_TABLES}::"
+        "test_a_new_table_is_taken_in_when_it_has_lasted_and_one_without_a_key_when_a_restore_may_have_ended",
+    ),
+    Mutant(
+        "nothing is asked about a table that has come up a moment ago",
+        "TableWatch._prepare",
+        drop("self._waits(each, seen, now) <= 0"),
+        f"{_UNIT_TABLES}::"
+        "test_a_new_table_is_taken_in_when_it_has_lasted_and_one_without_a_key_when_a_restore_may_have_ended",
+    ),
+    Mutant(
+        "what has come up too late to be checked is not carried out",
+        "TableWatch._prepare",
+        swap("self._due(steps, known, seen, now)", "self._due(steps, known, seen, time.monotonic())"),
+        f"{_UNIT_TABLES}::test_nothing_is_carried_out_unchecked_since_the_checks_took_long",
+    ),
+    Mutant(
+        "what a look has checked it does not check again",
+        "TableWatch._prepare",
+        drop("each not in checked"),
+        f"{_UNIT_TABLES}::test_what_a_look_has_checked_it_does_not_check_again_since_another_table_is_unfit",
+    ),
+    Mutant(
+        "a topic passes on behind what was committed until its heir is fit",
+        "TableWatch._due",
+        swap(
+            "self._behind = {key: self._behind.get(key, seen.lsn) for key in possible}",
+            "self._behind |= {key: self._behind.get(key, seen.lsn) for key in possible}",
+        ),
+        f"{_UNIT_TABLES}::test_a_topic_passes_on_behind_what_was_committed_until_its_heir_is_fit",
+    ),
+    Mutant(
+        "a look rests as long as it has taken",
+        "TableWatch._ask",
+        drop("self._rest += took"),
+        f"{_UNIT_TABLES}::test_looks_take_a_tenth_of_the_time_and_half_of_it_while_much_changes[another look]",
+    ),
+    Mutant(
+        "looks take a tenth of the time if nothing changes",
+        "TableWatch._ask",
+        swap("max(self._again, began + took + _REST * took)", "self._again"),
+        f"{_UNIT_TABLES}::test_looks_take_a_tenth_of_the_time_and_half_of_it_while_much_changes[nothing]",
+    ),
+    Mutant(
+        "publications are read once for the checks of all tables",
+        "checks._source",
+        swap(
+            "check_publications(connection, pipeline, found, there)", "check_publications(connection, pipeline, found)"
+        ),
+        f"{_UNIT_CHECKS}::test_the_publications_and_the_owners_of_topics_are_read_once_for_all_tables",
+    ),
+    Mutant(
+        "a table that got its key behind its taking in is told",
+        "_Planner._as_it_is",
+        never("table.keyed and not pinned.table.keyed"),
+        f"{_UNIT_PLAN}::test_a_table_that_got_its_key_behind_its_taking_in_is_told",
+    ),
+    Mutant(
+        "a running stream learns the names of columns that were added",
+        "ChangeSource.know",
+        drop("self._tables.update(...)"),
+        "tests/unit/stream/test_source.py::test_a_running_stream_hides_a_column_that_was_added_by_the_name_that_it_had",
+    ),
+    Mutant(
+        "a stream tells its source the names of columns that were added",
+        "_Follower._carry_out",
+        drop("source.know(known.tables)"),
+        f"{_CHOOSE}::test_a_column_that_was_added_since_is_hidden_before_a_row_was_sent_with_it",
+    ),
+    Mutant(
+        "inside of a transaction, new tables are left to the stream",
+        "source_checks._leave_to_stream",
+        never("inside and table.keyed and not table.outbox"),
+        "tests/unit/provision/test_source_checks.py::test_inside_of_a_transaction_new_tables_are_the_streams[3-add-left0]",
+    ),
+    Mutant(
+        "a schema that gets another name leaves the keys as they are",
+        "_key_types",
+        swap("('doc', 'namespace') if _keeps_name(kind) else ('doc',)", "('doc',)"),
+        "tests/unit/state/test_pinned.py::test_a_schema_that_gets_another_name_leaves_the_keys_as_they_are[enum]",
+    ),
+    Mutant(
+        "the schema of keys goes on with the name of their types",
+        "pinned._with_names",
+        always("not called"),
+        "tests/unit/state/test_pinned.py::test_a_schema_that_gets_another_name_leaves_the_keys_as_they_are[enum]",
+    ),
+    Mutant(
+        "rows are looked up by the name that a domain's schema has today",
+        "pinned._keeps_name",
+        always("kind.oid == kind.base_oid"),
+        "tests/unit/state/test_pinned.py::test_a_domain_is_looked_up_by_the_name_that_its_schema_has_today",
     ),
     Mutant(
         "a pattern behind ! leaves tables out",
@@ -2822,7 +2919,8 @@ MUTANTS = (
         "no table is added while the stream is inside a transaction",
         "_check_between_transactions",
         never("more and known.position is not None and known.position.ordinal"),
-        "tests/integration/test_waits.py::test_a_table_cannot_be_added_while_the_stream_is_inside_a_transaction",
+        "tests/integration/test_waits.py::test_a_table_cannot_be_added_while_the_stream_is_inside_a_transaction"
+        "[by hand]",
     ),
     Mutant(
         "only who has the slot is terminated",
@@ -4696,7 +4794,7 @@ MUTANTS = (
     ),
     Mutant(
         "a large new table without a key is not taken in",
-        "checks._in_source",
+        "checks._not_now",
         never("table.partitioned or new_rows.too_large(connection, table)"),
         f"{_NEW_TABLES}::test_one_without_a_key_that_cannot_be_read_is_named_and_the_stream_goes_on",
     ),

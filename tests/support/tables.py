@@ -20,6 +20,7 @@ def look_often(patch: pytest.MonkeyPatch, *, interval: float = 10.0, lasts: floa
     patch.setattr(watch, "INTERVAL", interval)
     patch.setattr(watch, "QUESTION", 0.1)
     patch.setattr(watch, "LASTS", lasts)
+    patch.setattr(watch, "KEYLESS", lasts)
     patch.setattr(watch, "AGAIN", 1.0)
 
 

@@ -81,6 +81,22 @@ def test_what_was_dropped_is_not_followed_any_more_so_that_its_topic_may_go() ->
     assert steps(known(A, keyless(2, "b")), seen(A)) == {}
 
 
+def test_a_table_that_got_its_key_behind_its_taking_in_is_told() -> None:
+    """As pg_restore gives it: its topic has inserts only for ever."""
+    (step,) = plan(PIPELINE, known(A, keyless(2, "b")), seen(A, B))
+    assert (step.do, step.topic, step.problem.kind) == (Do.NOTHING, "b", "not-complete")
+    assert "has one now (id)" in step.why and "its updates and deletes are not sent" in step.why
+    assert 'run: ALTER PUBLICATION "s_unkeyed" DROP TABLE ONLY "public"."b"; and' in step.remedy
+    full = replace(keyless(2, "b"), identity="f")
+    (step,) = plan(PIPELINE, known(A, full), replace(seen(A, B), members=frozenset({2})))
+    assert "its deletes are not sent" in step.why and 'PUBLICATION "s" DROP' in step.remedy
+    (step,) = plan(PIPELINE.with_(create_publication=False), known(A, keyless(2, "b")), seen(A, B))
+    assert "another topic_prefix" in step.remedy
+    # none is missing without one, nor to an outbox, whose records have other keys
+    outbox = replace(keyless(2, "b"), outbox=True)
+    assert steps(known(A, keyless(2, "b")), seen(A, keyless(2, "b"))) == {} == steps(known(A, outbox), seen(A, outbox))
+
+
 def test_what_neither_the_settings_nor_a_publication_name_is_not_followed_any_more() -> None:
     away = seen(A, unwanted=(B,), rows={2: set()})
     assert steps(known(A, B), away) == {2: (Do.STOP, "")}

@@ -7,6 +7,8 @@ import logging
 import math
 import time
 from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,9 +21,11 @@ from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
 from airflow_bottledwater.state.records import SLOT
 from airflow_bottledwater.tables import watch as watching
+from airflow_bottledwater.tables.look import CatalogLook
+from airflow_bottledwater.tables.plan import Do, Unfit
 from airflow_bottledwater.tables.watch import TableWatch
 from airflow_bottledwater.tables.writer import PreparedSteps
-from tests.unit.tables.test_plan import seen, table
+from tests.unit.tables.test_plan import known, seen, table
 
 PIPELINE = Settings.of(postgres="host=h", kafka={"bootstrap.servers": "k"}, slot="s", format="json")
 
@@ -69,6 +73,139 @@ def test_asking_takes_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watching, "mark", lambda _: time.sleep(0.02) or "as before")
     made._ask(None)  # type: ignore[arg-type]
     assert made._rest >= 0.18
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["nothing", "another look"])
+def test_looks_take_a_tenth_of_the_time_and_half_of_it_while_much_changes(
+    monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    """One of thousands of tables takes longer than the time between two of them."""
+    made = watch()
+    monkeypatch.setattr(watching, "mark", lambda _: "another")
+    monkeypatch.setattr(watching, "INTERVAL", 0.1)
+    made._given.set()
+
+    def look(_: object) -> None:
+        time.sleep(0.2)
+        if changed:
+            made.changed(PipelineState())
+
+    monkeypatch.setattr(made, "_look", look)
+    made._ask(None)  # type: ignore[arg-type]
+    assert 0.2 <= made._rest < 1.0
+    assert (made._again == 0.0) if changed else (made._again - time.monotonic() >= 1.7)
+
+
+def test_a_look_that_fails_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = watch()
+    monkeypatch.setattr(watching, "mark", lambda _: "another")
+    made._given.set()
+
+    def look(_: object) -> None:
+        time.sleep(0.1)
+        raise Refused("no")
+
+    monkeypatch.setattr(made, "_look", look)
+    with pytest.raises(Refused):
+        made._ask(None)  # type: ignore[arg-type]
+    assert made._rest >= 0.1
+
+
+NEW, NEW_KEYLESS = table(2, "b"), replace(table(3, "c"), key=())
+
+
+def prepared_at(made: TableWatch, monkeypatch: pytest.MonkeyPatch, *looks: tuple[float, CatalogLook]) -> list[set[int]]:
+    """The oids of the tables that are checked, by look.
+
+    :param looks: the second of each, and what it shows.
+    """
+    checked = list[set[int]]()
+
+    def unfit(*given: Any) -> dict[int, Unfit]:
+        checked[-1] |= {step.oid for step in given[4]}
+        return {}
+
+    def prepare(*given: Any) -> PreparedSteps:
+        return PreparedSteps(tuple(given[5]))
+
+    monkeypatch.setattr(watching.checks, "unfit", unfit)
+    monkeypatch.setattr(watching.writer, "prepare", prepare)
+    due = list[set[int]]()
+    for at, now in looks:
+        monkeypatch.setattr(watching.time, "monotonic", lambda at=at: at)
+        checked.append(set())
+        _, prepared = made._prepare(Mock(), known(), now)
+        due.append({step.oid for step in prepared.steps} if prepared is not None else set())
+    assert checked == due
+    return due
+
+
+def test_a_new_table_is_taken_in_when_it_has_lasted_and_one_without_a_key_when_a_restore_may_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """pg_restore gives it its key last. Nothing is asked about one that may be gone in a moment."""
+    made, now = watch(allow_unkeyed=True), seen(NEW, NEW_KEYLESS)
+    looks = [(at, now) for at in (100.0, 102.0, 104.0, 690.0, 701.0)]
+    assert prepared_at(made, monkeypatch, *looks) == [set(), set(), {2}, {2}, {2, 3}]
+    # with its key it is one as all others
+    made, keyed = watch(allow_unkeyed=True), seen(NEW, replace(NEW_KEYLESS, key=("id",)))
+    assert prepared_at(made, monkeypatch, (100.0, now), (150.0, now), (160.0, keyed)) == [set(), {2}, {2, 3}]
+
+
+def test_nothing_is_carried_out_unchecked_since_the_checks_took_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked, now = watch(), list[int](), [100.0]
+
+    def unfit(*given: Any) -> dict[int, Unfit]:
+        asked.extend(step.oid for step in given[4])
+        now[0] += 60.0
+        return {}
+
+    monkeypatch.setattr(watching.checks, "unfit", unfit)
+    monkeypatch.setattr(watching.writer, "prepare", lambda *given: PreparedSteps(tuple(given[5])))
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    assert made._prepare(Mock(), known(), seen(NEW))[1] is None and asked == []
+    now[0] -= 59.0
+    assert made._prepare(Mock(), known(), seen(NEW))[1] is None and asked == []
+    assert made._prepare(Mock(), known(), seen(NEW))[1] is not None and asked == [2]
+
+
+def test_what_a_look_has_checked_it_does_not_check_again_since_another_table_is_unfit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, asked = watch(), list[list[int]]()
+
+    def unfit(*given: Any) -> dict[int, Unfit]:
+        asked.append([step.oid for step in given[4]])
+        return {3: Unfit("is not granted")} if 3 in asked[-1] else {}
+
+    monkeypatch.setattr(watching.checks, "unfit", unfit)
+    monkeypatch.setattr(watching.writer, "prepare", lambda *given: PreparedSteps(tuple(given[5])))
+    monkeypatch.setattr(watching, "LASTS", 0.0)
+    steps, prepared = made._prepare(Mock(), known(), seen(NEW, table(3, "c"), table(4, "d")))
+    assert asked == [[2, 3, 4], []]
+    assert prepared is not None and [step.oid for step in prepared.steps] == [2, 4]
+    assert [step.oid for step in steps if step.do is Do.NOTHING] == [3]
+
+
+def test_a_topic_passes_on_behind_what_was_committed_until_its_heir_is_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then, the table that has it goes on with it."""
+    before, heir = known(table(1, "a")), seen(table(2, "a"), unwanted=(table(1, "old"),))
+    made, unfit = watch(known=before), dict[int, Unfit]()
+    monkeypatch.setattr(watching.checks, "unfit", lambda *given: unfit if given[4] else {})
+    monkeypatch.setattr(watching.writer, "prepare", lambda *given: PreparedSteps(tuple(given[5])))
+
+    def look(at: float, lsn: int) -> PreparedSteps | None:
+        monkeypatch.setattr(watching.time, "monotonic", lambda: at)
+        return made._prepare(Mock(), before, replace(heir, lsn=lsn))[1]
+
+    assert look(100.0, 10) is None
+    prepared = look(110.0, 20)
+    assert prepared is not None and {step.oid for step in prepared.steps} == {1, 2} and prepared.lsn == 10
+    unfit[2] = Unfit("cannot be followed")
+    assert look(120.0, 30) is None
+    unfit.clear()
+    prepared = look(130.0, 40)
+    assert prepared is not None and {step.oid for step in prepared.steps} == {1, 2} and prepared.lsn == 40
 
 
 @pytest.mark.parametrize("other", [{"timeline": 2}, {"system_identifier": "8"}], ids=str)

@@ -316,7 +316,7 @@ class _Follower:
                     return None
                 live.work()
                 self._report.tell_letters(publisher.open_letters, publisher.counters)
-                if self._carry_out(publisher, source):
+                if self._carry_out(publisher):
                     return None
                 rest.note(worked=live.active or (batch is not None and len(batch.changes) > 0))
             self._movement.end()
@@ -351,11 +351,8 @@ class _Follower:
             self._look()
         return more
 
-    def _carry_out(self, publisher: StreamPublisher, source: ChangeSource | None = None) -> bool:
-        """Carry out what is due for the tables; returns whether the stream has to begin anew for that.
-
-        :param source: where the stream reads from, if it has begun.
-        """
+    def _carry_out(self, publisher: StreamPublisher) -> bool:
+        """Carry out what is due for the tables; returns whether the stream has to begin anew for that."""
         self._watch.give(publisher.state)
         prepared = self._watch.due(publisher.position)
         if prepared is None:
@@ -372,8 +369,6 @@ class _Follower:
         give_up(self._pipeline, known)
         name = self._start.cluster.pipeline(self._pipeline.slot)
         snapshots.ask_for_recorded(self._pipeline, name, known)
-        if source is not None and not prepared.changes_topics:
-            source.know(known.tables)
         return prepared.changes_topics
 
     def _take_in(

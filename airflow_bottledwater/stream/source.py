@@ -37,7 +37,6 @@ from airflow_bottledwater.postgres.server import check_primary, end_of_wal, iden
 from airflow_bottledwater.publish.batch import Batch
 from airflow_bottledwater.state import claim, held
 from airflow_bottledwater.state.identity import check_slot, check_source, via_root
-from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.records import Gap
 from airflow_bottledwater.stream import assembler
@@ -93,7 +92,7 @@ class ChangeSource:
         assert record is not None
         self._pipeline, self._record, self._backoff = pipeline, record, backoff
         self._reached = reached
-        self._tables, self._shown = dict(state.tables), state.shown
+        self._tables, self._shown = state.tables, state.shown
         self._via_root = via_root(pipeline, state)
         self.later: Callable[[], Mapping[int, Mapping[int, SourceTable]]] = lambda: state.later
         self._resolver = resolver = Resolver(
@@ -140,10 +139,6 @@ class ChangeSource:
     def skipped_by_table(self) -> dict[str, int]:
         """See :attr:`TransactionAssembler.skipped_by_table`."""
         return self._assembler.skipped_by_table
-
-    def know(self, tables: Mapping[int, PinnedTable]) -> None:
-        """Go by what is recorded of the same tables by now: by which names columns are hidden that were added since."""
-        self._tables.update({oid: tables[oid] for oid in self._tables if oid in tables})
 
     def _later(self) -> Mapping[int, Mapping[int, SourceTable]]:
         return self.later()

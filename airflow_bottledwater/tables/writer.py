@@ -123,7 +123,7 @@ class PreparedSteps:
     def changes_topics(self) -> bool:
         """Whether the stream has other tables or topics behind it, or reads a table from its start of which it may be
         publishing rows that were read before: it has to begin anew, and forgets those."""
-        return any(step.do in (*PINNING, Do.STOP, Do.APART) for step in self.steps)
+        return any(step.do in (*PINNING, Do.STOP, Do.APART) for step in self.steps) or bool(self.names.columns)
 
 
 @dataclass(slots=True)

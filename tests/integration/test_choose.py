@@ -26,7 +26,6 @@ from airflow_bottledwater.provision.drop import drop
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.state.store import CONTROL_TOPIC
 from airflow_bottledwater.state.verification import Verification
-from airflow_bottledwater.stream import engine
 from airflow_bottledwater.verify import driver
 from tests.support.compare import records
 from tests.support.pipeline import logged
@@ -649,33 +648,6 @@ def test_a_column_that_was_added_since_is_hidden_by_the_name_that_it_had(
     assert not _problems(flow)
     verified(flow)
     assert {each.value["id"] for each in flow.read("sales.orders")} == {1, 2, 3, 4}
-    assert SECRET.encode() not in everything(flow)
-
-
-def test_a_column_that_was_added_since_is_hidden_before_a_row_was_sent_with_it(
-    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The running stream learns its name, and does not begin anew for it."""
-    sources, opened = list[object](), engine.open_source
-    monkeypatch.setattr(engine, "open_source", lambda *given: sources.append(given) or opened(*given))
-    flow = make_flow(tables=("sales.orders",), table_options={"sales.orders": {"exclude": ["secret*"]}})
-    flow.execute("ALTER TABLE sales.orders ADD secret text")
-    flow.create()
-    flow.snapshot()
-    with flow.streaming() as errors:
-        flow.execute("INSERT INTO sales.orders VALUES (1, 'e', 1, 'x')")
-        until(lambda: len(flow.read("sales.orders")) == 1, "the row is published", failed=errors)
-        flow.execute(f"ALTER TABLE sales.orders ADD secret_b text DEFAULT '{SECRET}'")
-        until(lambda: "secret_b" in str(_recorded(flow)), "its name is recorded", failed=errors)
-        flow.transaction(
-            "ALTER TABLE sales.orders RENAME secret_b TO remark",
-            "INSERT INTO sales.orders VALUES (2, 'e', 1, 'x')",
-        )
-        until(lambda: "was 'secret_b'" in str(_problems(flow)), "the table is red", failed=errors)
-        flow.streams()
-        assert len(sources) == 1
-    flow.stream()
-    assert not errors and "was 'secret_b'" in str(_problems(flow))
     assert SECRET.encode() not in everything(flow)
 
 

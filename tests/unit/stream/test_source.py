@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,13 +15,10 @@ from airflow_bottledwater.model.slot import SlotRecord
 from airflow_bottledwater.model.version import Version
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres.connect import MessageTooLarge
-from airflow_bottledwater.postgres.pgoutput import RelationColumn, RelationMessage
 from airflow_bottledwater.postgres.receive import MessageBlock
-from airflow_bottledwater.state.pinned import PinnedTable
 from airflow_bottledwater.state.pipeline_state import PipelineState
-from airflow_bottledwater.state.records import SLOT, LaterSchema, encode, schema_key, table_key
-from airflow_bottledwater.stream import relations, source
-from airflow_bottledwater.tables.names import NewNames
+from airflow_bottledwater.state.records import SLOT, LaterSchema, encode, schema_key
+from airflow_bottledwater.stream import source
 from tests.support import wire as w
 
 
@@ -64,38 +60,6 @@ def test_definitions_are_those_of_the_state_as_it_is_now() -> None:
     assert changes._resolver._later() == {table.oid: {9: table}}
     changes.later = dict
     assert changes._resolver._later() == {}
-
-
-def test_a_running_stream_hides_a_column_that_was_added_by_the_name_that_it_had(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its name is recorded when a look has found it; no row was sent with it."""
-    record = SlotRecord("s", "7381", 1, "db", 0, 12)
-    table = replace(TABLE, sent=((1, "id"), (2, "a")))
-    options = {TABLE.qualified: {"exclude": "secret*"}}
-    pipeline, state = Settings.of(postgres="dbname=none", format="json", table_options=options), PipelineState()
-    state.apply({SLOT: record, table_key(7): PinnedTable(table, "t", "id", 1, 0, 0, 700)})
-    columns = [(name, w.plain(w.TEXT)) for name in ("id", "a", "remark")]
-    today = replace(w.table(*columns, key=["id"], oid=7), sent=((1, "id"), (2, "a"), (3, "remark")))
-    monkeypatch.setattr(relations.Resolver, "_loaded", lambda *_: {7: today})
-    changes = source.ChangeSource(pipeline, state, Position(1), Backoff(0.3))
-
-    def told(*names: str) -> RelationMessage:
-        found = tuple(RelationColumn(name == "id", name, w.TEXT, -1) for name in names)
-        return RelationMessage(7, table.schema, table.name, "d", found)
-
-    current = Version(table, "t")
-    with pytest.raises(Outage):  # nothing tells that it was hidden: its type is looked up
-        changes._resolver(told("id", "a", "remark"), current)
-    changes = source.ChangeSource(pipeline, state, Position(1), Backoff(0.3))
-    names = NewNames({7: ((3, "secret"),)})
-    state.apply(names.records(state, [7], []))
-    changes.know(state.tables)
-    with pytest.raises(TableRefused, match=r"Column 'remark' .* was 'secret', of which table_options hide more"):
-        changes._resolver(told("id", "a", "remark"), current)
-    # tables that the stream does not have come with a new one
-    changes.know({**state.tables, 8: state.tables[7]})
-    assert changes._tables.keys() == {7}
 
 
 class _Stream:

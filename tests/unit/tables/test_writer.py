@@ -181,12 +181,6 @@ def test_names_that_are_written_again_are_recorded_once() -> None:
         assert state.tables[1].table.sent == ((1, "id"), (2, "a"))
 
 
-def test_for_a_column_that_was_added_the_stream_does_not_begin_anew() -> None:
-    """A migration of hundreds of tables takes an hour."""
-    assert not PreparedSteps(names=NewNames({1: ((2, "a"),)})).changes_topics
-    assert PreparedSteps((Step(1, "a", "a", "lacks changes", Do.READ),)).changes_topics
-
-
 def test_publications_are_read_once_for_all_new_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have thousands of tables, if thousands are taken in."""
     there = [publication.Published(name, False, True, True, True, True, {}) for name in publication.names("s")]

@@ -162,7 +162,7 @@ class Resolver:
         if table.key and not pinned.table.key:
             log.warning(
                 "%s has a key now (%s). The records of its topic have none, and stay so. To publish the table with "
-                "its key, drop the slot and start again with a snapshot under another topic prefix.",
+                "its key, do what the pipeline's status says of it.",
                 table.qualified, ", ".join(table.key),
             )  # fmt: skip
         columns = self._mapping.published(message.schema, message.name, table.columns)

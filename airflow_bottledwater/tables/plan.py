@@ -33,6 +33,13 @@ ROWS_ELSEWHERE = "rows-elsewhere"
 #: that of a table that could not be taken out of its publication yet, with which its UPDATE and DELETE fail
 WRITES_FAIL = "writes-fail"
 
+#: what can be done where a topic without keys cannot be brought to its table
+_ANOTHER_TOPIC = (
+    "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot under another topic_prefix. Or "
+    "leave the table out of tables, and take it out of the publication, too (as its owner: ALTER PUBLICATION … DROP TABLE "
+    "…): as long as that has it, it stays followed."
+)
+
 
 class Do(enum.Enum):
     """What is done about a table. The first three publish it and have its rows read, with a sweep where its topic may
@@ -262,8 +269,7 @@ class _Planner:
         elif why and not pinned.table.keyed:
             lost = Unfit(
                 f"{why}: what was committed meanwhile is not in its topic, and cannot be brought there without a key",
-                "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot under another "
-                "topic_prefix; or leave the table out.",
+                _ANOTHER_TOPIC,
             )
             yield self._nothing(step, lost)
         elif table.keyed and not pinned.table.keyed:
@@ -308,11 +314,7 @@ class _Planner:
             f"{pinned.topic!r} go on without keys, and its {lacking} are not sent"
         )
         if not self._pipeline.create_publication:
-            return Unfit(
-                why,
-                "Drop the slot (bottledwater drop-slot --when always) and start again with a snapshot under another "
-                "topic_prefix; or leave the table out.",
-            )
+            return Unfit(why, _ANOTHER_TOPIC)
         first = publication.names(self._pipeline.publication_name)[:1] if oid in self._seen.members else ()
         run = " ".join(
             f"ALTER PUBLICATION {quoted(name)} DROP TABLE ONLY {quoted(table.schema, table.name)};"

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -115,6 +115,8 @@ class TableWatch:
         #: when each step came up first, and where the end of the WAL was at the look since which it has been possible
         self._since: dict[tuple[int, Do, str], float] = {}
         self._behind: dict[tuple[int, Do, str], int] = {}
+        #: the new tables without a key of which the log has that they wait
+        self._waiting = frozenset[tuple[int, Do, str]]()
         #: since when a publication is missing; 0 if none is
         self._unpublished = 0.0
         #: who was writing to the tables that are to be taken in when they were published
@@ -126,8 +128,8 @@ class TableWatch:
         self._generation, self._lock, self._looking = 0, threading.Lock(), threading.Lock()
         #: when the last look began, and the tables about which it has found something to be done
         self._looked = (-math.inf, frozenset[int]())
-        #: when the last look ended that has succeeded
-        self._succeeded = time.monotonic()
+        #: whether the last look has succeeded; and when one last did, or nothing was found to have changed since
+        self._sees, self._succeeded = False, time.monotonic()
         self._error: Exception | None = None
         self._new: list[str] = []
         #: new tables whose rows could not be read or published
@@ -274,24 +276,35 @@ class TableWatch:
         found = mark(connection)
         self._rest = _REST * (time.monotonic() - began)
         if found == self._mark and time.monotonic() < self._again:
-            return  # no success: the last look may have failed
+            if self._sees:
+                self._succeed()
+            return
         self._asked.set()
         if self._given.wait(_PATIENCE):
             self._given.clear()
         self._mark = found
         began = time.monotonic()
-        self._again = began + INTERVAL
+        self._again = math.inf  # the look says what is due before the next one
         try:
             with self._looking:
                 self._look(connection)
         finally:
             took = time.monotonic() - began
             self._rest += took
-            with self._lock:
-                if self._again >= began + INTERVAL:  # otherwise something is due before
-                    self._again = max(self._again, began + took + _REST * took)
+            # one that has failed knows of nothing to be done
+            self._look_at(began + (max(INTERVAL, took + _REST * took) if self._sees else INTERVAL))
+
+    def _look_at(self, when: float) -> None:
+        """Look again then, if not before."""
+        with self._lock:
+            self._again = min(self._again, when)
+
+    def _succeed(self) -> None:
+        self._sees, self._succeeded = True, time.monotonic()
+        self._problems.tell(_UNCHECKED, [])
 
     def _look(self, connection: Connection) -> None:
+        self._sees = False
         try:
             check_source(connection, self._pipeline.postgres, self._known.slot)
         except SlotError as error:
@@ -325,8 +338,7 @@ class TableWatch:
         if generation == self._generation:
             # what is wrong in a state of before may be mended since: the next look tells
             self._tell(known, seen, steps)
-        self._succeeded = time.monotonic()
-        self._problems.tell(_UNCHECKED, [])
+        self._succeed()
         with self._lock:
             if generation == self._generation and not self._ended.is_set():
                 self._give_up()
@@ -349,6 +361,7 @@ class TableWatch:
         unfit, checked = dict(self._refused), set[Step]()
         came_up: set[tuple[int, Do, str]] = set()
         now = time.monotonic()  # what has lasted then is checked, and nothing else is due
+        retry = self._retries(known)
         while True:
             steps = plan(self._pipeline, known, seen, unfit)
             # also what turns out to be impossible has come up: it is tried again as soon as it may be possible
@@ -359,12 +372,12 @@ class TableWatch:
                 for each in steps
                 if each.do in PINNING and each not in checked and self._waits(each, seen, now) <= 0
             ]
-            if more := checks.unfit(connection, self._pipeline, self._cluster, known, left, seen.tables):
+            more = checks.unfit(connection, self._pipeline, self._cluster, known, left, seen.tables)
+            checked.update(left)
+            if more:
                 unfit |= more
-                checked.update(left)
                 continue
             due, lsn = self._due(steps, known, seen, now)
-            retry = self._retries(known)
             self._since = {key: since for key, since in self._since.items() if key in came_up}
             left_to_do = {oid for oid, _, _ in came_up}
             self._writers = {oid: each for oid, each in self._writers.items() if oid in left_to_do}
@@ -390,7 +403,10 @@ class TableWatch:
         self._behind = {key: self._behind.get(key, seen.lsn) for key in possible}
         waits = {key: self._waits(step, seen, now) for key, step in possible.items()}
         if young := [left for left in waits.values() if left > 0]:
-            self._again = min(self._again, now + min(young))
+            self._look_at(now + min(young))
+        self._tell_waiting(
+            {key: step for key, step in possible.items() if waits[key] > 0 and self._since[key] + LASTS <= now}
+        )
         lasted = {key: step for key, step in possible.items() if waits[key] <= 0}
         if new := [step for step in lasted.values() if not step.known]:
             return new, 0
@@ -418,6 +434,16 @@ class TableWatch:
             lasts = LASTS if table.keyed or table.outbox else KEYLESS
         return self._since.get(_key(step), now) + lasts - now
 
+    def _tell_waiting(self, waiting: Mapping[tuple[int, Do, str], Step]) -> None:
+        """Log once of each new table without a key that is not gone in a moment that it is taken in later."""
+        if new := sorted(step.table for key, step in waiting.items() if key not in self._waiting):
+            log.warning(
+                "%s: new, without a key, and not followed yet. In case it is given a key when all of its rows are there, "
+                "as by pg_restore, it is taken in without one only when it has had none for %g minutes.",
+                ", ".join(new), KEYLESS / 60,
+            )  # fmt: skip
+        self._waiting = frozenset(waiting)
+
     def _lacks_publication(self, seen: CatalogLook) -> bool:
         """Whether a publication is to be made again, also one without tables: PostgreSQL sends nothing while one that it
         is asked for does not exist."""
@@ -428,7 +454,7 @@ class TableWatch:
         self._unpublished = self._unpublished or now
         due = self._unpublished + (LASTS if self._patient else 0.0)
         if now < due:
-            self._again = min(self._again, due)
+            self._look_at(due)
         return now >= due
 
     def _retries(self, known: PipelineState) -> bool:

@@ -257,6 +257,7 @@ def test_a_table_that_is_given_a_key_goes_on_without_one(
     assert published(flow) == there(flow)
     assert {message.key for message in flow.read("a")} == {None}
     assert "public.a has a key now (id). The records of its topic have none, and stay so." in caplog.text
+    assert "do what the pipeline's status says of it" in caplog.text
 
     assert verdict(flow) == "not verified"
 

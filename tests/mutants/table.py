@@ -1521,8 +1521,96 @@ MUTANTS = (
     Mutant(
         "looks take a tenth of the time if nothing changes",
         "TableWatch._ask",
-        swap("max(self._again, began + took + _REST * took)", "self._again"),
+        swap("max(INTERVAL, took + _REST * took)", "INTERVAL"),
         f"{_UNIT_TABLES}::test_looks_take_a_tenth_of_the_time_and_half_of_it_while_much_changes[nothing]",
+    ),
+    Mutant(
+        "a look that has failed does not rest as if it had found nothing",
+        "TableWatch._ask",
+        swap("max(INTERVAL, took + _REST * took) if self._sees else INTERVAL", "max(INTERVAL, took + _REST * took)"),
+        f"{_UNIT_TABLES}::test_a_look_that_fails_after_a_long_time_is_tried_again_as_soon_as_any",
+    ),
+    Mutant(
+        "the look before says nothing of one that has failed",
+        "TableWatch._look",
+        drop("self._sees = False"),
+        f"{_UNIT_TABLES}::test_a_look_that_fails_after_a_long_time_is_tried_again_as_soon_as_any",
+    ),
+    Mutant(
+        "what came up at the start of a long look is due behind its rest",
+        "TableWatch._due",
+        drop("self._look_at(now + min(young))"),
+        f"{_UNIT_TABLES}::test_what_came_up_at_the_start_of_a_long_look_is_due_behind_its_rest[a new table]",
+    ),
+    Mutant(
+        "a publication that is missing is due behind the rest of a long look",
+        "TableWatch._lacks_publication",
+        drop("self._look_at(due)"),
+        f"{_UNIT_TABLES}::test_what_came_up_at_the_start_of_a_long_look_is_due_behind_its_rest[a publication]",
+    ),
+    Mutant(
+        "what is due later than another look counts, if that rests",
+        "TableWatch._ask",
+        swap("self._again = math.inf", "self._again = began + INTERVAL"),
+        f"{_UNIT_TABLES}::test_looks_take_a_tenth_of_the_time_and_half_of_it_while_much_changes[nothing]",
+    ),
+    Mutant(
+        "a question that finds nothing changed is a success",
+        "TableWatch._ask",
+        drop("self._succeed()"),
+        f"{_UNIT_TABLES}::"
+        "test_a_question_that_finds_nothing_changed_is_a_success_behind_a_look_that_was_one[succeeded]",
+    ),
+    Mutant(
+        "a question is no success behind a look that has failed",
+        "TableWatch._ask",
+        swap("if self._sees: self._succeed()", "self._succeed()"),
+        f"{_UNIT_TABLES}::test_a_question_that_finds_nothing_changed_is_a_success_behind_a_look_that_was_one[failed]",
+    ),
+    Mutant(
+        "a table that waits for its key is in the log",
+        "TableWatch._due",
+        drop("self._tell_waiting(...)"),
+        f"{_UNIT_TABLES}::test_a_table_that_waits_for_its_key_is_in_the_log_once",
+    ),
+    Mutant(
+        "a table that waits for its key is in the log once",
+        "TableWatch._tell_waiting",
+        drop("self._waiting = frozenset(waiting)"),
+        f"{_UNIT_TABLES}::test_a_table_that_waits_for_its_key_is_in_the_log_once",
+    ),
+    Mutant(
+        "a table without a key that may be gone in a moment is not in the log",
+        "TableWatch._due",
+        drop("self._since[key] + LASTS <= now"),
+        f"{_UNIT_TABLES}::test_a_table_that_waits_for_its_key_is_in_the_log_once",
+    ),
+    Mutant(
+        "what a look has checked it does not check again since nothing can be made for another table",
+        "TableWatch._prepare",
+        swap("checked.update(left)", "checked.update(left if more else ())"),
+        f"{_UNIT_TABLES}::test_what_cannot_be_made_for_one_table_has_no_other_checked_again_or_left_untried",
+    ),
+    Mutant(
+        "whether live snapshots are tried again is asked once",
+        "TableWatch._prepare",
+        swap(
+            "due, lsn = self._due(steps, known, seen, now)",
+            "due, lsn = self._due(steps, known, seen, now); retry = self._retries(known)",
+        ),
+        f"{_UNIT_TABLES}::test_what_cannot_be_made_for_one_table_has_no_other_checked_again_or_left_untried",
+    ),
+    Mutant(
+        "a table that is left out has to leave its publication, too",
+        "plan._ANOTHER_TOPIC",
+        text(", and take it out of the publication, too", ""),
+        f"{_UNIT_PLAN}::test_a_gap_of_a_table_without_a_key_cannot_be_closed",
+    ),
+    Mutant(
+        "the log points to what the status says of a table that got a key",
+        "Resolver._version",
+        text("do what the pipeline's status says of it", "drop the slot"),
+        f"{_RELATIONS}::test_of_a_table_that_got_a_key_the_log_points_to_what_the_status_says_of_it",
     ),
     Mutant(
         "publications are read once for the checks of all tables",
@@ -1537,18 +1625,6 @@ MUTANTS = (
         "_Planner._as_it_is",
         never("table.keyed and not pinned.table.keyed"),
         f"{_UNIT_PLAN}::test_a_table_that_got_its_key_behind_its_taking_in_is_told",
-    ),
-    Mutant(
-        "a running stream learns the names of columns that were added",
-        "ChangeSource.know",
-        drop("self._tables.update(...)"),
-        "tests/unit/stream/test_source.py::test_a_running_stream_hides_a_column_that_was_added_by_the_name_that_it_had",
-    ),
-    Mutant(
-        "a stream tells its source the names of columns that were added",
-        "_Follower._carry_out",
-        drop("source.know(known.tables)"),
-        f"{_CHOOSE}::test_a_column_that_was_added_since_is_hidden_before_a_row_was_sent_with_it",
     ),
     Mutant(
         "inside of a transaction, new tables are left to the stream",

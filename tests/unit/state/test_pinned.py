@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from airflow_bottledwater.encoding import avro, names
@@ -47,6 +49,13 @@ def test_another_type_is_another_key_whatever_its_schema_is_called() -> None:
     for other in (enum("old", "area"), enum("tenant", oid=50001), TEXT):
         with pytest.raises(TableRefused, match="the type of a column"):
             pinned.check_key(table("old", other))
+
+
+def test_a_composite_with_another_attribute_is_another_key_also_as_a_hash() -> None:
+    before = replace(composite("tenant"), form="hash")
+    more = replace(before, schema="old", attributes=(*before.attributes, Column("more", TEXT)))
+    with pytest.raises(TableRefused, match="the type of a column"):
+        PinnedTable(table("tenant", before), "tenant.orders", "id", 1, 7, 8, 700).check_key(table("old", more))
 
 
 def test_a_domain_is_looked_up_by_the_name_that_its_schema_has_today() -> None:

@@ -359,3 +359,15 @@ def test_the_settings_are_read_once_for_all_tables_that_were_dropped(monkeypatch
         for oid in range(100):
             resolver.unknown(pgoutput.RelationMessage(20_000 + oid, "public", f"t{oid}", "d", ()))
         assert len(read) == block and read[-1] >= resolver.arrived
+
+
+def test_of_a_table_that_got_a_key_the_log_points_to_what_the_status_says_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is a way with less work than another slot."""
+    made = resolver(monkeypatch)
+    made._pinned[7] = PinnedTable(replace(TABLE, key=()), "t", "id", 1, 0, 0, 700)
+    found = made(message("id", "a"), None)
+    assert found is not None and found.table.key == ()
+    (line,) = (each for each in caplog.messages if "has a key now (id)" in each)
+    assert line.endswith("do what the pipeline's status says of it.") and "drop the slot" not in line

@@ -91,7 +91,7 @@ def test_a_table_that_got_its_key_behind_its_taking_in_is_told() -> None:
     (step,) = plan(PIPELINE, known(A, full), replace(seen(A, B), members=frozenset({2})))
     assert "its deletes are not sent" in step.why and 'PUBLICATION "s" DROP' in step.remedy
     (step,) = plan(PIPELINE.with_(create_publication=False), known(A, keyless(2, "b")), seen(A, B))
-    assert "another topic_prefix" in step.remedy
+    assert "another topic_prefix" in step.remedy and "take it out of the publication, too" in step.remedy
     # none is missing without one, nor to an outbox, whose records have other keys
     outbox = replace(keyless(2, "b"), outbox=True)
     assert steps(known(A, keyless(2, "b")), seen(A, keyless(2, "b"))) == {} == steps(known(A, outbox), seen(A, outbox))
@@ -272,6 +272,11 @@ def test_another_key_whose_columns_have_the_same_names_is_noticed(
 def test_a_gap_of_a_table_without_a_key_cannot_be_closed() -> None:
     (step,) = plan(PIPELINE, known(keyless(1, "a")), seen(keyless(1, "a"), rows={1: {950}}))
     assert step.do is Do.NOTHING and "cannot be brought there without a key" in step.why
+    assert "leave the table out of tables, and take it out of the publication, too" in step.remedy
+    # one of both is not enough
+    left_out = seen(unwanted=(keyless(1, "a"),), rows={1: {950}})
+    assert steps(known(keyless(1, "a")), left_out) == {1: (Do.NOTHING, "a")}
+    assert steps(known(keyless(1, "a")), seen(unwanted=(keyless(1, "a"),), rows={1: set()})) == {1: (Do.STOP, "")}
 
 
 def test_the_plan_is_done_when_it_is_carried_out() -> None:

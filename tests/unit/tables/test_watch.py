@@ -16,10 +16,11 @@ from airflow_bottledwater.errors import CredentialsRefused, Refused, SlotError
 from airflow_bottledwater.model.lsn import Position
 from airflow_bottledwater.model.slot import Cluster, SlotRecord
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.state import identity
 from airflow_bottledwater.state.pipeline_state import PipelineState
 from airflow_bottledwater.state.problems import Problems
-from airflow_bottledwater.state.records import SLOT
+from airflow_bottledwater.state.records import SLOT, LiveProgress, live_key
 from airflow_bottledwater.tables import watch as watching
 from airflow_bottledwater.tables.look import CatalogLook
 from airflow_bottledwater.tables.plan import Do, Unfit
@@ -87,6 +88,7 @@ def test_looks_take_a_tenth_of_the_time_and_half_of_it_while_much_changes(
 
     def look(_: object) -> None:
         time.sleep(0.2)
+        made._succeed()
         if changed:
             made.changed(PipelineState())
 
@@ -109,6 +111,79 @@ def test_a_look_that_fails_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Refused):
         made._ask(None)  # type: ignore[arg-type]
     assert made._rest >= 0.1
+
+
+def test_a_look_that_fails_after_a_long_time_is_tried_again_as_soon_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, at = watch(), [100.0]
+    monkeypatch.setattr(watching, "mark", lambda _: "another")
+    monkeypatch.setattr(watching.time, "monotonic", lambda: at[0])
+    made._given.set()
+    made._sees = True  # the one before has succeeded
+
+    def check_source(*_: object) -> None:
+        at[0] += 8.0
+        raise Refused("no")
+
+    monkeypatch.setattr(watching, "check_source", check_source)
+    with pytest.raises(Refused):
+        made._ask(Mock())
+    assert made._again == 100.0 + watching.INTERVAL and made._rest == 8.0
+
+
+@pytest.mark.parametrize("due", ["a new table", "a publication"])
+def test_what_came_up_at_the_start_of_a_long_look_is_due_behind_its_rest(
+    monkeypatch: pytest.MonkeyPatch, due: str
+) -> None:
+    """Not only when a tenth of the time has gone by."""
+    made, at = watch(known=known()), [100.0]
+    now = seen(NEW) if due == "a new table" else replace(seen(), coverage=Coverage({}, {}))
+    monkeypatch.setattr(watching, "mark", lambda _: "another")
+    monkeypatch.setattr(watching.time, "monotonic", lambda: at[0])
+    made._given.set()
+
+    def look(_: object) -> None:
+        at[0] += 11.0
+        made._prepare(Mock(), known(), now)
+        made._succeed()
+
+    monkeypatch.setattr(made, "_look", look)
+    made._ask(Mock())
+    assert made._again == 111.0 + watching.LASTS and made._rest == 11.0
+
+
+@pytest.mark.parametrize("last", ["succeeded", "failed"])
+def test_a_question_that_finds_nothing_changed_is_a_success_behind_a_look_that_was_one(
+    monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """Long looks are minutes apart: one session that is refused between two of them is nothing to be told."""
+    made, at = watch(known=known()), [100.0]
+    monkeypatch.setattr(watching, "mark", lambda _: "as before")
+    monkeypatch.setattr(watching.time, "monotonic", lambda: at[0])
+    made._given.set()
+
+    made._succeeded = 100.0
+
+    def check_source(*_: object) -> None:
+        if last == "failed":
+            raise Refused("no")
+
+    monkeypatch.setattr(watching, "check_source", check_source)
+    monkeypatch.setattr(watching, "check_standbys", lambda *_: None)
+    monkeypatch.setattr(watching.writer, "filter_again", lambda *_: {})
+    monkeypatch.setattr(watching, "look", lambda *_: seen())
+    with pytest.raises(Refused) if last == "failed" else contextlib.nullcontext():
+        made._ask(Mock())
+    made._again = math.inf
+    at[0] += 100.0
+    made._ask(Mock())
+    made._failed_to_look(Refused("no session"), False)
+    assert [each.kind for each in made._problems.all()] == (["tables-unchecked"] if last == "failed" else [])
+    # and it is over as soon as a question finds that
+    at[0] += 100.0
+    made._failed_to_look(Refused("no session"), False)
+    assert made._problems.all()
+    made._ask(Mock())
+    assert bool(made._problems.all()) == (last == "failed")
 
 
 NEW, NEW_KEYLESS = table(2, "b"), replace(table(3, "c"), key=())
@@ -152,6 +227,23 @@ def test_a_new_table_is_taken_in_when_it_has_lasted_and_one_without_a_key_when_a
     assert prepared_at(made, monkeypatch, (100.0, now), (150.0, now), (160.0, keyed)) == [set(), {2}, {2, 3}]
 
 
+def test_a_table_that_waits_for_its_key_is_in_the_log_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is one of those that are not followed, for ten minutes."""
+    made, now = watch(allow_unkeyed=True), seen(NEW, NEW_KEYLESS)
+    prepared_at(made, monkeypatch, (100.0, now), (102.0, now))
+    assert not caplog.messages, "it may be gone in a moment"
+    prepared_at(made, monkeypatch, *((at, now) for at in (104.0, 110.0, 400.0, 701.0, 711.0)))
+    (line,) = caplog.messages
+    assert line.startswith("public.c: new, without a key") and line.endswith(
+        "only when it has had none for 10 minutes."
+    )
+    # another one
+    prepared_at(made, monkeypatch, (720.0, later := seen(replace(NEW_KEYLESS, oid=4, name="d"))), (730.0, later))
+    assert len(caplog.messages) == 2
+
+
 def test_nothing_is_carried_out_unchecked_since_the_checks_took_long(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked, now = watch(), list[int](), [100.0]
 
@@ -185,6 +277,26 @@ def test_what_a_look_has_checked_it_does_not_check_again_since_another_table_is_
     assert asked == [[2, 3, 4], []]
     assert prepared is not None and [step.oid for step in prepared.steps] == [2, 4]
     assert [step.oid for step in steps if step.do is Do.NOTHING] == [3]
+
+
+def test_what_cannot_be_made_for_one_table_has_no_other_checked_again_or_left_untried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, asked = known(table(1, "a")), list[list[int]]()
+    state.apply({live_key("x"): LiveProgress((1,), required=True, ended="failed")})
+    made, prepared = watch(), [PreparedSteps(unfit={3: Unfit("is locked")}), PreparedSteps()]
+
+    def unfit(*given: Any) -> dict[int, Unfit]:
+        asked.append([step.oid for step in given[4]])
+        return {}
+
+    monkeypatch.setattr(watching.checks, "unfit", unfit)
+    monkeypatch.setattr(watching.writer, "prepare", lambda *_: prepared.pop(0))
+    monkeypatch.setattr(watching, "LASTS", 0.0)
+    made._retry_at = 1.0
+    found = made._prepare(Mock(), state, seen(table(1, "a"), NEW, table(3, "c")))[1]
+    assert found is not None and found.retry
+    assert asked == [[2, 3], []]
 
 
 def test_a_topic_passes_on_behind_what_was_committed_until_its_heir_is_fit(monkeypatch: pytest.MonkeyPatch) -> None:

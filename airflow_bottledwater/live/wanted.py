@@ -13,6 +13,7 @@ from airflow_bottledwater.pipeline.patterns import is_named
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, row_filter
 from airflow_bottledwater.postgres.connect import Connection, outage
+from airflow_bottledwater.postgres.storage import undecoded
 from airflow_bottledwater.state import held
 from airflow_bottledwater.state.control_records import SnapshotRequest, check
 from airflow_bottledwater.state.identity import refuse_shared, resolve
@@ -46,13 +47,15 @@ def wanted(
 
     :raises PreflightError: a pattern matches nothing.
     :raises Outage: the condition cannot be checked now: another session has locked a table, say.
-    :raises Refused: a table is not one of the pipeline's, is paused or set aside, has no key, or cannot be read with
-        this condition; or keys are to be removed from a topic that is shared with another pipeline.
+    :raises Refused: a table is not one of the pipeline's, is paused or set aside, is stored where its changes are not
+        decoded, has no key, or cannot be read with this condition; or keys are to be removed from a topic that is
+        shared with another pipeline.
     """
     tables = known.tables
     meant = resolve(connection, pipeline, known, request.tables)
     names = catalog.names(connection, meant)
-    fit = {oid for oid in meant if oid in tables and oid not in known.held and tables[oid].table.keyed}
+    apart = undecoded(connection, meant)
+    fit = {oid for oid in meant if oid in tables and oid not in {*known.held, *apart} and tables[oid].table.keyed}
     by_name = {oid for oid in meant if oid in names and any(is_named(each, *names[oid]) for each in request.tables)}
     # if nothing can be read, it is said why
     oids = [oid for oid in meant if oid in fit | by_name] or meant
@@ -69,6 +72,9 @@ def wanted(
                 f"Table {name} cannot be read now: it {known.gaps[oid].why}.",
                 f"{held.goes_on(known.gaps[oid], name)}: then all of its rows are read.",
             )
+        if oid in apart:
+            what, _, remedy = apart[oid].partition(". ")
+            raise Refused(f"{what}.", remedy)
         if not tables[oid].table.keyed:
             raise Refused(
                 f"Table {name} is published without a key: its rows cannot be told from those that the topic has.",

@@ -15,6 +15,7 @@ from airflow_bottledwater.pipeline.patterns import describes, fits, is_meant
 from airflow_bottledwater.postgres import partitions
 from airflow_bottledwater.postgres.column_types import Declared, describe
 from airflow_bottledwater.postgres.connect import Connection
+from airflow_bottledwater.postgres.storage import undecoded
 
 #: relations that rows are read from. Nothing here takes a lock on them: pg_relation_size and pg_partition_tree would
 #: wait for sessions that have one of them locked
@@ -504,27 +505,41 @@ def definition(table: SourceTable) -> str:
     return json.dumps([columns, list(table.key), table.identity, *([table.where] if table.where else [])])
 
 
+class Child(NamedTuple):
+    """A table that inherits from another one.
+
+    :param meant: whether its rows are meant not to be in any topic, or are in its own.
+    :param fit: whether it can be followed.
+    """
+
+    meant: bool
+    fit: bool
+
+
 def inherited(
     connection: Connection, oids: Collection[int], tables: Sequence[str], schemas: Sequence[str]
-) -> dict[int, dict[str, bool]]:
+) -> dict[int, dict[str, Child]]:
     """The tables that inherit from ordinary tables (``INHERITS``; the chunks of a TimescaleDB hypertable are among
-    them), by the oid of the parent: the name of each, and whether its rows are meant not to be in any topic, or are in
-    its own. A query of the parent has their rows, its topic does not. Partitions are not among them, nor are temporary
-    tables: only the session that has made one finds its rows in the parent.
+    them), by the oid of the parent and by their names. A query of the parent has their rows, its topic does not.
+    Partitions are not among them, nor are temporary tables: only the session that has made one finds its rows in the
+    parent.
 
     :param oids: the followed tables.
     :param tables: patterns, and ``schemas`` likewise: what they leave out is left out on purpose.
     """
     rows = connection.execute(
-        "SELECT i.inhparent, c.oid, n.nspname, c.relname FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent "
-        "JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE p.relkind = 'r' AND p.oid = ANY (%s::oid[]) AND c.relpersistence <> 't' ORDER BY 1, 3, 4",
+        _NAMED + ", i.inhparent" + _FROM + "JOIN pg_inherits i ON i.inhrelid = c.oid JOIN pg_class p "
+        "ON p.oid = i.inhparent WHERE p.relkind = 'r' AND p.oid = ANY (%s::oid[]) AND c.relpersistence <> 't' "
+        "ORDER BY p.oid, n.nspname, c.relname",
         (list(oids),),
     ).fetchall()
-    found: dict[int, dict[str, bool]] = {}
-    for parent, oid, schema, name in rows:
-        meant = oid in oids or _left_out(tables, schemas, schema, name)
-        found.setdefault(parent, {})[f"{schema}.{name}"] = meant
+    found: dict[int, dict[str, Child]] = {}
+    apart = undecoded(connection, [row[0] for row in rows]) if rows else {}
+    for *row, parent in rows:
+        child = _Relation(*row)
+        meant = child.oid in oids or _left_out(tables, schemas, child.schema, child.name)
+        fit = not _unfit(child) and child.oid not in apart
+        found.setdefault(parent, {})[f"{child.schema}.{child.name}"] = Child(meant, fit)
     return found
 
 
@@ -536,17 +551,6 @@ def generated(connection: Connection, oids: Collection[int]) -> dict[int, list[s
         (list(oids),),
     ).fetchall()
     return dict(rows)
-
-
-def stored_apart(connection: Connection, table: SourceTable) -> list[str]:
-    """The columns, beside the key, whose values PostgreSQL may store out of line (TOAST), so that an update that leaves
-    one unchanged does not send it, unless the whole old row is sent."""
-    rows = connection.execute(
-        "SELECT attname FROM pg_attribute WHERE attrelid = %s AND attlen = -1 AND attstorage <> 'p' AND attnum > 0 "
-        "AND NOT attisdropped AND attgenerated = '' AND attname = ANY (%s) ORDER BY attnum",
-        (table.oid, [column.name for column in table.columns if column.name not in table.key]),
-    ).fetchall()
-    return [name for (name,) in rows]
 
 
 def unselectable(connection: Connection, tables: Sequence[SourceTable]) -> list[str]:

@@ -17,6 +17,7 @@ from psycopg import sql
 
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres.connect import Connection, quoted
+from airflow_bottledwater.postgres.storage import DECODED
 
 #: the columns of the index that is the replica identity of a relation ``c``
 _IDENTITY = """ARRAY(
@@ -47,8 +48,8 @@ WITH RECURSIVE tree AS (
     FROM tree t JOIN pg_class c ON c.oid = t.oid AND c.relkind = 'p'
     JOIN pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
 )
-SELECT t.root, t.oid, t.parent, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,
-       {},
+SELECT t.root, t.oid, t.parent, n.nspname, c.relname, c.relkind, c.relpersistence,
+       (SELECT a.amname IN {} FROM pg_am a WHERE a.oid = c.relam), c.relreplident, {},
        c.relfilenode, greatest(c.relpages, 0), c.relrowsecurity, c.xmin::text, t.created,
        t.attached
 FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -80,6 +81,7 @@ class Partition:
     :param root: the partitioned table that was asked for.
     :param parent: the table that it is directly below.
     :param kind: ``relkind``: ``p`` if it is partitioned itself, so that it has no rows of its own.
+    :param decoded: whether its access method is one whose changes are decoded; None if it has none.
     :param identity: ``relreplident``; ``identity_columns`` are those of its index.
     :param filenode: see :class:`~airflow_bottledwater.model.relation.SourceTable`; 0 if it is partitioned itself.
     :param xmin: of its row in pg_class.
@@ -95,6 +97,7 @@ class Partition:
     name: str
     kind: str
     persistence: str
+    decoded: bool | None
     identity: str
     identity_columns: list[str]
     filenode: int
@@ -116,8 +119,8 @@ class Partition:
 
     @property
     def logged(self) -> bool:
-        """Whether the changes of its rows are in the WAL, if it has any."""
-        return not self.leaf or (self.kind == "r" and self.persistence == "p")
+        """Whether the changes of its rows are in the WAL, so that they are decoded, if it has any."""
+        return not self.leaf or (self.kind == "r" and self.persistence == "p" and bool(self.decoded))
 
     @property
     def rewritten(self) -> bool:
@@ -134,7 +137,7 @@ class Partition:
 def below(connection: Connection, oids: Iterable[int]) -> dict[int, list[Partition]]:
     """What is below these tables, by table, parents first; tables that are not partitioned are left out."""
     found: dict[int, list[Partition]] = {}
-    for row in connection.execute(_BELOW.format(_IDENTITY), {"oids": list(oids)}):  # type: ignore[arg-type]
+    for row in connection.execute(_BELOW.format(DECODED, _IDENTITY), {"oids": list(oids)}):  # type: ignore[arg-type]
         found.setdefault(row[0], []).append(Partition(*row))
     return found
 
@@ -204,16 +207,20 @@ def agrees(root: str, key: Iterable[str], identity: str, columns: Iterable[str])
 def unfit(table: SourceTable, partitions: Sequence[Partition]) -> list[str]:
     """The partitions whose changes are not in the WAL, as sentences."""
     return [
-        f"{each.qualified}, a partition of {table.qualified}, is not permanent or a foreign table: its changes are not "
-        f"in the WAL. {_logged(each)}Publish the other partitions under their own names (partitioned_tables = leaves), "
-        "or take it out of the table (ALTER TABLE … DETACH PARTITION)."
+        f"{each.qualified}, a partition of {table.qualified}, {_unsent(each)} Publish the other partitions under their "
+        "own names (partitioned_tables = leaves), or take it out of the table (ALTER TABLE … DETACH PARTITION)."
         for each in partitions
         if not each.logged
     ]
 
 
-def _logged(partition: Partition) -> str:
-    return f"Run: ALTER TABLE {quoted(partition.schema, partition.name)} SET LOGGED; " if partition.kind == "r" else ""
+def _unsent(partition: Partition) -> str:
+    """Why no changes of it are sent, and the statement that mends that."""
+    statement = f"Run: ALTER TABLE {quoted(partition.schema, partition.name)} SET"
+    if partition.decoded is False:
+        return f"is not stored as heap: its changes are not decoded. {statement} ACCESS METHOD heap;"
+    said = "is not permanent or a foreign table: its changes are not in the WAL."
+    return f"{said} {statement} LOGGED;" if partition.kind == "r" else said
 
 
 def changes(known: Known, table: SourceTable, today: Sequence[Partition]) -> list[tuple[str, str]]:

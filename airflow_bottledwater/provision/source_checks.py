@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import psycopg
 from psycopg import sql
@@ -16,6 +16,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, publication, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.server import is_standby
+from airflow_bottledwater.postgres.storage import stored_apart, undecoded
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.publish.row_query import equality
 from airflow_bottledwater.state import options, outboxes
@@ -91,7 +92,7 @@ def _unusable(connection: Connection, tables: Sequence[SourceTable]) -> dict[int
         key = of_keys[table.oid]
         if table.identity == "f" or barred.keys().isdisjoint(column.type.schema for column in key):
             continue
-        if catalog.stored_apart(connection, table):
+        if stored_apart(connection, table):
             needed[table.oid] |= {schema for schema, _ in equality(connection, table.oid, key).values()}
             needed[table.oid] |= {column.type.schema for column in key if column.type.oid != column.type.base_oid}
     found = {oid: ", ".join(barred[each] for each in sorted(names & barred.keys())) for oid, names in needed.items()}
@@ -325,8 +326,8 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
         _warn_of_outboxes(connection, found)
         _warn_of_children(connection, pipeline, found)
         _warn_of_generated(connection, found)
-        _warn_of_storage(connection, read, found)
     problems += unreadable(connection, read).values()
+    problems += undecoded(connection, [table.oid for table in found.tables]).values()
     problems += [
         f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: replication "
         "would fail at the table's first row. Give the type one (ALTER TYPE … SET (SEND = …)), change the column's "
@@ -359,21 +360,37 @@ def elsewhere(connection: Connection, pipeline: Settings, tables: Mapping[int, S
     return {parent: said for parent, said in found.items() if said}
 
 
-def _not_followed(parent: SourceTable, children: Mapping[str, bool]) -> str:
+def _not_followed(parent: SourceTable, children: Mapping[str, catalog.Child]) -> str:
     """What is wrong with a table some of whose children are not followed, and what can be done; empty if all are meant
     to be as they are.
 
     :param children: see :func:`airflow_bottledwater.postgres.catalog.inherited`.
     """
-    left = [name for name, meant in children.items() if not meant]
+    left = {name: child for name, child in children.items() if not child.meant}
     if not left:
         return ""
-    return (
+    said = (
         f"Rows of {parent.qualified} may be in {len(left)} tables that inherit from it, and that the pipeline does not "
-        f"follow ({', '.join(left[:3])}{', …' if len(left) > 3 else ''}). Name them as well (patterns cover later "
-        "ones, too): each gets a topic of its own. Or make it a partitioned table (PARTITION BY), which has one topic; "
-        "or leave them out on purpose, with a pattern behind '!'."
+        f"follow ({_some(left)}). "
     )
+    if unfit := [name for name, child in left.items() if not child.fit]:
+        said += (
+            f"{_some(unfit)} cannot be followed (a foreign table, an unlogged one until it is SET LOGGED, one that is "
+            "not stored as heap, a chunk of a hypertable with compression): leave such tables out on purpose, with a "
+            "pattern behind '!'. "
+        )
+    if len(unfit) < len(left):
+        said += (
+            f"Name {'the others' if unfit else 'them'} as well (patterns cover later ones, too): each gets a topic of "
+            "its own. Or make it a partitioned table (PARTITION BY), which has one topic; or leave them out on "
+            "purpose, with a pattern behind '!'."
+        )
+    return said.rstrip()
+
+
+def _some(names: Collection[str]) -> str:
+    """The first of some names, for a message."""
+    return f"{', '.join(list(names)[:3])}{', …' if len(names) > 3 else ''}"
 
 
 def _warn_of_outboxes(connection: Connection, found: Findings) -> None:
@@ -425,24 +442,6 @@ def _warn_of_generated(connection: Connection, found: Findings) -> None:
             f"Generated columns are not published: {', '.join(said[:5])}{', …' if len(said) > 5 else ''}. Let "
             "consumers compute them from the other columns."
         )
-
-
-def _warn_of_storage(connection: Connection, tables: Sequence[SourceTable], found: Findings) -> None:
-    """Say which tables are not stored as heap, whose changes alone logical decoding knows
-    (src/backend/replication/logical/decode.c).
-
-    :param tables: those that have rows.
-    """
-    others = connection.execute(
-        "SELECT n.nspname || '.' || c.relname, a.amname FROM pg_class c JOIN pg_am a ON a.oid = c.relam "
-        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[]) AND a.amname <> 'heap' ORDER BY 1",
-        ([table.oid for table in tables],),
-    )
-    found.warnings += [
-        f"{name} has the access method {method}: PostgreSQL decodes the changes of heap only, so that none of the "
-        "table's may be sent. Try it with a change of a row; or run: ALTER TABLE … SET ACCESS METHOD heap."
-        for name, method in others
-    ]
 
 
 def _leave_to_stream(pipeline: Settings, found: Findings) -> None:

@@ -81,12 +81,15 @@ def followed(connection: Connection, known: PipelineState) -> dict[str, Partitio
 
 def unlogged(connection: Connection, known: PipelineState) -> dict[int, Gap]:
     """The gaps of tables that have a partition which was logged when the topic got its rows, and is not now: what is
-    changed in it until it is logged again is never sent. A table that has a gap already is left out."""
+    changed in it until it is logged again (and stored as heap) is never sent. A table that has a gap already is left
+    out."""
     found = {}
     for table, partitioned, today in _partitioned(connection, known):
         lost = [each.qualified for each in today if each.oid in partitioned and not each.logged]
         if lost and table.oid not in known.gaps:
-            found[table.oid] = Gap(f"lacks changes of a partition that was unlogged: {', '.join(lost)}")
+            found[table.oid] = Gap(
+                f"lacks changes of a partition that was unlogged, or not stored as heap: {', '.join(lost)}"
+            )
     return found
 
 

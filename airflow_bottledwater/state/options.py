@@ -15,6 +15,7 @@ from airflow_bottledwater.pipeline.patterns import describes
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres.connect import Connection, quoted
+from airflow_bottledwater.postgres.storage import stored_apart
 from airflow_bottledwater.state import outboxes, row_filters
 from airflow_bottledwater.state.coverage import renamed
 from airflow_bottledwater.state.identity import other_partitions, resolve
@@ -109,7 +110,7 @@ def _not_looked_up(connection: Connection, mapping: TableMapping, table: SourceT
     if not hashed or table.identity == "f":
         return []
     places = mapping.left_out(table.schema, table.name, [column.name for column in table.columns])
-    if not (apart := catalog.stored_apart(connection, table.without(places))):
+    if not (apart := stored_apart(connection, table.without(places))):
         return []
     return [
         f"Column {hashed[0]!r} of the key of {table.qualified} is published as a hash, by which a row cannot be looked "

@@ -13,6 +13,7 @@ from airflow_bottledwater.postgres import catalog, coverage, partitions, publica
 from airflow_bottledwater.postgres.connect import Connection, quoted
 from airflow_bottledwater.postgres.coverage import Coverage
 from airflow_bottledwater.postgres.server import end_of_wal
+from airflow_bottledwater.postgres.storage import undecoded
 from airflow_bottledwater.provision.source_checks import elsewhere, unreadable
 from airflow_bottledwater.state import coverage as compared
 from airflow_bottledwater.state import held, options
@@ -127,7 +128,8 @@ def look(
         identifiable = [table for table in loaded if table.identifiable]
         uncovered = publication.uncovered(connection, first, identifiable) if first is not None else {}
         covered, below = coverage.read(connection, names, list(known.tables)), compared.below(connection, known)
-        gaps = compared.unlogged(connection, known)
+        gaps, apart = compared.unlogged(connection, known), undecoded(connection, [table.oid for table in followed])
+        gaps |= {oid: Gap("lacks changes that were not decoded") for oid in apart if oid not in known.gaps}
         gaps |= _keyless((table for table in followed if table.oid not in below), known)
         if not pipeline.create_publication:
             gaps |= _unpublished({table.oid for table in followed} - below.keys() - covered.tables.keys(), known)
@@ -147,7 +149,7 @@ def look(
             | uncovered
             | publication.other_columns((first, second), followed)
             | _unlogged(followed)
-            | dict(unfiltered),
+            | (apart | dict(unfiltered)),
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
             *altered(known, {table.oid: table for table in followed}),
             changed,

@@ -26,6 +26,7 @@ from airflow_bottledwater.postgres import catalog
 from airflow_bottledwater.postgres import snapshot as pg
 from airflow_bottledwater.postgres.connect import Connection, session
 from airflow_bottledwater.postgres.server import identify
+from airflow_bottledwater.postgres.storage import undecoded
 from airflow_bottledwater.state import control_topic, coverage, held, options, saved
 from airflow_bottledwater.state.claim import read_state, unknown
 from airflow_bottledwater.state.control_records import VerifiedRecord, decode, encode, verified_key
@@ -177,6 +178,7 @@ def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineS
     """The pipeline's tables whose topics say nothing of what the tables hold today, and why."""
     there, below = catalog.names(connection, list(known.tables)), coverage.below(connection, known)
     children = catalog.inherited(connection, known.tables, pipeline.tables, pipeline.schemas)
+    apart = undecoded(connection, known.tables)
     today = {table.oid: table for table in catalog.load(connection, list(there), TableMapping.of(pipeline))}
     found = {}
     for oid in known.tables:
@@ -190,7 +192,9 @@ def _not_comparable(connection: Connection, pipeline: Settings, known: PipelineS
             found[oid] = f"it is a partition of {below[oid]} now, and its changes are in the topic of that table"
         elif why := _other_key(known.tables[oid], today.get(oid)):
             found[oid] = why
-        elif left := [name for name, meant in children.get(oid, {}).items() if not meant]:
+        elif oid in apart:
+            found[oid] = apart[oid]
+        elif left := [name for name, each in children.get(oid, {}).items() if not each.meant]:
             found[oid] = (
                 f"rows of it are in tables that inherit from it and are not followed ({', '.join(left[:3])}): they are "
                 "in no topic"

@@ -70,6 +70,8 @@ _UNIT_REGISTRY = "tests/unit/kafka/test_registry.py"
 _UNIT_PROTOBUF = "tests/unit/encoding/test_protobuf.py"
 _UNIT_CHECKS, _UNIT_TABLES = "tests/unit/tables/test_checks.py", "tests/unit/tables/test_watch.py"
 _UNIT_SCHEMAS = "tests/unit/state/test_schemas.py"
+_EXTENSIONS = "tests/integration/test_extensions.py"
+_UNDECODED = "test_a_table_whose_changes_are_not_decoded_is_red_until_they_are_and_then_read_again"
 _DEATH, _ZOMBIES, _OUTAGES = (f"tests/faults/test_{name}.py" for name in ("death", "zombies", "outages"))
 
 
@@ -2768,7 +2770,7 @@ MUTANTS = (
     Mutant(
         "preflight says which schemas of keys' types may not be used",
         "_unusable",
-        never("catalog.stored_apart(connection, table)"),
+        never("stored_apart(connection, table)"),
         "tests/integration/test_bad_input.py::"
         "test_a_schema_of_a_keys_type_without_usage_is_refused_where_rows_have_to_be_looked_up",
     ),
@@ -5175,7 +5177,7 @@ MUTANTS = (
     Mutant(
         "rows in tables that inherit and are not followed are missed",
         "_not_followed",
-        swap("[name for name, meant in children.items() if not meant]", "[]"),
+        swap("{name: child for name, child in children.items() if not child.meant}", "{}"),
         "tests/integration/test_verify_alone.py::test_a_parent_whose_rows_are_in_children_that_nobody_follows_is_not_equal",
     ),
     Mutant(
@@ -6473,7 +6475,7 @@ MUTANTS = (
     Mutant(
         "a parent whose rows are in other tables is not verified",
         "driver._not_comparable",
-        never("left := [name for name, meant in children.get(oid, {}).items() if not meant]"),
+        never("left := [name for name, each in children.get(oid, {}).items() if not each.meant]"),
         "tests/integration/test_verify_alone.py::test_a_parent_whose_rows_are_in_children_that_nobody_follows_is_not_equal",
     ),
     Mutant(
@@ -7326,5 +7328,53 @@ MUTANTS = (
         "LiveReader._by_blocks",
         always("blocks >= self._blocks or (ranges and self._request.where) or time.monotonic() - began > LOCK"),
         f"{_PARTITIONS}::test_a_live_snapshot_reads_small_partitions_under_one_snapshot",
+    ),
+    Mutant(
+        "a table whose changes are not decoded is refused",
+        "source_checks.check_tables",
+        swap("undecoded(...).values()", "()"),
+        f"{_EXTENSIONS}::{_UNDECODED}[Citus]",
+    ),
+    Mutant(
+        "a followed table whose changes are not decoded any more is told",
+        "look.look",
+        swap("apart | dict(unfiltered)", "dict(unfiltered)"),
+        f"{_EXTENSIONS}::{_UNDECODED}[Citus]",
+    ),
+    Mutant(
+        "a table whose changes were not decoded for a while is read again",
+        "look.look",
+        drop("gaps |= {oid: Gap('lacks changes that were not decoded') for oid in apart if oid not in known.gaps}"),
+        f"{_EXTENSIONS}::{_UNDECODED}[TimescaleDB]",
+    ),
+    Mutant(
+        "a table whose changes are not decoded is not swept",
+        "wanted.wanted",
+        never("oid in apart"),
+        f"{_EXTENSIONS}::{_UNDECODED}[TimescaleDB]",
+    ),
+    Mutant(
+        "a verification proves nothing of a table whose changes are not decoded",
+        "driver._not_comparable",
+        never("oid in apart"),
+        f"{_EXTENSIONS}::{_UNDECODED}[columnar]",
+    ),
+    Mutant(
+        "a partition whose changes are not decoded is told",
+        "Partition.logged",
+        drop("bool(self.decoded)"),
+        f"{_EXTENSIONS}::test_a_new_table_or_partition_of_another_access_method_is_red",
+    ),
+    Mutant(
+        "children that cannot be followed are not to be named",
+        "catalog.inherited",
+        drop("not _unfit(child)"),
+        f"{_EXTENSIONS}::test_children_that_cannot_be_followed_are_to_be_left_out",
+    ),
+    Mutant(
+        "children whose changes are not decoded are not to be named",
+        "catalog.inherited",
+        drop("child.oid not in apart"),
+        f"{_EXTENSIONS}::test_children_that_cannot_be_followed_are_to_be_left_out",
     ),
 )

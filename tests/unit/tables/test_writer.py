@@ -97,7 +97,7 @@ HANDED_OVER = {
     "a chain": seen(table(1, "b"), table(2, "c"), C),
     "not wanted any more": seen(C, unwanted=(table(1, "archived"),)),
 }
-PART = Partition(1, 7, 1, "public", "p", "r", "p", "d", [], 77, 1, False, "700", False, "701")
+PART = Partition(1, 7, 1, "public", "p", "r", "p", True, "d", [], 77, 1, False, "700", False, "701")
 OF_PARTITIONS = {
     "attached": Step(1, "public.a", "a", "has parts", Do.READ_PARTS, parts=(PART,)),
     "below": Step(1, "public.a", "a", "is a partition", Do.BELOW, root="public.b"),
@@ -195,7 +195,7 @@ def test_publications_are_read_once_for_all_new_tables(monkeypatch: pytest.Monke
 
 
 def partition(oid: int, filenode: int, xmin: str) -> Partition:
-    return Partition(1, oid, 1, "public", f"p{oid}", "r", "p", "d", [], filenode, 1, False, xmin, True, "700")
+    return Partition(1, oid, 1, "public", f"p{oid}", "r", "p", True, "d", [], filenode, 1, False, xmin, True, "700")
 
 
 def test_the_files_of_a_table_that_was_truncated_whole_are_recorded() -> None:

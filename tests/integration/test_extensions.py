@@ -1,0 +1,151 @@
+"""Tables that extensions make, or store in their own way. No extension that does is there: its tables are made by hand,
+and its access method is heap under another name."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.provision import preflight
+from airflow_bottledwater.state.claim import read_state
+from airflow_bottledwater.verify import driver
+from tests.support.tables import look_often, problems
+from tests.support.topics import Flow, MakeFlow
+from tests.support.waiting import until
+from tests.support.writers import state_topic
+
+COLUMNAR = "CREATE ACCESS METHOD columnar TYPE TABLE HANDLER heap_tableam_handler"
+CITUS = (
+    "SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass)",
+    "GRANT SELECT ON pg_catalog.pg_dist_partition TO PUBLIC",
+)
+TIMESCALE = (
+    "CREATE SCHEMA _timescaledb_catalog",
+    "CREATE TABLE _timescaledb_catalog.hypertable (id int, schema_name name, table_name name, compression_state int)",
+    "CREATE TABLE _timescaledb_catalog.chunk (hypertable_id int, schema_name name, table_name name)",
+    "INSERT INTO _timescaledb_catalog.hypertable VALUES (1, 'public', 'conditions', 0), (2, 'public', 'others', 1)",
+    "INSERT INTO _timescaledb_catalog.chunk VALUES (1, 'public', 'b'), (2, 'sales', 'b')",
+)
+#: what makes a table one whose changes are not decoded, what ends that, and what is said of it
+WAYS = {
+    "columnar": (
+        (COLUMNAR,),
+        "ALTER TABLE b SET ACCESS METHOD columnar",
+        "ALTER TABLE b SET ACCESS METHOD heap",
+        "Table public.b has the access method columnar",
+    ),
+    "Citus": (
+        CITUS,
+        "INSERT INTO pg_catalog.pg_dist_partition VALUES ('b'::regclass)",
+        "DELETE FROM pg_catalog.pg_dist_partition",
+        "Table public.b is one of Citus",
+    ),
+    "TimescaleDB": (
+        TIMESCALE,
+        "UPDATE _timescaledb_catalog.hypertable SET compression_state = 1 WHERE id = 1",
+        "UPDATE _timescaledb_catalog.hypertable SET compression_state = 0 WHERE id = 1",
+        "Table public.b is a chunk of hypertable public.conditions, which has compression",
+    ),
+}
+
+
+def _followed(flow: Flow) -> set[str]:
+    return {each.table.name for each in read_state(flow.pipeline, state_topic(flow)).tables.values()}
+
+
+def _verified(flow: Flow) -> dict[str, str]:
+    found = driver.run(flow.pipeline, driver.in_threads(flow.pipeline))
+    return {each.table: each.reason for each in found.tables if each.reason or each.counts}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_table_whose_changes_are_not_decoded_is_red_until_they_are_and_then_read_again(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    begins, turn, back, said = WAYS[way]
+    look_often(monkeypatch, interval=1.0)
+    flow = make_flow(tables=("a", "b"))
+    flow.execute(
+        *(f"CREATE TABLE {name} (id int PRIMARY KEY, t text); INSERT INTO {name} VALUES (1, 'x')" for name in "ab"),
+        *begins,
+        turn,
+    )
+    with pytest.raises(PreflightError, match=said):
+        flow.create()
+    flow.execute(back)
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute(turn)
+        until(lambda: "public.b" in problems(flow), "it is told", failed=errors)
+        found = problems(flow)["public.b"]
+        assert found.kind == "not-complete" and said in found.reason and found.remedy
+        assert said in _verified(flow)["public.b"]
+        asked = flow.ask("b", sweep=True)
+        until(lambda: flow.reported(asked).state == "failed", "it is not read", failed=errors)
+        assert said in flow.reported(asked).error
+        flow.execute(back)
+        until(lambda: not problems(flow), "nothing is wrong any more", failed=errors)
+        until(lambda: len(flow.read("b")) == 2, "it is read again", failed=errors)
+        until(lambda: not read_state(flow.pipeline, state_topic(flow)).lives, "all of it", failed=errors)
+        assert not _verified(flow)
+    assert errors == [] and len(flow.read("a")) == 1
+
+
+def test_a_new_table_or_partition_of_another_access_method_is_red(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_often(monkeypatch)
+    flow = make_flow(tables=("t*",))
+    flow.execute(
+        COLUMNAR,
+        "CREATE TABLE t1 (id int PRIMARY KEY)",
+        "CREATE TABLE t2 (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE t2_heap PARTITION OF t2 FOR VALUES FROM (0) TO (10)",
+        f"ALTER DATABASE {flow.execute('SELECT current_database()')[0][0]} SET default_table_access_method = columnar",
+    )
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute(
+            "CREATE TABLE t3 (id int PRIMARY KEY); INSERT INTO t3 VALUES (1)",
+            "CREATE TABLE t2_part PARTITION OF t2 FOR VALUES FROM (10) TO (20) USING columnar",
+            "INSERT INTO t2 VALUES (11)",
+        )
+        until(lambda: len(problems(flow)) == 2, "both are told", failed=errors)
+        found = problems(flow)
+        assert "Table public.t3 has the access method columnar" in found["public.t3"].reason
+        assert "t2_part, a partition of public.t2, is not stored as heap" in found["public.t2"].reason
+        # the advice
+        for each in found.values():
+            assert "SET ACCESS METHOD heap;" in each.remedy
+        flow.execute("ALTER TABLE t3 SET ACCESS METHOD heap", "ALTER TABLE t2_part SET ACCESS METHOD heap")
+        until(lambda: not problems(flow), "nothing is wrong any more", failed=errors)
+        until(lambda: "t3" in _followed(flow), "it is followed", failed=errors)
+        until(lambda: [len(flow.read(each)) for each in ("t3", "t2")] == [1, 1], "they are read", failed=errors)
+    assert errors == []
+
+
+def test_children_that_cannot_be_followed_are_to_be_left_out(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("a",))
+    flow.execute("CREATE TABLE a (id int PRIMARY KEY)", COLUMNAR)
+
+    def warned(*tables: str) -> str:
+        found = preflight.run(flow.pipeline.with_(tables=tables)).warnings
+        return next((each for each in found if "inherit from it" in each), "")
+
+    flow.execute("CREATE UNLOGGED TABLE quick () INHERITS (a)", "CREATE TABLE packed () INHERITS (a) USING columnar")
+    said = warned("a")
+    assert "public.packed, public.quick cannot be followed (a foreign table, an unlogged one" in said
+    assert "Name the" not in said
+    flow.execute("CREATE TABLE plain (PRIMARY KEY (id)) INHERITS (a)")
+    assert "Name the others as well" in warned("a") and "cannot be followed" in warned("a")
+    # the advice
+    assert "cannot be followed" not in warned("a", "!quick", "!packed") and "Name them" in warned(
+        "a", "!quick", "!packed"
+    )
+    assert "it in topics of those tables" not in warned("a", "plain", "!quick", "!packed")
+    flow.execute("ALTER TABLE quick SET LOGGED", "ALTER TABLE packed SET ACCESS METHOD heap")
+    assert "cannot be followed" not in warned("a")

@@ -20,6 +20,10 @@ from airflow_bottledwater.postgres.storage import undecoded
 #: relations that rows are read from. Nothing here takes a lock on them: pg_relation_size and pg_partition_tree would
 #: wait for sessions that have one of them locked
 _NAMED = "SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence"
+#: of such a relation, whether it belongs to an extension, which brings it along
+_OF_EXTENSION = (
+    "EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e')"
+)
 _FROM = " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
 _RELATIONS = (
     _NAMED
@@ -115,7 +119,8 @@ def resolve(
 
     :param tables: names, or patterns ``[schema.]table`` with ``*`` and ``?``; without a schema, ``public`` is meant.
     :param schemas: patterns of schemas, all of whose tables are included. If both are empty, all tables of all schemas
-        but the system's are. In both, a pattern behind ``!`` leaves out what it matches, whatever else matches it.
+        but the system's are. Tables of extensions are taken by their names only. In both, a pattern behind ``!`` leaves
+        out what it matches, whatever else matches it.
     :param via_root: whether a partitioned table stands for itself instead, and everything below it belongs to it.
     :param strict: whether it is an error if a pattern matches nothing; otherwise the others count.
     :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
@@ -160,9 +165,8 @@ def idle(connection: Connection, tables: Sequence[str], schemas: Sequence[str]) 
 def _relations(connection: Connection) -> list[_Relation]:
     """Whatever a pattern may match."""
     rows = connection.execute(
-        _NAMED
-        + _FROM
-        + "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
+        f"{_NAMED}, {_OF_EXTENSION} {_FROM}"
+        "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
         " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
     ).fetchall()
     return [_Relation(*row) for row in rows]
@@ -196,6 +200,8 @@ class _Relation(NamedTuple):
     """A row of pg_class that a pattern may match.
 
     :param identity: ``relreplident``; ``kind`` is ``relkind``, and ``persistence`` is ``relpersistence``.
+    :param of_extension: whether an extension has made it: then it is mostly not the pipeline's to publish, and has
+        nothing that is an application's.
     """
 
     oid: int
@@ -204,6 +210,7 @@ class _Relation(NamedTuple):
     identity: str
     kind: str
     persistence: str
+    of_extension: bool = False
 
 
 class _Choice:
@@ -233,10 +240,13 @@ class _Choice:
         """Add the permanent tables among the relations that a pattern matches.
 
         :param exact: whether the pattern is a name: anything but a permanent table is then a problem, instead of being
-            left out.
+            left out, as a table of an extension is.
         """
-        taken, before = 0, len(self.problems)
+        taken, before, brought = 0, len(self.problems), False
         for relation in matches:
+            if relation.of_extension and not exact:
+                brought = True
+                continue
             problem = _unfit(relation)
             if problem:
                 self.problems += [problem] if exact else []
@@ -245,7 +255,8 @@ class _Choice:
             split = relation.kind == "p" and not self._via_root
             self._chosen.update(dict.fromkeys(self._leaves(relation, exact) if split else [relation.oid]))
         if taken == 0 and len(self.problems) == before:
-            self.problems.append(f"No table matches {pattern!r}. Check the name, its schema and the database.")
+            but = " but tables of extensions, which are taken by their names only" if brought else ""
+            self.problems.append(f"No table matches {pattern!r}{but}. Check the name, its schema and the database.")
 
     def _leaves(self, parent: _Relation, exact: bool) -> list[int]:
         below = [self._by_oid[oid] for oid in self._below.get(parent.oid, []) if oid in self._by_oid]

@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_bottledwater.errors import PreflightError
+from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.state.claim import read_state
 from airflow_bottledwater.verify import driver
@@ -126,6 +128,46 @@ def test_a_new_table_or_partition_of_another_access_method_is_red(
         until(lambda: "t3" in _followed(flow), "it is followed", failed=errors)
         until(lambda: [len(flow.read(each)) for each in ("t3", "t2")] == [1, 1], "they are read", failed=errors)
     assert errors == []
+
+
+def test_tables_of_extensions_are_taken_by_their_names_only(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_often(monkeypatch)
+    flow = make_flow()
+    flow.execute(
+        "CREATE TABLE mine (id int PRIMARY KEY)",
+        "CREATE TABLE spatial_ref_sys (id int PRIMARY KEY)",
+        "CREATE SCHEMA cron; CREATE TABLE cron.job (id int PRIMARY KEY)",
+        "ALTER EXTENSION plpgsql ADD TABLE spatial_ref_sys",
+        "ALTER EXTENSION plpgsql ADD TABLE cron.job",
+    )
+
+    def taken(*tables: str, schemas: tuple[str, ...] = ()) -> list[str]:
+        with connect(flow.dsn) as connection:
+            found = catalog.names(connection, catalog.resolve(connection, tables, schemas)).values()
+        return sorted(".".join(each) for each in found)
+
+    assert taken() == taken("*", "*.*") == taken(schemas=("*",)) == ["public.mine"]
+    assert taken("spatial_ref_sys", "cron.job", "mine") == ["cron.job", "public.mine", "public.spatial_ref_sys"]
+    with pytest.raises(PreflightError, match=r"matches 'cron\.\*' but tables of extensions, which are taken by their"):
+        preflight.run(flow.pipeline.with_(schemas=("cron",)))
+    flow.create()
+    flow.snapshot()
+    with flow.streaming() as errors:
+        flow.streams()
+        # CREATE EXTENSION makes them in one transaction
+        flow.execute(
+            "BEGIN; CREATE TABLE brought (id int PRIMARY KEY); ALTER EXTENSION plpgsql ADD TABLE brought; COMMIT",
+            "CREATE TABLE more (id int PRIMARY KEY); INSERT INTO more VALUES (1)",
+        )
+        until(lambda: "more" in _followed(flow), "another one is taken in", failed=errors)
+        # what is followed stays so
+        flow.execute("ALTER EXTENSION plpgsql ADD TABLE more", "INSERT INTO more VALUES (2)", "SELECT pg_sleep(1)")
+        until(lambda: flow.compare("more").equal, "it goes on", failed=errors)
+        assert not problems(flow)
+    assert errors == []
+    assert _followed(flow) == {"mine", "more"}
 
 
 def test_children_that_cannot_be_followed_are_to_be_left_out(make_flow: MakeFlow) -> None:

@@ -7366,6 +7366,12 @@ MUTANTS = (
         f"{_EXTENSIONS}::test_a_new_table_or_partition_of_another_access_method_is_red",
     ),
     Mutant(
+        "tables of extensions are taken by their names only",
+        "_Choice.take",
+        never("relation.of_extension and not exact"),
+        f"{_EXTENSIONS}::test_tables_of_extensions_are_taken_by_their_names_only",
+    ),
+    Mutant(
         "children that cannot be followed are not to be named",
         "catalog.inherited",
         drop("not _unfit(child)"),

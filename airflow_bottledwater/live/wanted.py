@@ -19,16 +19,20 @@ from airflow_bottledwater.state.control_records import SnapshotRequest, check
 from airflow_bottledwater.state.identity import refuse_shared, resolve
 from airflow_bottledwater.state.pipeline_state import PipelineState
 
-#: the first column of a key whose index does not sort it by PostgreSQL's own operators; {} is what makes an index that
-#: of the key
-_FOREIGN = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod)
+#: of the indexes of a key, one that sorts it as ORDER BY does in our sessions, which trust PostgreSQL's own operators
+#: only: NULL; or else the first column that one does not sort so. {} is what makes an index that of the key
+_UNSORTED = """
+SELECT (array_agg(a.attname || ' (' || format_type(a.atttypid, a.atttypmod) || ')' ORDER BY k.n) FILTER (WHERE
+    k.collated <> a.attcollation OR c.opcnamespace <> 'pg_catalog'::regnamespace OR NOT EXISTS (
+        SELECT FROM pg_opclass d WHERE d.opcfamily = c.opcfamily AND d.opcintype = c.opcintype AND d.opcdefault)
+))[1]
 FROM pg_index x
-CROSS JOIN LATERAL unnest(x.indkey::int2[], x.indclass::oid[]) WITH ORDINALITY AS k(attnum, opclass, n)
+CROSS JOIN LATERAL unnest(x.indkey::int2[], x.indclass::oid[], x.indcollation::oid[])
+    WITH ORDINALITY AS k(attnum, opclass, collated, n)
 JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
 JOIN pg_opclass c ON c.oid = k.opclass
 WHERE x.indrelid = %s AND {} AND k.n <= x.indnkeyatts
-AND c.opcnamespace <> 'pg_catalog'::regnamespace ORDER BY k.n LIMIT 1
+GROUP BY x.indexrelid ORDER BY 1 NULLS FIRST LIMIT 1
 """
 
 
@@ -115,17 +119,18 @@ def check_named(request: SnapshotRequest) -> None:
 def check_order(connection: Connection, oid: int, name: str, key: Sequence[str]) -> None:
     """
     :param name: the table's, for the message; ``key`` are the columns of its key.
-    :raises Refused: a column of the table's key is sorted by operators of an extension or a user (citext, ltree), which
-        our sessions do not find: they trust PostgreSQL's own only.
+    :raises Refused: no index of the table's key sorts it as ``ORDER BY`` does: by the operators of its types that are
+        PostgreSQL's own (those of an extension, citext or ltree, our sessions do not find), and in the collations of
+        its columns. Each chunk would sort the whole table.
     """
-    foreign = connection.execute(
-        _FOREIGN.format(catalog.OF_KEY),  # type: ignore[arg-type]
+    found = connection.execute(
+        _UNSORTED.format(catalog.OF_KEY),  # type: ignore[arg-type]
         (oid, sorted(key)),
     ).fetchone()
-    if foreign is not None:
+    if found is not None and found[0]:
         raise Refused(
-            f"Table {name} cannot be read in the order of its keys: column {foreign[0]} ({foreign[1]}) is not sorted "
-            "by PostgreSQL's own operators.",
+            f"Table {name} cannot be read in the order of its keys: column {found[0]} is not sorted by PostgreSQL's "
+            "own operators for its type, and in its own collation, in an index of the key.",
             "Ask for it without by_key (--by-key): it is then read in the order of its blocks.",
         )
 

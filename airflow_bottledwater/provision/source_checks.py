@@ -93,7 +93,8 @@ def _unusable(connection: Connection, tables: Sequence[SourceTable]) -> dict[int
         if table.identity == "f" or barred.keys().isdisjoint(column.type.schema for column in key):
             continue
         if stored_apart(connection, table):
-            needed[table.oid] |= {schema for schema, _ in equality(connection, table.oid, key).values()}
+            for each in equality(connection, table.oid, key).values():
+                needed[table.oid] |= {each.schema, *(each.collation or ())[:1]}
             needed[table.oid] |= {column.type.schema for column in key if column.type.oid != column.type.base_oid}
     found = {oid: ", ".join(barred[each] for each in sorted(names & barred.keys())) for oid, names in needed.items()}
     return {oid: names for oid, names in found.items() if names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from psycopg import pq, sql
 
@@ -17,6 +18,18 @@ from airflow_bottledwater.postgres.connect import Connection
 #: text, varchar, char and bytea, whose size PostgreSQL tells without reading a value that is stored out of line
 #: (toast_raw_datum_size, src/backend/access/common/detoast.c)
 _SIZED = (25, 1043, 1042, 17)
+
+
+class Equality(NamedTuple):
+    """How values of a column are compared.
+
+    :param schema: that of the operator, whose name is ``operator``.
+    :param collation: schema and name of the collation; None if it is that of the column, or none.
+    """
+
+    schema: str
+    operator: str
+    collation: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +47,7 @@ class RowQuery:
     table: SourceTable
     name: sql.Identifier
     key: Sequence[Column]
-    operators: Mapping[str, tuple[str, str]]
+    operators: Mapping[str, Equality]
     text: Collection[str] = ()
     converted: Collection[str] = ()
 
@@ -43,23 +56,27 @@ class RowQuery:
         of the next key that has a row. It ends behind the row whose values, together with those before, have ``most``
         bytes; rows that it leaves out cost little, since their values out of line are not read.
 
-        Equality is that of the key's index, whatever schema its operator is in, so that the index is used; if there is
-        none any more, that of the type. Values that it takes for equal can differ (``citext``, a numeric's scale) and
-        are then different keys in Kafka, so they are compared byte by byte, too. Keys have the types below all domains,
-        whose constraints may have changed since.
+        Equality is that of the key's index, whatever schema its operator is in, and whatever its collation is, so that
+        the index is used; if there is none any more, that of the type. Values that it takes for equal can differ
+        (``citext``, a numeric's scale) and are then different keys in Kafka, so they are compared byte by byte, too.
+        Keys have the types below all domains, whose constraints may have changed since.
         """
         same = []
         for k, column in enumerate(self.key):
-            schema, operator = self.operators.get(column.name, ("pg_catalog", "="))
+            equality = self.operators.get(column.name, Equality("pg_catalog", "="))
             value = sql.Identifier("t", column.name)
             base = sql.SQL("{}::{}").format(value, sql.Identifier(column.type.schema, column.type.label))
-            equal = sql.SQL("{t} OPERATOR({schema}.{operator}) {i} AND record_image_eq(ROW({t}), ROW({i}))").format(
-                t=value if column.type.oid == column.type.base_oid else base,
-                i=sql.Identifier("i", f"k{k}"),
-                schema=sql.Identifier(schema),
-                operator=sql.SQL(operator),  # type: ignore[arg-type]
+            equal = sql.SQL("{t} OPERATOR({schema}.{operator}) {i}{collate} AND record_image_eq(ROW({t}), ROW({i}))")
+            collation = equality.collation
+            same.append(
+                equal.format(
+                    t=value if column.type.oid == column.type.base_oid else base,
+                    i=sql.Identifier("i", f"k{k}"),
+                    schema=sql.Identifier(equality.schema),
+                    operator=sql.SQL(equality.operator),  # type: ignore[arg-type]
+                    collate=sql.SQL(" COLLATE {}").format(sql.Identifier(*collation)) if collation else sql.SQL(""),
+                )
             )
-            same.append(equal)
         made = [self._made(c) for c in columns]
         sizes = [_size(self.table.columns[c]) for c in columns]
         select = sql.SQL(
@@ -156,7 +173,7 @@ def wire_types(connection: Connection, table: SourceTable) -> tuple[set[str], di
 
 #: the operators of equality of some operator classes of btree indexes
 _EQUALITY = """
-SELECT {of}, n.nspname, o.oprname
+SELECT {of}, n.nspname, o.oprname, {collation}
 FROM pg_opclass c JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3 AND m.amoplefttype = c.opcintype
     AND m.amoprighttype = c.opcintype
 JOIN pg_am i ON i.oid = m.amopmethod AND i.amname = 'btree'
@@ -165,22 +182,26 @@ JOIN pg_namespace n ON n.oid = o.oprnamespace
 {where}
 """
 #: those of types; one that has no class of its own is compared as another one of pg_catalog
-_OF_TYPES = _EQUALITY.format(of="c.opcintype", where="WHERE c.opcdefault AND c.opcintype = ANY (%s::oid[])")
+_OF_TYPES = _EQUALITY.format(
+    of="c.opcintype", collation="NULL", where="WHERE c.opcdefault AND c.opcintype = ANY (%s::oid[])"
+)
 #: those of the indexes of a key
 _OF_INDEXES = _EQUALITY.format(
     of="a.attname",
-    where="JOIN (pg_index x CROSS JOIN LATERAL unnest(x.indkey::int2[], x.indclass::oid[]) k(attnum, opclass))"
+    collation="(SELECT ARRAY[s.nspname::text, l.collname] FROM pg_collation l JOIN pg_namespace s"
+    " ON s.oid = l.collnamespace WHERE l.oid = k.collated AND l.oid <> a.attcollation)",
+    where="JOIN (pg_index x CROSS JOIN LATERAL"
+    " unnest(x.indkey::int2[], x.indclass::oid[], x.indcollation::oid[]) k(attnum, opclass, collated))"
     " ON k.opclass = c.oid JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attnum"
     f" WHERE x.indrelid = %s AND {OF_KEY} ORDER BY x.indisprimary, x.indisreplident",
 )
 
 
-def equality(connection: Connection, oid: int, key: Sequence[Column]) -> dict[str, tuple[str, str]]:
-    """Key column → the schema and the name of the equality operator of the key's index; of the column's type, if there
-    is none today."""
+def equality(connection: Connection, oid: int, key: Sequence[Column]) -> dict[str, Equality]:
+    """Key column → the equality of the key's index; of the column's type, if there is none today."""
     bases = {column.name: column.type.base_oid for column in key}
     rows = connection.execute(_OF_TYPES, (list(bases.values()),)).fetchall()  # type: ignore[arg-type]
-    of_types = {kind: (schema, operator) for kind, schema, operator in rows}
+    of_types = {kind: Equality(*found) for kind, *found in rows}
     rows = connection.execute(_OF_INDEXES, (oid, sorted(bases))).fetchall()  # type: ignore[arg-type]
-    of_indexes = {name: (schema, operator) for name, schema, operator in rows}
+    of_indexes = {name: Equality(*found) for name, *found in rows}
     return {name: of_types[kind] for name, kind in bases.items() if kind in of_types} | of_indexes

@@ -43,6 +43,8 @@ KEYS = {
     "of the options": ("id citext NOT NULL", "'Key ' || i", "CREATE EXTENSION citext SCHEMA public"),
     "in another schema": ("id s.citext", "'Key ' || i", "CREATE SCHEMA s; CREATE EXTENSION citext SCHEMA s"),
 }  # fmt: skip
+#: unique indexes that sort a text otherwise than its column is sorted
+INDEXES = {"another collation": 'id COLLATE "C"', "another operator class": "id text_pattern_ops"}
 
 
 def prepare(
@@ -118,11 +120,17 @@ def fetched(
     return rows
 
 
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("kind", [*KEYS, *INDEXES])
 def test_a_row_is_found_by_its_key_through_the_index(each_postgres: PostgresServer, kind: str) -> None:
-    column, expression, first = KEYS[kind]
-    chosen = kind == "of the options"
-    dsn = prepare(each_postgres, column, "id", expression, first, "UNIQUE" if chosen else "PRIMARY KEY")
+    if kind in INDEXES:
+        dsn = prepare(each_postgres, "id text NOT NULL", "id <> ''", "'key ' || i", "", "CHECK")
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE UNIQUE INDEX t_id ON t ({INDEXES[kind]})")  # type: ignore[arg-type]
+    else:
+        constraint = "UNIQUE" if kind == "of the options" else "PRIMARY KEY"
+        column, expression, first = KEYS[kind]
+        dsn = prepare(each_postgres, column, "id", expression, first, constraint)
+    chosen = kind in {"of the options", *INDEXES}
     mapping = TableMapping(rules={"t": Table(key=("id",))} if chosen else {})
     keys = keys_of(dsn, "id", "v IN (7, 8, 2999)")
     with psycopg.connect(dsn, autocommit=True) as connection:

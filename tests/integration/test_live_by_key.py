@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
+import uuid
+from contextlib import nullcontext
 
 import psycopg
 import pytest
@@ -227,6 +230,30 @@ def test_keys_of_an_extension_are_refused(each_postgres: PostgresServer, kind: s
         (oid,) = catalog.resolve(connection, ["t"], (), via_root=True)
         with pytest.raises(Refused, match=rf"column k \(public\.{kind}\) is not sorted by PostgreSQL's own operators"):
             check_order(connection, oid, "public.t", ["a", "k"])
+
+
+@pytest.mark.parametrize(
+    ("index", "refused"),
+    [
+        ("a, b", ""),
+        ("b DESC, a", ""),
+        ('a COLLATE "C", b', "a (text)"),
+        ("a text_pattern_ops, b", "a (text)"),
+        ('a, b COLLATE "C"', "b (character varying)"),
+    ],
+)
+def test_keys_are_read_by_the_operators_and_collations_of_an_index(
+    postgres: PostgresServer, index: str, refused: str
+) -> None:
+    with connect(postgres.createdb(f"o{uuid.uuid4().hex[:8]}")) as connection:
+        connection.execute("CREATE TABLE public.t (a text NOT NULL, b varchar NOT NULL)")
+        connection.execute(f"CREATE UNIQUE INDEX ON public.t ({index})")  # type: ignore[arg-type]
+        (oid,) = catalog.resolve(connection, ["t"], ())
+        with pytest.raises(Refused, match=re.escape(f"column {refused} is not")) if refused else nullcontext():
+            check_order(connection, oid, "public.t", ["a", "b"])
+        # any of them does
+        connection.execute("CREATE UNIQUE INDEX ON public.t (a, b)")
+        check_order(connection, oid, "public.t", ["a", "b"])
 
 
 def _rows(flow: Flow, asked: str) -> int:

@@ -2322,13 +2322,13 @@ MUTANTS = (
     Mutant(
         "a row whose key is only equal to a change's is another key's",
         "RowQuery.select",
-        text("{i} AND record_image_eq(ROW({t}), ROW({i}))", "{i}"),
+        text("{i}{collate} AND record_image_eq(ROW({t}), ROW({i}))", "{i}{collate}"),
         f"{_CURRENT}::test_a_row_whose_key_is_only_equal_is_another_keys[16-numeric-1.50-1.5]",
     ),
     Mutant(
         "rows are looked up by the operator of their key's index",
         "RowQuery.select",
-        swap("sql.Identifier(schema)", "sql.Identifier('pg_catalog')"),
+        swap("sql.Identifier(equality.schema)", "sql.Identifier('pg_catalog')"),
         f"{_CURRENT}::test_a_row_is_found_by_its_key_through_the_index[15-ltree]",
     ),
     Mutant(
@@ -7382,5 +7382,17 @@ MUTANTS = (
         "catalog.inherited",
         drop("child.oid not in apart"),
         f"{_EXTENSIONS}::test_children_that_cannot_be_followed_are_to_be_left_out",
+    ),
+    Mutant(
+        "a row is looked up in the collation of its key's index",
+        "RowQuery.select",
+        swap("sql.SQL(' COLLATE {}').format(sql.Identifier(*collation)) if collation else sql.SQL('')", "sql.SQL('')"),
+        f"{_CURRENT}::test_a_row_is_found_by_its_key_through_the_index",
+    ),
+    Mutant(
+        "keys are read in the collations of their index",
+        "wanted._UNSORTED",
+        text("k.collated <> a.attcollation OR", ""),
+        "tests/integration/test_live_by_key.py::test_keys_are_read_by_the_operators_and_collations_of_an_index",
     ),
 )

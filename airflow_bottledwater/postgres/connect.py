@@ -487,6 +487,22 @@ class PublicationMissing(Refused):
     """A publication did not exist when what a walsender reads was committed."""
 
 
+@contextlib.contextmanager
+def defining(what: str) -> Iterator[None]:
+    """A block of DDL. It has no values of rows, so what an event trigger says that forbids it is told in its words.
+
+    :param what: what the block does, for the message.
+    :raises Refused: an event trigger forbids it.
+    """
+    try:
+        yield
+    except psycopg.errors.RaiseException as error:
+        raise Refused(
+            f"{what} is forbidden by an event trigger: {str(error).splitlines()[0]}.",
+            "Have the event trigger let this role do it.",
+        ) from error
+
+
 def own(error: psycopg.Error | E, what: str) -> E | BottledWaterError:
     """The error of this package for one of psycopg, see :func:`outage`; any other as it is."""
     return outage(error, what) if isinstance(error, psycopg.Error) else error

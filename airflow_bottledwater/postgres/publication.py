@@ -15,7 +15,7 @@ from psycopg import sql
 
 from airflow_bottledwater.model.relation import SourceTable
 from airflow_bottledwater.postgres import locks, partitions, row_filter
-from airflow_bottledwater.postgres.connect import Connection, quoted
+from airflow_bottledwater.postgres.connect import Connection, defining, quoted
 
 
 def names(publication: str) -> tuple[str, str]:
@@ -336,7 +336,8 @@ def drop(connection: Connection, publication: str) -> tuple[list[str], list[str]
         if read(connection, name) is None:
             continue
         try:
-            connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
+            with defining(f"Dropping publication {name!r}"):
+                connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
         except psycopg.errors.InsufficientPrivilege:
             kept.append(name)
         else:

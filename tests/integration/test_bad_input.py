@@ -25,10 +25,11 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_bottledwater.errors import CredentialsRefused, Outage, PreflightError
+from airflow_bottledwater.errors import CredentialsRefused, Outage, PreflightError, Refused
 from airflow_bottledwater.local.postgres import PostgresServer, programs
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.postgres.connect import session
+from airflow_bottledwater.postgres import publication
+from airflow_bottledwater.postgres.connect import connect, session
 from airflow_bottledwater.provision import preflight, source_checks
 from airflow_bottledwater.provision.create import create
 from airflow_bottledwater.provision.drop import drop
@@ -731,6 +732,23 @@ def test_generated_columns_are_said(source: Source) -> None:
 def test_what_was_not_tested_is_said(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_checks, "_TESTED", 14)
     assert any("is newer than version 14" in each for each in preflight.run(source.pipeline).warnings)
+
+
+def test_an_event_trigger_that_forbids_a_publication_is_told_in_its_words(postgres: PostgresServer) -> None:
+    with connect(postgres.createdb(f"e{uuid.uuid4().hex[:8]}")) as connection:
+        publication.create(connection, "there", [], via_root=False, timeout=5)
+        connection.execute(
+            "CREATE FUNCTION public.forbid() RETURNS event_trigger LANGUAGE plpgsql AS "
+            "$$BEGIN RAISE EXCEPTION 'ask the platform team'; END$$"
+        )
+        connection.execute(
+            "CREATE EVENT TRIGGER forbid ON ddl_command_start WHEN TAG IN ('CREATE PUBLICATION', 'DROP PUBLICATION') "
+            "EXECUTE FUNCTION public.forbid()"
+        )
+        with pytest.raises(Refused, match=r"Creating publication 'new' is forbidden .* ask the platform team"):
+            publication.create(connection, "new", [], via_root=False, timeout=5)
+        with pytest.raises(Refused, match=r"Dropping publication 'there' is forbidden .* ask the platform team"):
+            publication.drop(connection, "there")
 
 
 def test_a_publication_that_leaves_changes_out_is_a_warning(source: Source) -> None:

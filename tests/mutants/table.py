@@ -7395,4 +7395,10 @@ MUTANTS = (
         text("k.collated <> a.attcollation OR", ""),
         "tests/integration/test_live_by_key.py::test_keys_are_read_by_the_operators_and_collations_of_an_index",
     ),
+    Mutant(
+        "an event trigger that forbids a publication is told in its words",
+        "locks.in_rounds",
+        swap("with defining(what):\n    return attempt()", "return attempt()"),
+        "tests/integration/test_bad_input.py::test_an_event_trigger_that_forbids_a_publication_is_told_in_its_words",
+    ),
 )

@@ -114,6 +114,7 @@ def resolve(
     *,
     via_root: bool = False,
     strict: bool = True,
+    followed: Collection[int] = (),
 ) -> list[int]:
     """The oids of the permanent tables that match patterns; for a partitioned table, those of its leaf partitions.
 
@@ -123,9 +124,10 @@ def resolve(
         out what it matches, whatever else matches it.
     :param via_root: whether a partitioned table stands for itself instead, and everything below it belongs to it.
     :param strict: whether it is an error if a pattern matches nothing; otherwise the others count.
+    :param followed: tables that patterns take also if they belong to an extension by now.
     :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
     """
-    rows = _relations(connection)
+    rows = _relations(connection, followed)
     everything = {row.oid: row for row in rows}
     # of the patterns, mostly none: they are asked of each table
     out, out_schemas = ([each for each in patterns if each.startswith("!")] for patterns in (tables, schemas))
@@ -162,12 +164,25 @@ def idle(connection: Connection, tables: Sequence[str], schemas: Sequence[str]) 
     return [each for each in found if each.startswith("!")]
 
 
-def _relations(connection: Connection) -> list[_Relation]:
-    """Whatever a pattern may match."""
+def brought(connection: Connection, tables: Sequence[str], schemas: Sequence[str], taken: Collection[int]) -> list[str]:
+    """The tables of extensions that patterns match, and do not take.
+
+    :param taken: the oids of those that are.
+    """
+    rows = [row for row in _relations(connection, taken) if row.of_extension and not _unfit(row)]
+    return [f"{row.schema}.{row.name}" for row in rows if covers(tables, schemas, row.schema, row.name)]
+
+
+def _relations(connection: Connection, followed: Collection[int] = ()) -> list[_Relation]:
+    """Whatever a pattern may match.
+
+    :param followed: tables that do not count as those of an extension.
+    """
     rows = connection.execute(
-        f"{_NAMED}, {_OF_EXTENSION} {_FROM}"
+        f"{_NAMED}, c.oid <> ALL (%s::oid[]) AND {_OF_EXTENSION} {_FROM}"
         "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
-        " AND n.nspname NOT LIKE 'pg\\_%' ORDER BY n.nspname, c.relname"
+        " AND n.nspname NOT LIKE 'pg\\_%%' ORDER BY n.nspname, c.relname",
+        (list(followed),),
     ).fetchall()
     return [_Relation(*row) for row in rows]
 
@@ -552,16 +567,6 @@ def inherited(
         fit = not _unfit(child) and child.oid not in apart
         found.setdefault(parent, {})[f"{child.schema}.{child.name}"] = Child(meant, fit)
     return found
-
-
-def generated(connection: Connection, oids: Collection[int]) -> dict[int, list[str]]:
-    """The generated columns of tables, by the tables' oids; tables without any are not in it."""
-    rows = connection.execute(
-        "SELECT attrelid, array_agg(attname::text ORDER BY attnum) FROM pg_attribute WHERE attrelid = ANY (%s::oid[]) "
-        "AND attnum > 0 AND NOT attisdropped AND attgenerated <> '' GROUP BY attrelid",
-        (list(oids),),
-    ).fetchall()
-    return dict(rows)
 
 
 def unselectable(connection: Connection, tables: Sequence[SourceTable]) -> list[str]:

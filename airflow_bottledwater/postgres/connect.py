@@ -496,9 +496,12 @@ def defining(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except psycopg.errors.RaiseException as error:
+    except psycopg.Error as error:
+        # PL/pgSQL's RAISE, whatever code it gives
+        if not isinstance(error, psycopg.errors.RaiseException) and error.diag.source_function != "exec_stmt_raise":
+            raise
         raise Refused(
-            f"{what} is forbidden by an event trigger: {str(error).splitlines()[0]}.",
+            f"{what} is forbidden by an event trigger: {str(error).splitlines()[0].rstrip('.')}.",
             "Have the event trigger let this role do it.",
         ) from error
 

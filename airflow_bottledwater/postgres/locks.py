@@ -14,7 +14,7 @@ from psycopg import sql
 from airflow_bottledwater.backoff import pause
 from airflow_bottledwater.errors import Outage
 from airflow_bottledwater.postgres import partitions, sessions
-from airflow_bottledwater.postgres.connect import Connection, defining
+from airflow_bottledwater.postgres.connect import Connection
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +56,12 @@ def in_rounds(
     :param conflicting: the lock modes that conflict with those of the attempt, to find the sessions that hold them.
     :param attempt: takes the locks; it must end its transaction if it raises one of :data:`BUSY`.
     :param what: what needs the locks, for the message.
-    :raises Refused: an event trigger forbids it.
     :raises Outage: it took longer than ``timeout`` seconds; the message names the sessions that hold the locks.
     """
     deadline, rest, last_logged = time.monotonic() + timeout, 0.2, ""
     while True:
         try:
-            with defining(what):
-                return attempt()
+            return attempt()
         except BUSY as error:
             who = "; ".join(holders(connection, oids, conflicting)) or f"nobody any more ({str(error).splitlines()[0]})"
         if time.monotonic() > deadline:

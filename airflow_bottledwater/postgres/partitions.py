@@ -218,7 +218,7 @@ def _unsent(partition: Partition) -> str:
     """Why no changes of it are sent, and the statement that mends that."""
     statement = f"Run: ALTER TABLE {quoted(partition.schema, partition.name)} SET"
     if partition.decoded is False:
-        return f"is not stored as heap: its changes are not decoded. {statement} ACCESS METHOD heap;"
+        return f"is not stored as heap: its changes are not known to be decoded. {statement} ACCESS METHOD heap;"
     said = "is not permanent or a foreign table: its changes are not in the WAL."
     return f"{said} {statement} LOGGED;" if partition.kind == "r" else said
 

@@ -7,7 +7,7 @@ row filter does not cover it (42P10): CheckCmdReplicaIdentity, src/backend/execu
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -229,6 +229,28 @@ def statements(publication: str, tables: Sequence[SourceTable], *, via_root: boo
     return made
 
 
+def _define(
+    connection: Connection,
+    oids: Sequence[int],
+    conflicting: Sequence[str],
+    attempt: Callable[[], None],
+    *,
+    what: str,
+    timeout: float,
+) -> None:
+    """Run DDL in rounds: see :func:`locks.in_rounds`.
+
+    :raises Refused: an event trigger forbids it.
+    :raises Outage: see :func:`create`.
+    """
+
+    def defined() -> None:
+        with defining(what):
+            attempt()
+
+    locks.in_rounds(connection, oids, conflicting, defined, what=what, timeout=timeout)
+
+
 def create(
     connection: Connection, publication: str, tables: Sequence[SourceTable], *, via_root: bool, timeout: float
 ) -> None:
@@ -247,7 +269,7 @@ def create(
                     connection.execute(statement)
 
     what = f"Creating publication {publication!r}"
-    locks.in_rounds(connection, [t.oid for t in tables], locks.PUBLISH, make, what=what, timeout=timeout)
+    _define(connection, [t.oid for t in tables], locks.PUBLISH, make, what=what, timeout=timeout)
 
 
 def extend(
@@ -302,7 +324,7 @@ def extend(
                 continue
             if known is not None and not (present.filters(table.oid) or table.where):
                 continue
-            locks.in_rounds(
+            _define(
                 connection,
                 locked(table),
                 (*locks.PUBLISH, *(locks.WRITE if alone else ())),
@@ -325,7 +347,7 @@ def remove(connection: Connection, name: str, table: SourceTable, *, timeout: fl
             connection.execute(statement)
 
     what = f"Taking {table.qualified} out of publication {name!r}"
-    locks.in_rounds(connection, [table.oid], locks.PUBLISH, take_out, what=what, timeout=timeout)
+    _define(connection, [table.oid], locks.PUBLISH, take_out, what=what, timeout=timeout)
 
 
 def drop(connection: Connection, publication: str) -> tuple[list[str], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import psycopg
 from psycopg import sql
@@ -16,7 +16,7 @@ from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import catalog, partitions, publication, slot
 from airflow_bottledwater.postgres.connect import Connection
 from airflow_bottledwater.postgres.server import is_standby
-from airflow_bottledwater.postgres.storage import stored_apart, undecoded
+from airflow_bottledwater.postgres.storage import generated, some, stored_apart, undecoded, unknown
 from airflow_bottledwater.provision.findings import Findings
 from airflow_bottledwater.publish.row_query import equality
 from airflow_bottledwater.state import options, outboxes
@@ -293,7 +293,7 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
     try:
         oids = sorted(found.adding)
         if not oids:
-            oids = catalog.resolve(connection, pipeline.tables, pipeline.schemas, via_root=found.via_root)
+            oids = _named(connection, pipeline, found)
             oids = sorted(set(oids) - belonging(connection, found.state))
     except PreflightError as error:
         return list(error.problems)
@@ -328,7 +328,7 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
         _warn_of_children(connection, pipeline, found)
         _warn_of_generated(connection, found)
     problems += unreadable(connection, read).values()
-    problems += undecoded(connection, [table.oid for table in found.tables]).values()
+    problems += _check_undecoded(connection, found)
     problems += [
         f"Column {column!r} of table {name} is made of type {kind}, which has no binary send function: replication "
         "would fail at the table's first row. Give the type one (ALTER TYPE … SET (SEND = …)), change the column's "
@@ -348,6 +348,17 @@ def check_tables(connection: Connection, pipeline: Settings, found: Findings) ->
             problems.append(names.length_problem(topic))
     problems += _locks(connection, read)
     return problems
+
+
+def _named(connection: Connection, pipeline: Settings, found: Findings) -> list[int]:
+    """The tables that the settings name. Of a new pipeline, it is noted what patterns do not take."""
+    tables, schemas = pipeline.tables, pipeline.schemas
+    oids = catalog.resolve(connection, tables, schemas, via_root=found.via_root, followed=found.state.tables)
+    if not found.state.tables and (left := catalog.brought(connection, tables, schemas, oids)):
+        found.notes.append(
+            f"Tables that belong to extensions are left out ({some(left)}): they are taken by their own names only."
+        )
+    return oids
 
 
 def elsewhere(connection: Connection, pipeline: Settings, tables: Mapping[int, SourceTable]) -> dict[int, str]:
@@ -372,26 +383,21 @@ def _not_followed(parent: SourceTable, children: Mapping[str, catalog.Child]) ->
         return ""
     said = (
         f"Rows of {parent.qualified} may be in {len(left)} tables that inherit from it, and that the pipeline does not "
-        f"follow ({_some(left)}). "
+        f"follow ({some(list(left))}). "
     )
     if unfit := [name for name, child in left.items() if not child.fit]:
         said += (
-            f"{_some(unfit)} cannot be followed (a foreign table, an unlogged one until it is SET LOGGED, one that is "
+            f"{some(unfit)} cannot be followed (a foreign table, an unlogged one until it is SET LOGGED, one that is "
             "not stored as heap, a chunk of a hypertable with compression): leave such tables out on purpose, with a "
             "pattern behind '!'. "
         )
     if len(unfit) < len(left):
         said += (
-            f"Name {'the others' if unfit else 'them'} as well (patterns cover later ones, too): each gets a topic of "
-            "its own. Or make it a partitioned table (PARTITION BY), which has one topic; or leave them out on "
-            "purpose, with a pattern behind '!'."
+            f"Name {'the others' if unfit else 'them'} as well (patterns cover later ones, too, but none that "
+            "belongs to an extension): each gets a topic of its own. Or make it a partitioned table "
+            "(PARTITION BY), which has one topic; or leave them out on purpose, with a pattern behind '!'."
         )
     return said.rstrip()
-
-
-def _some(names: Collection[str]) -> str:
-    """The first of some names, for a message."""
-    return f"{', '.join(list(names)[:3])}{', …' if len(names) > 3 else ''}"
 
 
 def _warn_of_outboxes(connection: Connection, found: Findings) -> None:
@@ -436,9 +442,9 @@ def _warn_of_children(connection: Connection, pipeline: Settings, found: Finding
 def _warn_of_generated(connection: Connection, found: Findings) -> None:
     """Say which columns are not published, since PostgreSQL computes them: before version 18 it does not send those of
     a change, and virtual ones never."""
-    generated = catalog.generated(connection, [table.oid for table in found.tables])
-    with_some = [table for table in found.tables if table.oid in generated]
-    if said := [f"{table.qualified} ({', '.join(generated[table.oid])})" for table in with_some]:
+    columns = generated(connection, [table.oid for table in found.tables])
+    with_some = [table for table in found.tables if table.oid in columns]
+    if said := [f"{table.qualified} ({', '.join(columns[table.oid])})" for table in with_some]:
         found.warnings.append(
             f"Generated columns are not published: {', '.join(said[:5])}{', …' if len(said) > 5 else ''}. Let "
             "consumers compute them from the other columns."
@@ -474,11 +480,28 @@ def _check_partitions(connection: Connection, found: Findings) -> list[str]:
     problems = []
     below = partitions.below(connection, [table.oid for table in found.tables if table.partitioned])
     for table in found.tables:
-        some = below.get(table.oid, [])
-        problems += [*partitions.unfit(table, some), *partitions.mismatches(table, some)]
+        parts = below.get(table.oid, [])
+        late = [each for each in parts if each.decoded is False] if _goes_on(found, table.oid) else []
+        found.warnings += partitions.unfit(table, late)
+        problems += partitions.unfit(table, [each for each in parts if each not in late])
+        problems += partitions.mismatches(table, parts)
         if table.partitioned:
-            found.parts += partitions.parts(table, some)
+            found.parts += partitions.parts(table, parts)
     return problems
+
+
+def _goes_on(found: Findings, oid: int) -> bool:
+    """Whether a table is followed already: what becomes of it later is a problem in the status, and its pipeline goes
+    on."""
+    return oid in found.state.tables and oid not in found.adding
+
+
+def _check_undecoded(connection: Connection, found: Findings) -> list[str]:
+    """Check that the tables' changes are decoded, or warn of those that are followed already."""
+    oids = [table.oid for table in found.tables]
+    found.warnings += undecoded(connection, [oid for oid in oids if _goes_on(found, oid)]).values()
+    found.warnings = list(dict.fromkeys([*found.warnings, *unknown(connection)]))
+    return list(undecoded(connection, [oid for oid in oids if not _goes_on(found, oid)]).values())
 
 
 def _locks(connection: Connection, tables: Sequence[SourceTable]) -> list[str]:

@@ -305,7 +305,8 @@ def resolve(
     :raises PreflightError: a pattern matches nothing, or is the name of something that is not a permanent table.
     :raises StateError: see :func:`via_root`.
     """
-    return catalog.resolve(connection, tables, schemas, via_root=via_root(pipeline, known), strict=strict)
+    root = via_root(pipeline, known)
+    return catalog.resolve(connection, tables, schemas, via_root=root, strict=strict, followed=known.tables)
 
 
 def belonging(connection: Connection, known: PipelineState) -> set[int]:

@@ -304,7 +304,8 @@ class Resolver:
         if not self._covers(message):
             why = (
                 "was dropped, or is not one of the tables that the settings name. If it is to be published, name it in "
-                "tables or schemas, and start the stream again; otherwise take it out of the publication, if you can"
+                "tables (or its schema in schemas, unless it belongs to an extension), and start the stream again; "
+                "otherwise take it out of the publication, if you can"
             )
         elif new_tables == "stop":
             return not_followed([name])

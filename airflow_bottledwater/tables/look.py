@@ -3,7 +3,7 @@ last look."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airflow_bottledwater.encoding.mapping import TableMapping
@@ -59,6 +59,7 @@ class CatalogLook:
         (:func:`airflow_bottledwater.state.coverage.unread`).
     :param hindered: the reasons why tables that are followed, or were, cannot be published or read as they are, as
         sentences, by oid.
+    :param undecoded: those of them that only lack that their changes are decoded.
     :param elsewhere: see :func:`airflow_bottledwater.provision.source_checks.elsewhere`.
     :param altered: the tables of which columns' types have other names now, see
         :func:`airflow_bottledwater.tables.types.altered`.
@@ -82,6 +83,7 @@ class CatalogLook:
     below: dict[int, str] = field(default_factory=dict)
     attached: dict[int, list[partitions.Partition]] = field(default_factory=dict)
     hindered: dict[int, str] = field(default_factory=dict)
+    undecoded: frozenset[int] = frozenset()
     elsewhere: dict[int, str] = field(default_factory=dict)
     altered: dict[int, str] = field(default_factory=dict)
     types: dict[int, ChangedTypes] = field(default_factory=dict)
@@ -134,6 +136,8 @@ def look(
         if not pipeline.create_publication:
             gaps |= _unpublished({table.oid for table in followed} - below.keys() - covered.tables.keys(), known)
         gaps |= {oid: held.unfiltered() for oid in unfiltered if not (oid in known.gaps and known.gaps[oid].unfiltered)}
+        hindered = _hindered(connection, pipeline, known, loaded)
+        hindered |= uncovered | publication.other_columns((first, second), followed) | dict(unfiltered)
         return CatalogLook(
             frozenset(wanted),
             frozenset(kept),
@@ -142,14 +146,8 @@ def look(
             members,
             below,
             compared.unread(compared.attached(connection, pipeline, known), known) if changed else {},
-            unreadable(connection, followed)
-            | compared.mismatches(connection, followed)
-            | options.exposed(pipeline, known, loaded)
-            | options.unsettled(connection, pipeline, followed)
-            | uncovered
-            | publication.other_columns((first, second), followed)
-            | _unlogged(followed)
-            | (apart | dict(unfiltered)),
+            apart | hindered,
+            frozenset(apart.keys() - hindered.keys()),
             elsewhere(connection, pipeline, {table.oid: table for table in followed if table.oid in {*wanted, *kept}}),
             *altered(known, {table.oid: table for table in followed}),
             changed,
@@ -159,6 +157,20 @@ def look(
             new_names(pipeline, known, loaded),
             end_of_wal(connection),
         )
+
+
+def _hindered(
+    connection: Connection, pipeline: Settings, known: PipelineState, loaded: Sequence[SourceTable]
+) -> dict[int, str]:
+    """The tables among these that cannot be read as they are, or whose changes PostgreSQL cannot send."""
+    followed = [table for table in loaded if table.oid in known.tables]
+    return (
+        unreadable(connection, followed)
+        | compared.mismatches(connection, followed)
+        | options.exposed(pipeline, known, loaded)
+        | options.unsettled(connection, pipeline, followed)
+        | _unlogged(followed)
+    )
 
 
 def _unpublished(oids: Iterable[int], known: PipelineState) -> dict[int, Gap]:

@@ -221,9 +221,9 @@ class _Planner:
 
     def _let_go(self, oid: int) -> bool:
         """Whether neither the settings nor its publication name a table any more, and nothing else keeps it from being
-        published."""
+        published. One whose changes are not decoded can be left out as it is."""
         pinned, seen = self._tables[oid], self._seen
-        if oid in {*seen.kept, *seen.hindered} or oid in seen.coverage.tables:
+        if oid in {*seen.kept, *(seen.hindered.keys() - seen.undecoded)} or oid in seen.coverage.tables:
             return False
         lost_key = pinned.table.keyed and not seen.tables[oid].keyed
         return not lost_key and publication_of(self._pipeline, pinned) in seen.coverage.publications

@@ -749,6 +749,13 @@ def test_an_event_trigger_that_forbids_a_publication_is_told_in_its_words(postgr
             publication.create(connection, "new", [], via_root=False, timeout=5)
         with pytest.raises(Refused, match=r"Dropping publication 'there' is forbidden .* ask the platform team"):
             publication.drop(connection, "there")
+        # with a full stop, and a code that is one of PostgreSQL's own, too
+        connection.execute(
+            "CREATE OR REPLACE FUNCTION public.forbid() RETURNS event_trigger LANGUAGE plpgsql AS $$BEGIN "
+            "RAISE EXCEPTION 'ask the platform team.' USING ERRCODE = 'insufficient_privilege'; END$$"
+        )
+        with pytest.raises(Refused, match=r"forbidden by an event trigger: ask the platform team\. Have the"):
+            publication.drop(connection, "there")
 
 
 def test_a_publication_that_leaves_changes_out_is_a_warning(source: Source) -> None:

@@ -3,10 +3,12 @@ and its access method is heap under another name."""
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from airflow_bottledwater.errors import PreflightError
-from airflow_bottledwater.postgres import catalog
+from airflow_bottledwater.postgres import catalog, storage
 from airflow_bottledwater.postgres.connect import connect
 from airflow_bottledwater.provision import preflight
 from airflow_bottledwater.state.claim import read_state
@@ -130,6 +132,104 @@ def test_a_new_table_or_partition_of_another_access_method_is_red(
     assert errors == []
 
 
+def test_a_pipeline_goes_on_beside_a_table_that_is_not_decoded_any_more_and_can_let_go_of_it(
+    make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_often(monkeypatch, interval=1.0)
+    flow = make_flow()
+    flow.execute(
+        COLUMNAR,
+        *(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in "ab"),
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p_1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+    )
+    flow.create()
+    flow.snapshot()
+    flow.execute(*(f"ALTER TABLE {name} SET ACCESS METHOD columnar" for name in ("b", "p_1")))
+    # the next run
+    flow.create()
+    warnings = "\n".join(preflight.run(flow.pipeline).warnings)
+    assert "Table public.b has the access method columnar, whose changes are not known to be decoded" in warnings
+    assert "p_1, a partition of public.p, is not stored as heap" in warnings
+    flow.execute("CREATE TABLE c (id int PRIMARY KEY) USING columnar")
+    with pytest.raises(PreflightError) as found:
+        preflight.run(flow.pipeline)
+    assert [each[:14] for each in found.value.problems] == ["Table public.c"]
+    flow.execute("DROP TABLE c")
+    # the advice
+    flow.change(tables=("*", "!b"))
+    flow.create()
+    with flow.streaming() as errors:
+        flow.streams()
+        flow.execute("INSERT INTO a VALUES (1)")
+        until(lambda: len(flow.read("a")) == 1, "the others go on", failed=errors)
+        until(lambda: problems(flow).keys() == {"public.b", "public.p"}, "both are told", failed=errors)
+        assert "('!public.b'; one that is followed has to be taken out of its" in problems(flow)["public.b"].remedy
+        flow.execute(f"ALTER PUBLICATION {flow.pipeline.publication_name} DROP TABLE ONLY b")
+        until(lambda: problems(flow).keys() == {"public.p"}, "it is let go", failed=errors)
+        until(lambda: _followed(flow) == {"a", "p"}, "it is not followed", failed=errors)
+    assert errors == []
+
+
+def test_catalogs_of_other_products_that_cannot_be_read_are_warned_of(make_flow: MakeFlow) -> None:
+    flow = make_flow()
+    role = f"r{uuid.uuid4().hex[:8]}"
+    flow.execute(CITUS[0], *TIMESCALE, "CREATE TABLE a (id int PRIMARY KEY)", f"CREATE ROLE {role}")
+    flow.execute("CREATE TABLE b (id int PRIMARY KEY)")
+    flow.execute("INSERT INTO pg_catalog.pg_dist_partition VALUES ('b'::regclass)")
+
+    def seen() -> tuple[list[str], dict[int, str]]:
+        with connect(flow.dsn) as connection:
+            ((oid,),) = connection.execute("SELECT 'public.b'::regclass::oid").fetchall()
+            connection.execute(f"SET ROLE {role}")  # type: ignore[arg-type]
+            return storage.unknown(connection), storage.undecoded(connection, [oid])
+
+    warned, found = seen()
+    assert [each.split(" cannot")[0] for each in warned] == ["The catalog of Citus", "The catalog of TimescaleDB"]
+    assert not found
+    # USAGE alone is not enough
+    flow.execute(f"GRANT USAGE ON SCHEMA _timescaledb_catalog TO {role}")
+    assert len(seen()[0]) == 2
+    # the advice
+    for each in warned:
+        for statements in each.split("Run: ")[1:]:
+            flow.execute(statements)
+    warned, found = seen()
+    assert not warned and "is one of Citus" in next(iter(found.values()))
+    # another version
+    flow.execute("ALTER TABLE _timescaledb_catalog.hypertable RENAME compression_state TO state")
+    warned, _ = seen()
+    assert len(warned) == 1 and "_timescaledb_catalog.hypertable has no column compression_state" in warned[0]
+    assert warned[0] in preflight.run(flow.pipeline.with_(tables=("*", "!b"))).warnings
+    flow.execute("DROP TABLE _timescaledb_catalog.hypertable")
+    warned, _ = seen()
+    assert len(warned) == 1 and "_timescaledb_catalog.hypertable is not there in this version" in warned[0]
+
+
+def test_the_chunks_of_a_hypertable_are_told_together_with_their_pattern(make_flow: MakeFlow) -> None:
+    flow = make_flow(tables=("*.*", "!_timescaledb_catalog.*"))
+    flow.execute(
+        *TIMESCALE[:3],
+        "INSERT INTO _timescaledb_catalog.hypertable VALUES (1, 'public', 'conditions', 1), (2, 'inside', 'packed', 2)",
+        "CREATE SCHEMA inside",
+        *(f"CREATE TABLE inside._hyper_1_{n}_chunk (id int PRIMARY KEY)" for n in range(1, 21)),
+        *(f"CREATE TABLE inside.compress_hyper_2_{n}_chunk (id int PRIMARY KEY)" for n in range(21, 23)),
+        "INSERT INTO _timescaledb_catalog.chunk SELECT CASE WHEN tablename LIKE 'compress%' THEN 2 ELSE 1 END, "
+        "schemaname, tablename FROM pg_tables WHERE schemaname = 'inside'",
+    )
+    with pytest.raises(PreflightError) as found:
+        preflight.run(flow.pipeline)
+    first, second = found.value.problems
+    assert first.startswith("20 tables are chunks of hypertable public.conditions (inside._hyper_1_1_chunk, ")
+    assert "Leave them out ('!inside._hyper_1_*'; one that" in first and "decompress all chunks" in first
+    assert second.startswith("2 tables are chunks of hypertable inside.packed (") and "decompress" not in second
+    assert "Leave them out ('!inside.compress_hyper_2_*'; one that" in second
+    # the advice
+    patterns = (*flow.pipeline.tables, "!inside._hyper_1_*", "!inside.compress_hyper_2_*")
+    flow.execute("CREATE TABLE plain (id int PRIMARY KEY)")
+    assert preflight.run(flow.pipeline.with_(tables=patterns)).tables[0].name == "plain"
+
+
 def test_tables_of_extensions_are_taken_by_their_names_only(
     make_flow: MakeFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +248,11 @@ def test_tables_of_extensions_are_taken_by_their_names_only(
             found = catalog.names(connection, catalog.resolve(connection, tables, schemas)).values()
         return sorted(".".join(each) for each in found)
 
+    # a new pipeline says what it leaves out
+    assert [each for each in preflight.run(flow.pipeline).notes if "extensions" in each] == [
+        "Tables that belong to extensions are left out (cron.job, public.spatial_ref_sys): they are taken by their own "
+        "names only."
+    ]
     assert taken() == taken("*", "*.*") == taken(schemas=("*",)) == ["public.mine"]
     assert taken("spatial_ref_sys", "cron.job", "mine") == ["cron.job", "public.mine", "public.spatial_ref_sys"]
     with pytest.raises(PreflightError, match=r"matches 'cron\.\*' but tables of extensions, which are taken by their"):
@@ -166,8 +271,13 @@ def test_tables_of_extensions_are_taken_by_their_names_only(
         flow.execute("ALTER EXTENSION plpgsql ADD TABLE more", "INSERT INTO more VALUES (2)", "SELECT pg_sleep(1)")
         until(lambda: flow.compare("more").equal, "it goes on", failed=errors)
         assert not problems(flow)
+        # also for patterns of commands
+        asked = flow.ask("mo?e", sweep=True)
+        until(lambda: flow.reported(asked).state == "finished", "it is read", failed=errors)
     assert errors == []
     assert _followed(flow) == {"mine", "more"}
+    found = preflight.run(flow.pipeline)
+    assert "more" in {each.name for each in found.tables} and not any("extensions" in each for each in found.notes)
 
 
 def test_children_that_cannot_be_followed_are_to_be_left_out(make_flow: MakeFlow) -> None:

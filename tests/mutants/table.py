@@ -5041,12 +5041,12 @@ MUTANTS = (
     Mutant(
         "a partition's old rows are the root's",
         "_check_partitions",
-        drop("*partitions.mismatches(table, some)"),
+        drop("problems += partitions.mismatches(table, parts)"),
         f"{_PARTITIONS}::test_a_partition_whose_old_rows_are_not_the_roots_is_refused[a leaf is FULL]",
     ),
     Mutant(
         "a partition's old rows stay the root's while the stream runs",
-        "look.look",
+        "look._hindered",
         swap(
             "unreadable(connection, followed) | compared.mismatches(connection, followed)",
             "unreadable(connection, followed)",
@@ -5189,7 +5189,7 @@ MUTANTS = (
     Mutant(
         "foreign partitions are refused",
         "_check_partitions",
-        drop("*partitions.unfit(table, some)"),
+        drop("problems += partitions.unfit(table, [each for each in parts if each not in late])"),
         f"{_PARTITIONS}::test_foreign_partitions_are_refused",
     ),
     Mutant(
@@ -7331,14 +7331,14 @@ MUTANTS = (
     ),
     Mutant(
         "a table whose changes are not decoded is refused",
-        "source_checks.check_tables",
-        swap("undecoded(...).values()", "()"),
+        "source_checks._check_undecoded",
+        swap("undecoded(connection, [oid for oid in oids if not _goes_on(found, oid)])", "{}"),
         f"{_EXTENSIONS}::{_UNDECODED}[Citus]",
     ),
     Mutant(
         "a followed table whose changes are not decoded any more is told",
         "look.look",
-        swap("apart | dict(unfiltered)", "dict(unfiltered)"),
+        swap("apart | hindered", "hindered"),
         f"{_EXTENSIONS}::{_UNDECODED}[Citus]",
     ),
     Mutant(
@@ -7397,8 +7397,101 @@ MUTANTS = (
     ),
     Mutant(
         "an event trigger that forbids a publication is told in its words",
-        "locks.in_rounds",
-        swap("with defining(what):\n    return attempt()", "return attempt()"),
+        "publication._define",
+        swap("with defining(what):\n    attempt()", "attempt()"),
+        "tests/integration/test_bad_input.py::test_an_event_trigger_that_forbids_a_publication_is_told_in_its_words",
+    ),
+    Mutant(
+        "a catalog that the role may not read is not asked",
+        "storage._catalogs",
+        never("not readable"),
+        f"{_EXTENSIONS}::test_catalogs_of_other_products_that_cannot_be_read_are_warned_of",
+    ),
+    Mutant(
+        "a catalog of another version is not asked",
+        "storage._catalogs",
+        swap("needed[name] - set(columns)", "set()"),
+        f"{_EXTENSIONS}::test_catalogs_of_other_products_that_cannot_be_read_are_warned_of",
+    ),
+    Mutant(
+        "a catalog that another version has not is not asked",
+        "storage._catalogs",
+        swap("not present.isdisjoint(of)", "present.issuperset(of)"),
+        f"{_EXTENSIONS}::test_catalogs_of_other_products_that_cannot_be_read_are_warned_of",
+    ),
+    Mutant(
+        "preflight warns of a catalog that cannot be read",
+        "source_checks._check_undecoded",
+        swap("[*found.warnings, *unknown(connection)]", "found.warnings"),
+        f"{_EXTENSIONS}::test_catalogs_of_other_products_that_cannot_be_read_are_warned_of",
+    ),
+    Mutant(
+        "a table that is not decoded can be let go",
+        "_Planner._let_go",
+        swap("seen.hindered.keys() - seen.undecoded", "seen.hindered.keys()"),
+        "tests/unit/tables/test_plan.py::test_what_neither_the_settings_nor_a_publication_name_is_not_followed_any_more",
+    ),
+    Mutant(
+        "a look tells which tables are only not decoded",
+        "look.look",
+        swap("frozenset(apart.keys() - hindered.keys())", "frozenset()"),
+        f"{_EXTENSIONS}::test_a_pipeline_goes_on_beside_a_table_that_is_not_decoded_any_more_and_can_let_go_of_it",
+    ),
+    Mutant(
+        "a pipeline goes on beside a table that is not decoded any more",
+        "source_checks._check_undecoded",
+        swap("[oid for oid in oids if _goes_on(found, oid)]", "[]"),
+        f"{_EXTENSIONS}::test_a_pipeline_goes_on_beside_a_table_that_is_not_decoded_any_more_and_can_let_go_of_it",
+    ),
+    Mutant(
+        "a pipeline goes on beside a partition that is not decoded any more",
+        "source_checks._check_partitions",
+        never("_goes_on(found, table.oid)"),
+        f"{_EXTENSIONS}::test_a_pipeline_goes_on_beside_a_table_that_is_not_decoded_any_more_and_can_let_go_of_it",
+    ),
+    Mutant(
+        "a followed table of an extension is meant by patterns of commands",
+        "identity.resolve",
+        swap("known.tables", "()"),
+        f"{_EXTENSIONS}::test_tables_of_extensions_are_taken_by_their_names_only",
+    ),
+    Mutant(
+        "a followed table of an extension is checked by preflight",
+        "source_checks._named",
+        swap(
+            "catalog.resolve(connection, tables, schemas, via_root=found.via_root, followed=found.state.tables)",
+            "catalog.resolve(connection, tables, schemas, via_root=found.via_root)",
+        ),
+        f"{_EXTENSIONS}::test_tables_of_extensions_are_taken_by_their_names_only",
+    ),
+    Mutant(
+        "a new pipeline tells which tables of extensions it leaves out",
+        "source_checks._named",
+        never("not found.state.tables"),
+        f"{_EXTENSIONS}::test_tables_of_extensions_are_taken_by_their_names_only",
+    ),
+    Mutant(
+        "a pipeline that runs does not tell again which tables of extensions it leaves out",
+        "source_checks._named",
+        always("not found.state.tables"),
+        f"{_EXTENSIONS}::test_tables_of_extensions_are_taken_by_their_names_only",
+    ),
+    Mutant(
+        "chunks are told with a pattern that covers all of them",
+        "storage._of_chunks",
+        swap("_CHUNK.sub(...)", 'f"\'!{name}"'),
+        f"{_EXTENSIONS}::test_the_chunks_of_a_hypertable_are_told_together_with_their_pattern",
+    ),
+    Mutant(
+        "compressed rows of a hypertable are to be left out only",
+        "storage._of_chunks",
+        never("inside"),
+        f"{_EXTENSIONS}::test_the_chunks_of_a_hypertable_are_told_together_with_their_pattern",
+    ),
+    Mutant(
+        "what an event trigger says is told whatever code it gives",
+        "connect.defining",
+        drop("error.diag.source_function != 'exec_stmt_raise'"),
         "tests/integration/test_bad_input.py::test_an_event_trigger_that_forbids_a_publication_is_told_in_its_words",
     ),
 )

@@ -103,7 +103,10 @@ def test_what_neither_the_settings_nor_a_publication_name_is_not_followed_any_mo
     # but not what was dropped with its publication, was taken out since it could not stay, or cannot be published
     assert steps(known(A, B), replace(away, coverage=Coverage({}, away.coverage.tables))) == {2: (Do.READ, "b")}
     assert steps(known(A, B), seen(A, unwanted=(keyless(2, "b"),), rows={2: set()})) == {2: (Do.NOTHING, "b")}
-    assert steps(known(A, B), replace(away, hindered={2: "b is not permanent."})) == {2: (Do.NOTHING, "b")}
+    hindered = replace(away, hindered={2: "b is not as it has to be."})
+    assert steps(known(A, B), hindered) == {2: (Do.NOTHING, "b")}
+    # one of which only the changes are not decoded can be let go as it is
+    assert steps(known(A, B), replace(hindered, undecoded=frozenset({2}))) == {2: (Do.STOP, "")}
     assert steps(known(A, B), replace(away, kept=frozenset({2}))) == {2: (Do.READ, "b")}
 
 

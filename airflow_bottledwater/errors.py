@@ -248,6 +248,10 @@ class StopRequested(BottledWaterError):
     """The job was asked to stop; this is not a failure."""
 
 
+class PipelineStopped(Refused):
+    """The pipeline was asked to stop, and no person has asked for it to run since: nothing is begun."""
+
+
 class ProtocolError(BottledWaterError):
     """PostgreSQL sent bytes that do not follow the documented format."""
 

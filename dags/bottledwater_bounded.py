@@ -3,7 +3,7 @@ too.
 
 Prerequisite: the DAG ``bottledwater`` has created the slot and taken the snapshot (run it with the choice *Bounded*),
 and its stream does not run. The settings are those of the pipeline's last start. For scheduled runs, set the values of
-the form below.
+the form below. While the pipeline is stopped on request, its runs are skipped.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@ buttons of the page *Bottled Water*.
 
 *stop* lets the pipeline's job end in order, wherever it runs, and keeps its slot; the task that runs it succeeds.
 *retire* does the same for good: the DAG's teardown then drops the slot. After either, ``bottledwater_health`` does not
-expect the pipeline to run. *start* says that it is meant to run again, and triggers its DAG: the one that has the
-slot's name, unless the field *DAG* names another one, such as ``bottledwater``.
+expect the pipeline to run, and no run that waits, no schedule and no other DAG starts it again. *start* says that it is
+meant to run again, and triggers its DAG: the one that has the slot's name, unless the field *DAG* names another one,
+such as ``bottledwater``.
 """
 
 from __future__ import annotations

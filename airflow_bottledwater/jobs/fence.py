@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.errors import BottledWaterError, Outage, TakenOver
-from airflow_bottledwater.jobs import requests
+from airflow_bottledwater.jobs import requests, submitted
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
@@ -135,8 +135,10 @@ def asked_meanwhile(pipeline: Settings, since: float) -> bool:
     try:
         cluster = _identify(pipeline)
         answered, status = requests.answer(pipeline, cluster, since)
-        if answered or status is None or status.state != "stopped":
-            return answered
+        if answered or requests.stop_since(submitted.records(pipeline), cluster.pipeline(pipeline.slot), since):
+            return True
+        if status is None or status.state != "stopped":
+            return False
         # a job that a person begins does not hear of a stop of before, however long that took
         if not status.wanted and status.job.started >= since:
             return True

@@ -15,6 +15,10 @@ Other requests that were written before are removed. One that the job obeys is r
 job fails for a transient reason on its way to the end, the request holds for the job that continues it.
 
 A request to a submitted job, by its id, holds for this job alone, whether it runs already or not yet.
+
+No job hears of a stop that is submitted only later: by a run of Airflow that waits in a queue, say. So that somebody
+has asked a pipeline to stop is also kept with the time, until it is started again, and whoever is about to begin
+something for the pipeline compares it with when a person has asked for that (:func:`refuse_stopped`).
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
-from airflow_bottledwater.errors import BottledWaterError, Outage, StopRequested, TakenOver
+from airflow_bottledwater.errors import BottledWaterError, Outage, PipelineStopped, StopRequested, TakenOver
 from airflow_bottledwater.jobs import submitted
 from airflow_bottledwater.jobs.status import read_status
+from airflow_bottledwater.model.amounts import moment
 from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import Cluster
 from airflow_bottledwater.pipeline.settings import Settings
@@ -38,6 +44,8 @@ from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.control_records import (
     REPLACEMENT,
     REQUEST,
+    STATUSES,
+    STOPPED,
     TASK,
     StatusRecord,
     StoppedBy,
@@ -47,6 +55,7 @@ from airflow_bottledwater.state.control_records import (
     request_key,
     status_key,
     stop_key,
+    stopped_key,
 )
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.store import RawRecords
@@ -75,19 +84,21 @@ def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: fl
 
 def stop_pipeline(pipeline: Settings, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
     """Ask the running job of a slot, or the one that continues it, to stop. If the last job is over, no request is
-    written: no job runs, and none continues it. That the pipeline is not to run is recorded in any case.
+    written: no job runs, and none continues it. That the pipeline is not to run is recorded in any case, also if it is
+    only about to have its first job.
 
     :param retire: stop for good: ``drop_slot(when='retired')`` may then drop the slot.
     :returns: the last status of the pipeline, which names the job that is asked; None if there is none, so that no job
         is asked.
     :raises Outage: Kafka does not take the request.
     """
-    name = cluster.pipeline(pipeline.slot)
+    name, now = cluster.pipeline(pipeline.slot), time.time()
+    control_topic.write(pipeline.kafka, {stopped_key(name): encode(StopRequest(REQUEST, retire=retire, at=now))})
     status = read_status(pipeline, name)
     if status is None:
         return None
     if not status.over:
-        request = StopRequest(REQUEST, status.job.epoch, retire=retire, at=time.time())
+        request = StopRequest(REQUEST, status.job.epoch, retire=retire, at=now)
         control_topic.write(pipeline.kafka, {request_key(name): encode(request)})
     if status.ended and (status.wanted or retire):
         unwanted = replace(status, retired=status.retired or retire, stopped_by=REQUEST)
@@ -109,21 +120,68 @@ def stop_job(kafka: Mapping[str, str], job_id: str, *, replaced: bool = False) -
 def stop_starting(pipeline: Settings, name: str, claim: str) -> int:
     """Ask the submitted jobs of a pipeline to stop that have not reported to it yet: those that are starting, or have
     just claimed the slot. Returns how many jobs on a slot of this name were asked; those of another pipeline do not
-    obey.
+    obey. Verifications, which are not counted, hear of it, too: they go on, and do not claim the slot any more.
 
     :param name: the pipeline's.
     :param claim: the id of the job that has reported last, which is left out; empty if there is none.
     :raises Outage: Kafka does not answer.
     """
-    others = [
-        each
+    others = {
+        each: record
         for each, record in submitted.unfinished(control_topic.read(pipeline.kafka), pipeline.slot, name).items()
         if not claim or record.claim != claim
-    ]
+    }
     control_topic.write(
         pipeline.kafka, {stop_key(each): encode(StopRequest(REQUEST, pipeline=name, at=time.time())) for each in others}
     )
-    return len(others)
+    return sum(record.kind != submitted.VERIFY for record in others.values())
+
+
+def stop_since(found: Mapping[str, Any], name: str, asked: float | None) -> StopRequest | None:
+    """The request to stop behind which nothing is to be begun for a pipeline; None if there is none, or a person has
+    started the pipeline since.
+
+    :param found: records of the shared topic.
+    :param name: the pipeline's.
+    :param asked: when a person has asked for what is about to begin, in seconds since 1970; None: nobody has.
+    """
+    status, last = decode(StatusRecord, found.get(status_key(name))), decode(StopRequest, found.get(stopped_key(name)))
+    if status is not None and status.wanted:
+        return None
+    if last is None and status is not None:
+        last = StopRequest(REQUEST, retire=status.retired)  # of a version that did not keep when it was
+    return None if last is None or (asked is not None and asked > (last.at or 0.0)) else last
+
+
+def refuse_stopped(pipeline: Settings, asked: float | None) -> None:
+    """Check that a pipeline was not asked to stop behind the moment at which a person has asked for what is about to
+    begin: who has asked for something before, or without knowing, does not undo what was asked last.
+
+    :param asked: see :func:`stop_since`.
+    :raises PipelineStopped: it was.
+    :raises Outage: Kafka does not answer; or the source, which is asked only if a pipeline with a slot of this name was
+        asked to stop.
+    """
+    found = control_topic.read(pipeline.kafka)
+    names = {
+        key.removeprefix(each)
+        for key in found
+        for each in (STATUSES, STOPPED)
+        if key.startswith(each) and key.endswith(f"/{pipeline.slot}")
+    }
+    if not any(stop_since(found, name, asked) for name in names):
+        return
+    with session(pipeline.postgres, "Identifying the cluster") as connection:
+        last = stop_since(found, identify(connection).pipeline(pipeline.slot), asked)
+    if last is None:
+        return
+    how, when = "retired" if last.retire else "asked to stop", f" on {moment(last.at)}" if last.at else ""
+    why = "no person has asked for this since" if asked is None else f"this was asked for before, on {moment(asked)}"
+    raise PipelineStopped(
+        f"The pipeline with slot {pipeline.slot!r} was {how}{when}, and {why}: nothing is begun.",
+        "If it is to run again, start it: trigger its DAG, or clear a run of it (a schedule, Airflow's backfills and "
+        "other DAGs do not start it again), take the action start of its control DAG, or run the command.",
+    )
 
 
 def pass_on(pipeline: Settings, cluster: Cluster, job: Job, *, interrupted: int = 0, by: StoppedBy = TASK) -> None:
@@ -153,7 +211,7 @@ def want(pipeline: Settings, cluster: Cluster) -> StatusRecord | None:
     if status is not None and status.ended and not status.wanted:
         wanted = status.told(stopped_by="", retired=False)
         changes[status_key(name)] = encode(wanted)
-    control_topic.write(pipeline.kafka, {**changes, request_key(name): None})
+    control_topic.write(pipeline.kafka, {**changes, request_key(name): None, stopped_key(name): None})
     return status
 
 
@@ -195,7 +253,7 @@ def noting(pipeline: Settings, *, retry: Callable[[], bool] = lambda: False) -> 
     try:
         yield
     except BottledWaterError as error:
-        if not (transient(error) or isinstance(error, TakenOver | StopRequested)):
+        if not (transient(error) or isinstance(error, TakenOver | StopRequested | PipelineStopped)):
             note(pipeline, error, retry=retry())
         raise
 

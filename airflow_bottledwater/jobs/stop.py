@@ -120,12 +120,16 @@ def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Call
             reported = pipelines.statuses(control_topic.read(pipeline.kafka))
             of_others = [each for each, status in reported.items() if status.slot == pipeline.slot]
             raise StateError(
-                f"No job has ever reported for slot {pipeline.slot!r} of this database ({name}).",
+                f"No job has ever reported for slot {pipeline.slot!r} of this database ({name}): if it is the right one, "
+                "a run that is about to begin its first job, and was asked for before now, begins none.",
                 " ".join(f"One of {each} has. {forgetting(each)}" for each in of_others),
             )
         return
     ended = requests.wait_ended(pipeline, cluster, asked.job, timeout=timeout)
     if ended is not None:
+        if ended.wanted:
+            # it has ended by itself, before it heard of the request
+            requests.stop_pipeline(pipeline, cluster, retire=retire)
         say(f"The job is {ended.state}.")
         if not ended.over:
             minutes = requests.REQUEST_HOLDS / 60

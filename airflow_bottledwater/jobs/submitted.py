@@ -46,6 +46,8 @@ from airflow_bottledwater.state.store import RawRecords
 
 log = logging.getLogger(__name__)
 
+#: the kind of a job that only reads, and publishes in place of a stream that has finished
+VERIFY = "verify"
 #: seconds for which new lines of the log stay in the record, since not every watcher reads each of its versions
 _LOG_STAYS = 30.0
 #: seconds that a job waits to hear what was requested before it began
@@ -160,6 +162,8 @@ class JobReporter(Reporter):
         if request is None or self.record.asked:
             return
         self._to_stop = request.pipeline
+        if self._to_stop and self.record.kind == VERIFY and not self.record.claim:
+            return  # it does not begin to publish, and reads on
         # before a job has claimed its slot, it does not know its pipeline's name, and there may be another slot of the
         # same name
         if self._to_stop in ("", self.record.pipeline):

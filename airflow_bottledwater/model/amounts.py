@@ -32,6 +32,14 @@ def roughly(count: float) -> str:
     return size(int(count / digits) * digits)
 
 
+def moment(at: float) -> str:
+    """A day and a time of it, in UTC.
+
+    :param at: seconds since 1970.
+    """
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def clock(at: float) -> str:
     """A time of the day, in UTC.
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import NEVER_EXPIRE, BaseOperatorLink  # type: ignore[attr-defined]  # its stub lacks the first
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, SettingError
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, PipelineStopped, SettingError
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.operators import links
 from airflow_bottledwater.operators.assets import alias_of, inlets_of
@@ -107,11 +107,40 @@ class PipelineMixin(ConstantsMixin):
         """
         from airflow_bottledwater.jobs import requests
 
-        return requests.noting(pipeline, retry=lambda: again or not is_first_try(context, self.retries))
+        def retry() -> bool:
+            return again or not is_first_try(context, self.retries) or self._is_stopped(context, pipeline)
+
+        return requests.noting(pipeline, retry=retry)
+
+    def _is_stopped(self, context: Any, pipeline: Settings) -> bool:
+        """Whether the pipeline was, or may have been, asked to stop since."""
+        try:
+            self.refuse_stopped(context, pipeline)
+        except BottledWaterError:
+            return True
+        return False
+
+    def refuse_stopped(self, context: Any, pipeline: Settings) -> None:
+        """See :func:`airflow_bottledwater.jobs.requests.refuse_stopped`. If it is not known for what a person has asked
+        for, that goes on: jobs wait for servers for longer than tasks do.
+
+        :raises PipelineStopped: the pipeline was asked to stop since.
+        :raises Outage: whether it was is not known, and no person has asked for this.
+        """
+        from airflow_bottledwater.jobs import requests
+
+        asked = asked_at(context, self.retries)
+        try:
+            requests.refuse_stopped(pipeline, asked)
+        except Outage as error:
+            if asked is None:
+                raise
+            log.warning("Whether the pipeline was asked to stop since is not known: %s", error)
 
 
-#: the key in the task's state for the number of tries that its life had when it began something
-_LIFE = "bottledwater_life"
+#: keys in the task's state: for the number of tries that its life had when it began something, and for when a person
+#: has asked for this life, in seconds since 1970 (0: nobody has)
+_LIFE, _ASKED = "bottledwater_life", "bottledwater_asked"
 
 
 def is_first_try(context: Any, retries: int) -> bool:
@@ -127,6 +156,29 @@ def is_first_try(context: Any, retries: int) -> bool:
     """
     ti, noted = context["ti"], context["task_state_store"].get(_LIFE)
     return bool(ti.try_number == ti.max_tries - retries + 1 or noted not in (None, ti.max_tries))
+
+
+def asked_at(context: Any, retries: int) -> float | None:
+    """When a person has asked for what this life of a task does, by triggering its run or clearing the task, in seconds
+    since 1970; None if nobody has: a schedule, a backfill of Airflow or another DAG has begun the run.
+
+    Airflow does not tell a task when it was cleared. But its id is a UUID of version 7, which begins with the time, and
+    gets made anew when it is cleared, and also for each retry, which goes on with what was asked for its life
+    (``TaskInstance.prepare_db_for_next_try`` in airflow/models/taskinstance.py).
+
+    :param retries: the operator's retries.
+    """
+    store, ti, run = context["task_state_store"], context["ti"], context["dag_run"]
+    if not is_first_try(context, retries):
+        return store.get(_ASKED) or None
+    made, found = (ti.id.int >> 80) / 1000, 0.0
+    if run.clear_number:
+        found = made
+    elif run.run_type == "manual":
+        # a task may be made only after one before it has ended (a mapped one), and a run may be meant for later
+        found = min(made, run.run_after.timestamp())
+    store.set(_ASKED, found, retention=NEVER_EXPIRE)
+    return found or None
 
 
 def note_life(context: Any) -> None:
@@ -167,11 +219,15 @@ def failing() -> Iterator[None]:
     only in the log of level DEBUG.
 
     :raises AirflowFailException: instead of an error that is not transient.
+    :raises AirflowSkipException: instead of one that says that nothing is begun, since the pipeline was stopped.
     """
     try:
         yield
     except BottledWaterError as error:
         log.debug("The error was raised here.", exc_info=error)
+        if isinstance(error, PipelineStopped):
+            log.warning("%s", error)
+            raise AirflowSkipException(str(error)) from None
         if transient(error):
             raise error.with_traceback(None) from None
         raise AirflowFailException(str(error)) from None

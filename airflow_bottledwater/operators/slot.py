@@ -42,6 +42,7 @@ class CreateReplicationSlotOperator(BeforeJobsOperator):
         self._stopped = threading.Event()
         with failing():
             pipeline = self.pipeline_hook.pipeline().with_hash_key()
+            self.refuse_stopped(context, pipeline)
             with self.noting(context, pipeline):
                 if problems := self.spark_problems(pipeline):
                     raise PreflightError(problems)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub (__init__.pyi) lacks it
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from airflow.sdk.observability import stats
 
-from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, Refused
+from airflow_bottledwater.errors import BottledWaterError, JobFailed, Outage, PipelineStopped, Refused
 from airflow_bottledwater.hooks import spark_job, spark_target
 from airflow_bottledwater.hooks.instance import instance
 from airflow_bottledwater.hooks.pipeline import PipelineHook
@@ -42,6 +42,7 @@ from airflow_bottledwater.operators.lineage import LineageMixin, parent_of_job
 from airflow_bottledwater.operators.watching import BlockingWatch, here, wait_in_triggerer
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
+from airflow_bottledwater.state.control_records import REPORTED
 from airflow_bottledwater.triggers.job import JobTrigger
 from airflow_bottledwater.triggers.watching import LACKING
 
@@ -195,6 +196,9 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             store.set(JOB, identity, retention=NEVER_EXPIRE)
             self._announce(ti, pipeline, identity, place.master)
             self._check_killed()
+            if self.job_name in REPORTED:
+                # whoever stops the pipeline finds the job from now on; who has done so before is found here
+                self.refuse_stopped(context, pipeline)
             if not place.cluster:
                 spark_job.start(
                     hook,
@@ -421,7 +425,10 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
 
         :raises JobFailed: the job failed for a transient reason.
         :raises AirflowFailException: it failed for good, so that a retry does not help.
+        :raises AirflowSkipException: it has done nothing, since the pipeline was stopped.
         """
+        if outcome.kind == PipelineStopped.__name__:
+            raise AirflowSkipException(outcome.error)
         tags = {"slot": self.described().name, "job": self.job_name}
         stats.incr("bottledwater.job.ended" if outcome.ok else "bottledwater.job.failed", tags=tags)
         for name, count in outcome.counts.items():

@@ -133,6 +133,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         if (found := self._earlier(context, pipeline)) is not None:
             return found
         store: Any = context["task_state_store"]
+        self.refuse_stopped(context, pipeline)
         self._make_way(context, pipeline)
         store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
         # what earlier tries have published, also before the task was cleared, is told with what this one does

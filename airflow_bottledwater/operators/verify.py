@@ -9,7 +9,7 @@ import msgspec
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_bottledwater.errors import JobFailed
+from airflow_bottledwater.errors import JobFailed, PipelineStopped
 from airflow_bottledwater.jobs import identity as identities
 from airflow_bottledwater.jobs import run_directory
 from airflow_bottledwater.jobs.identity import Identity
@@ -122,11 +122,15 @@ class VerifyTopicsOperator(BottledWaterSparkOperator):
         was on this host.
 
         :raises JobFailed: the job failed for a transient reason, or it could not be settled whether keys differ.
-        :raises AirflowFailException: the job failed for good or was stopped, or topics differ.
+        :raises AirflowFailException: the job failed for good, or topics differ.
+        :raises AirflowSkipException: it was stopped with the pipeline, or could not end since the pipeline was stopped.
         """
         with failing():
             if outcome.stopped:
-                raise JobFailed("The verification was stopped before its end.", "Clear the task to verify again.")
+                raise PipelineStopped(
+                    "The pipeline was asked to stop, so that the verification was stopped before its end.",
+                    "Clear the task to verify again when the pipeline runs.",
+                )
         found = msgspec.convert(super()._finish(outcome), Verification)
         self.verified = found = found.with_shown(self._left.shown) if self._left is not None else found
         self.keep_lineage()

@@ -172,20 +172,20 @@ def _start(shown: Mapping[str, Any], fixed: str) -> Action:
     :param fixed: the DAG that is triggered in any case; empty: the one that has run the pipeline, in the same way.
     """
     dag_id = fixed or shown["task"]["dag_id"]
-    waits = (
-        f"{dag_id} has as many runs as it may have at a time: the new one stays queued until one of them ends."
-        if _ended(shown) and rights.full(dag_id)
-        else ""
-    )
     impossible = "" if _ended(shown) else "It runs."
     if not impossible and rights.dags([dag_id]).get(dag_id):
         impossible = _paused(dag_id)
+    if not impossible and rights.full(dag_id):
+        impossible = (
+            f"As many runs of the DAG {dag_id} go on, or wait, as it may have at a time. One that goes on starts the "
+            "job again by itself, unless the pipeline was asked to stop. Otherwise clear its task, or end these runs."
+        )
     triggered = f"the DAG {dag_id} is triggered{'' if fixed else ' as it was last time'}"
     return Action(
         "start",
         "Start again",
         f"The pipeline is meant to run again, and {triggered}. It goes on where it was; if the slot is gone, it begins "
-        f"with a new snapshot. {waits}".strip(),
+        "with a new snapshot.",
         impossible=impossible,
     )
 

@@ -118,11 +118,13 @@ def dags(ids: Iterable[str]) -> dict[str, bool]:
 
 
 def full(dag_id: str) -> bool:
-    """Whether a DAG has as many runs as it may have at a time, so that Airflow keeps the next one queued."""
-    running = select(func.count()).where(DagRun.dag_id == dag_id, DagRun.state == DagRunState.RUNNING)
+    """Whether as many runs of a DAG go on, or wait to, as it may have at a time, so that the next one waits, too."""
+    unfinished = select(func.count()).where(
+        DagRun.dag_id == dag_id, DagRun.state.in_([DagRunState.RUNNING, DagRunState.QUEUED])
+    )
     with create_session() as session:
         most = session.scalar(select(DagModel.max_active_runs).where(DagModel.dag_id == dag_id))
-        return most is not None and int(session.scalar(running) or 0) >= most
+        return most is not None and int(session.scalar(unfinished) or 0) >= most
 
 
 def is_of(dag_id: str, task_id: str, described: Description) -> bool:

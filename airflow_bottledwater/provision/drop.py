@@ -29,6 +29,7 @@ from airflow_bottledwater.state.control_records import (
     owner_key,
     request_key,
     status_key,
+    stopped_key,
     table_requests_prefix,
     topic_owned,
     verified_key,
@@ -149,6 +150,9 @@ def _forget_shared(pipeline: Settings, known: PipelineState, owner: str) -> None
     }
     # a request that no job has answered would be carried out by the next pipeline of this name
     asked = [request_key(owner), *(key for key in shared if is_below(table_requests_prefix(owner), key))]
+    # runs that were asked for before the pipeline was stopped may wait still: that stays, unless it was started since
+    if (status := decode(StatusRecord, shared.get(status_key(owner)))) is not None and status.wanted:
+        asked.append(stopped_key(owner))
     control_topic.write(pipeline.kafka, {**dropped, **dict.fromkeys([verified_key(owner), *asked])})
     snapshots.forget_all(pipeline, owner)
 

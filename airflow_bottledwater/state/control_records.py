@@ -1,7 +1,8 @@
 """The records of the shared state topic, typed: a submitted job, the status of a pipeline, requests to both, and the
 owner of a data topic.
 
-Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>``, ``verified/<pipeline>`` and ``request/<pipeline>``,
+Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>``, ``verified/<pipeline>``, ``request/<pipeline>`` and
+``stopped/<pipeline>``,
 ``snapshot/<pipeline>/<id>`` and ``reading/<pipeline>/<id>``, ``tables/<pipeline>/<id>``, and
 ``owner/<topic>/<pipeline>``. Others may write to this topic, too: a record that is malformed is read as if it were not
 there. A field that this version does not know is left out; one that is missing has its default.
@@ -54,6 +55,15 @@ def verified_key(name: str) -> str:
 def request_key(name: str) -> str:
     """The key of a request to a pipeline's job."""
     return f"request/{name}"
+
+
+#: the prefix of the keys of all pipelines' last requests to stop
+STOPPED = "stopped/"
+
+
+def stopped_key(name: str) -> str:
+    """The key of the last request to stop a pipeline, which stays when it is answered, and when the slot is dropped."""
+    return f"{STOPPED}{name}"
 
 
 #: the prefixes of the keys of all submitted jobs, and of requests to them
@@ -235,7 +245,7 @@ class JobRecord:
     runs, until its end. It says whether the job lives and how it ended; what the job works on is in the
     :class:`StatusRecord` of its pipeline.
 
-    :param kind: snapshot, stream or pipeline.
+    :param kind: snapshot, stream, pipeline or verify.
     :param host: the host of the driver; empty until it runs.
     :param folder: in client mode its run directory, once its driver runs; otherwise empty.
     :param application: what the cluster's manager calls it: YARN's application id, or on Kubernetes namespace and pod
@@ -275,7 +285,8 @@ class JobRecord:
 @dataclass(frozen=True, slots=True)
 class StopRequest:
     """A request to stop, see :mod:`airflow_bottledwater.jobs.requests`: to whichever job works for a pipeline
-    (:func:`request_key`), or to one that was submitted (:func:`stop_key`).
+    (:func:`request_key`), or to one that was submitted (:func:`stop_key`); or that somebody has asked a pipeline to
+    stop, and when (:func:`stopped_key`).
 
     :param by: who has asked, see :class:`StatusRecord`.
     :param epoch: of a request to a pipeline, the epoch of the job that was seen last.

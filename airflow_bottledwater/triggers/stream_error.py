@@ -91,6 +91,8 @@ def evaluate(
     """
     late = silent >= longest
     if status is None or status.job.kind != "stream":
+        if late and status is not None and status.ended and not status.wanted:
+            return _ok(status)  # it was asked to stop before a stream could begin
         return _failed(_unreported(status, silent)) if late else None
     if max_dead_letters is not None and status.open_dead_letters > max_dead_letters:
         why = problems.summary(each for each in status.problems if each.kind == letters.KIND)
@@ -125,8 +127,7 @@ def evaluate(
     if status.stopped_by == TASK and silent < min(_CONTINUED, longest):
         return None
     owner = status.job.owner if status.stopped_by == TASK else None
-    told = None if owner is None else asdict(owner)
-    return {"status": "ok", "position": status.position, "counters": status.counters, "owner": told}
+    return _ok(status, owner)
 
 
 def owner_of(event: dict[str, Any]) -> Owner | None:
@@ -147,6 +148,11 @@ def sight(status: StatusRecord) -> str:
     error = f" {status.error}" if status.error else ""
     found = f" {problems.summary(status.problems)}" if status.problems else ""
     return f"{job.kind} job {job.id[:8]}, epoch {job.epoch} on {job.host}: {status.state}{stopped}.{error}{found}"
+
+
+def _ok(status: StatusRecord, owner: Owner | None = None) -> dict[str, Any]:
+    told = None if owner is None else asdict(owner)
+    return {"status": "ok", "position": status.position, "counters": status.counters, "owner": told}
 
 
 def _failed(message: str, position: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from airflow_bottledwater.backoff import pause
-from airflow_bottledwater.errors import Outage, SlotInUse, TakenOver
+from airflow_bottledwater.errors import BottledWaterError, Outage, PipelineStopped, SlotInUse, TakenOver
 from airflow_bottledwater.jobs.alive import suspect
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.model.job import Owner
@@ -61,6 +61,7 @@ class Streaming:
         publish what is committed in its place.
 
         :raises Outage: no stream runs, and none may be run in its place.
+        :raises PipelineStopped: that is so since the pipeline was asked to stop.
         """
         found = slot.state(self._connection, self._pipeline.slot)
         if found is not None and found.active_pid is not None:
@@ -83,7 +84,7 @@ class Streaming:
             log.info("A stream has been started meanwhile: %s", error)
         self._free_since = 0.0
 
-    def _nobody(self, status: StatusRecord | None) -> Outage:
+    def _nobody(self, status: StatusRecord | None) -> BottledWaterError:
         """Why nothing is published.
 
         :param status: the pipeline's last one.
@@ -94,7 +95,7 @@ class Streaming:
         )
         if status is not None and not status.wanted:
             how = "retired" if status.retired else "asked to stop"
-            return Outage(
+            return PipelineStopped(
                 f"{what} The pipeline was {how}, so that a verification publishes nothing in its place.",
                 "If it is to run again, start it, and verify then.",
             )

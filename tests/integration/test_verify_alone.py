@@ -12,7 +12,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import Outage, PipelineStopped
 from airflow_bottledwater.jobs import requests
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.jobs.submitted import JobReporter, LogTail
@@ -134,7 +134,9 @@ def test_a_pipeline_that_was_stopped_is_not_started_by_a_verification(make_flow:
         requests.stop_pipeline(flow.pipeline, cluster, retire=how == "retired")
     flow.execute("UPDATE keyed SET t = 'y'")
     before = _status(flow)
-    with pytest.raises(Outage, match=r"The pipeline was (retired|asked to stop), so that a verification publishes"):
+    with pytest.raises(
+        PipelineStopped, match=r"The pipeline was (retired|asked to stop), so that a verification publishes"
+    ):
         _verify(flow)
     assert _status(flow) == before and not before.wanted
     # a person starts it again

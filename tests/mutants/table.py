@@ -26,6 +26,7 @@ _TASKS = "tests/integration/test_spark_tasks.py"
 _EXPIRY, _SLOW = "tests/integration/test_expiry.py", "tests/integration/test_slow_kafka.py"
 _CORE, _UNIT_PACE = "tests/unit/publish/test_publish_core.py", "tests/unit/publish/test_pace.py"
 _MOVEMENT = "tests/unit/state/test_movement.py"
+_STOPPED = "tests/unit/jobs/test_stopped.py"
 _WATCH, _STOPPING = "tests/unit/jobs/test_watch.py", "tests/integration/test_job_stop.py"
 _VERIFY = "tests/integration/test_verify.py"
 _TOPIC = "tests/unit/state/test_control_topic.py"
@@ -6623,16 +6624,124 @@ MUTANTS = (
         "tests/unit/plugin/test_app.py::test_what_is_to_be_done_is_said_by_the_buttons",
     ),
     Mutant(
-        "the button that starts a pipeline says if its run stays queued",
+        "no button starts a pipeline beside a run that goes on or waits",
         "actions._start",
         swap("rights.full(dag_id)", "False"),
-        "tests/unit/plugin/test_app.py::test_a_run_that_would_wait_for_another_one_is_said",
+        "tests/unit/plugin/test_app.py::test_a_pipeline_is_not_started_again_beside_a_run_that_goes_on_or_waits",
     ),
     Mutant(
-        "a run that is queued or over keeps no other one waiting",
+        "a run that is over keeps no other one waiting",
         "rights.full",
-        swap("DagRun.state == DagRunState.RUNNING", "DagRun.state != ''"),
+        swap("DagRun.state.in_([DagRunState.RUNNING, DagRunState.QUEUED])", "DagRun.state != ''"),
         "tests/unit/plugin/test_app.py::test_a_dag_is_full_with_as_many_runs_as_it_may_have",
+    ),
+    Mutant(
+        "a run that is queued keeps another one waiting",
+        "rights.full",
+        swap("DagRun.state.in_([DagRunState.RUNNING, DagRunState.QUEUED])", "DagRun.state == DagRunState.RUNNING"),
+        "tests/unit/plugin/test_app.py::test_a_dag_is_full_with_as_many_runs_as_it_may_have",
+    ),
+    Mutant(
+        "a stop holds for what was asked for before",
+        "requests.stop_since",
+        swap("asked > (last.at or 0.0)", "True"),
+        f"{_STOPPED}::test_a_stop_holds_for_what_was_asked_for_before_and_has_not_begun",
+    ),
+    Mutant(
+        "a stop holds for what no person has asked for",
+        "requests.stop_since",
+        drop("asked is not None"),
+        f"{_STOPPED}::test_a_stop_holds_for_what_was_asked_for_before_and_has_not_begun",
+    ),
+    Mutant(
+        "a job that has begun since undoes a stop",
+        "requests.stop_since",
+        never("status is not None and status.wanted"),
+        f"{_STOPPED}::test_who_starts_a_pipeline_again_undoes_its_stop",
+    ),
+    Mutant(
+        "who starts a pipeline again undoes its stop",
+        "requests.want",
+        swap("{**changes, request_key(name): None, stopped_key(name): None}", "{**changes, request_key(name): None}"),
+        f"{_STOPPED}::test_who_starts_a_pipeline_again_undoes_its_stop",
+    ),
+    Mutant(
+        "a job that ends by itself while it is asked to stop is stopped",
+        "stop.stop_pipeline",
+        never("ended.wanted"),
+        f"{_STOPPED}::test_a_job_that_ends_by_itself_while_it_is_asked_to_stop_is_stopped",
+    ),
+    Mutant(
+        "a command that is about to begin a job hears of a stop",
+        "fence.asked_meanwhile",
+        swap("requests.stop_since(...)", "None"),
+        f"{_STOPPED}::test_a_command_that_is_about_to_begin_a_job_hears_of_a_stop",
+    ),
+    Mutant(
+        "a stop outlasts the slot",
+        "drop._forget",
+        drop("status.wanted"),
+        f"{_STOPPED}::test_with_a_pipeline_only_a_stop_that_was_undone_is_forgotten",
+    ),
+    Mutant(
+        "a verification that only reads outlasts a stop",
+        "JobReporter._hear_now",
+        never("self._to_stop and self.record.kind == VERIFY and not self.record.claim"),
+        f"{_STOPPED}::test_a_verification_that_only_reads_outlasts_a_stop_and_publishes_nothing_more",
+    ),
+    Mutant(
+        "a verification that publishes ends with its pipeline",
+        "JobReporter._hear_now",
+        drop("not self.record.claim"),
+        f"{_STOPPED}::test_a_verification_that_only_reads_outlasts_a_stop_and_publishes_nothing_more",
+    ),
+    Mutant(
+        "a verification of a stopped pipeline is no failure",
+        "base.failing",
+        never("isinstance(error, PipelineStopped)"),
+        f"{_OPERATORS}::test_a_verification_that_dies_is_tried_again_and_one_of_a_stopped_pipeline_is_no_failure",
+    ),
+    Mutant(
+        "a job that waits for a stopped pipeline is no failure",
+        "BottledWaterSparkOperator._finish",
+        never("outcome.kind == PipelineStopped.__name__"),
+        f"{_OPERATORS}::test_a_verification_that_dies_is_tried_again_and_one_of_a_stopped_pipeline_is_no_failure",
+    ),
+    Mutant(
+        "what a schedule has begun, no person has asked for",
+        "base.asked_at",
+        always("run.run_type == 'manual'"),
+        f"{_OPERATORS}::test_no_person_has_asked_for_what_a_schedule_has_begun",
+    ),
+    Mutant(
+        "who clears a task asks for it",
+        "base.asked_at",
+        never("run.clear_number"),
+        f"{_OPERATORS}::test_when_a_person_has_asked_for_a_task_is_known_over_its_tries_and_lives",
+    ),
+    Mutant(
+        "a retry goes on with what was asked for its life",
+        "base.asked_at",
+        never("not is_first_try(context, retries)"),
+        f"{_OPERATORS}::test_when_a_person_has_asked_for_a_task_is_known_over_its_tries_and_lives",
+    ),
+    Mutant(
+        "a stop that comes before the job can be found is found by the job",
+        "BottledWaterSparkOperator._submit",
+        never("self.job_name in REPORTED"),
+        f"{_STREAM_OPERATOR}::test_a_pipeline_that_was_stopped_runs_only_if_a_person_has_asked_for_that_since",
+    ),
+    Mutant(
+        "a stop that comes while something is made is not undone by its error",
+        "PipelineMixin.noting",
+        drop("self._is_stopped(context, pipeline)"),
+        f"{_OPERATORS}::test_of_a_pipeline_that_was_stopped_nothing_is_made_and_nothing_is_noted",
+    ),
+    Mutant(
+        "a pipeline that is stopped before its first stream is no failure",
+        "stream_error.evaluate",
+        never("late and status is not None and status.ended and not status.wanted"),
+        f"{_TRIGGERS}::test_what_a_streams_status_means",
     ),
     Mutant(
         "a lag in seconds that nobody has seen is not called small",

@@ -9,11 +9,13 @@ import logging
 import os
 import signal
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from tests.support.clusters.tasks import Store
+from tests.support.lives import made_at, run_of
 
 logging.basicConfig(level=logging.INFO)
 operator = StreamToKafkaOperator(task_id="stream", deferrable=False, poll_interval=0.5, **json.loads(sys.argv[1]))
@@ -21,9 +23,15 @@ store = Store()
 # what Airflow has kept of an earlier try
 store.values.update(json.loads(os.environ.get("KEPT", "{}")))
 ti = SimpleNamespace(
-    try_number=2 if store.values else 1, max_tries=1, dag_id="d", run_id="r", task_id="stream", map_index=-1
+    id=made_at(time.time()),
+    try_number=2 if store.values else 1,
+    max_tries=1,
+    dag_id="d",
+    run_id="r",
+    task_id="stream",
+    map_index=-1,
 )
-context: Any = {"task_state_store": store, "ti": ti}
+context: Any = {"task_state_store": store, "ti": ti, "dag_run": run_of(at=time.time())}
 
 
 def end(*_: Any) -> None:

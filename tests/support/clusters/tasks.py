@@ -4,11 +4,14 @@ thread."""
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 from airflow.sdk.exceptions import TaskDeferred
+
+from tests.support.lives import made_at, run_of
 
 
 class Store:
@@ -38,15 +41,22 @@ class Task:
     def __init__(self, make: Any, run_id: str = "run") -> None:
         self._make, self.store = make, Store()
         self._ti = SimpleNamespace(
-            try_number=1, max_tries=0, dag_id="dag", run_id=run_id, task_id=make().task_id, map_index=-1
+            id=made_at(time.time()),
+            try_number=1,
+            max_tries=0,
+            dag_id="dag",
+            run_id=run_id,
+            task_id=make().task_id,
+            map_index=-1,
         )
+        self._run_of = run_of(at=time.time())
         self._threads = ThreadPoolExecutor(8)
         self.trigger: Any = None
         self._last: Any = None
 
     @property
     def context(self) -> Any:
-        return {"task_state_store": self.store, "ti": self._ti}
+        return {"task_state_store": self.store, "ti": self._ti, "dag_run": self._run_of}
 
     @property
     def identity(self) -> Any:

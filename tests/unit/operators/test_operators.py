@@ -8,8 +8,10 @@ import copy
 import dataclasses
 import inspect
 import json
+import math
 import pickle
 import re
+import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,7 @@ import pytest
 from airflow.models import dagbag, taskinstance
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import DAG, TaskGroup
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
 
 import airflow_bottledwater.provision.create as creation
@@ -33,7 +35,7 @@ from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.job import Owner
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.assets import AssetEvents
-from airflow_bottledwater.operators.base import PipelineMixin, failing, is_first_try, note_life
+from airflow_bottledwater.operators.base import PipelineMixin, asked_at, failing, is_first_try, note_life
 from airflow_bottledwater.operators.control import PipelineControlOperator
 from airflow_bottledwater.operators.preflight import ReplicationPreflightOperator
 from airflow_bottledwater.operators.slot import CreateReplicationSlotOperator, DropReplicationSlotOperator
@@ -49,6 +51,7 @@ from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
 from airflow_bottledwater.state import control_topic, saved
 from airflow_bottledwater.state.control_records import JobRecord, SnapshotRequest, encode, job_key
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
+from tests.support.lives import TRIGGERED, made_at, run_of
 
 OPERATORS: list[Any] = [
     ReplicationPreflightOperator, CreateReplicationSlotOperator, DropReplicationSlotOperator, SnapshotToKafkaOperator,
@@ -62,8 +65,9 @@ NO_SNAPSHOT = Description("orders", source=Source(skip_snapshot=True), spark=Spa
 CONTEXT: Any = {
     "task_state_store": SimpleNamespace(get=lambda key: None, set=lambda *_, **__: None, delete=lambda key: None),
     "ti": SimpleNamespace(
-        start_date=None, try_number=1, max_tries=0, dag_id="d", run_id="r", task_id="t", map_index=-1
+        id=made_at(), start_date=None, try_number=1, max_tries=0, dag_id="d", run_id="r", task_id="t", map_index=-1
     ),
+    "dag_run": run_of(),
 }
 
 
@@ -289,6 +293,19 @@ def test_what_is_not_ours_passes() -> None:
 
 
 @pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """When the pipeline was asked to stop last."""
+    found = SimpleNamespace(at=-math.inf)
+
+    def refuse(pipeline: Any, at: float | None) -> None:
+        if (at or 0.0) < found.at:
+            raise errors.PipelineStopped("It was asked to stop.")
+
+    monkeypatch.setattr(requests, "refuse_stopped", refuse)
+    return found
+
+
+@pytest.fixture(autouse=True)
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why no job could begin, as it was recorded."""
     found: list[str] = []
@@ -395,7 +412,7 @@ def test_killed_while_the_slot_is_made_the_creation_ends(monkeypatch: pytest.Mon
     monkeypatch.setattr("airflow_bottledwater.provision.create.create", create)
     # no user has ended it: a worker may have been shut down
     with pytest.raises(errors.Outage, match="A retry goes on"):
-        made.execute({})
+        made.execute(CONTEXT)
 
 
 # ------------------------------------------------------------------ what Spark cannot do is said first
@@ -610,9 +627,17 @@ def snapshot_of(
         set=lambda key, value, retention: values.update({key: value}),
         delete=lambda key: values.pop(key, None),
     )
-    ti = SimpleNamespace(try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="t", map_index=-1)
+    ti = SimpleNamespace(
+        id=made_at(),
+        try_number=try_number,
+        max_tries=max_tries,
+        dag_id="d",
+        run_id="r",
+        task_id="t",
+        map_index=-1,
+    )
     operator = SnapshotToKafkaOperator(task_id="t", pipeline=ORDERS, retries=retries, **arguments)
-    return operator.execute({"task_state_store": store, "ti": ti}), values
+    return operator.execute({"task_state_store": store, "ti": ti, "dag_run": run_of()}), values
 
 
 def test_a_retry_of_the_snapshot_follows_a_job_that_runs(jobs: SimpleNamespace) -> None:
@@ -823,12 +848,17 @@ def test_a_deferred_verification_that_finds_a_difference_has_its_result_too(
         )
 
 
-def test_a_verification_that_dies_is_tried_again_and_one_that_is_stopped_is_not(verified: SimpleNamespace) -> None:
+def test_a_verification_that_dies_is_tried_again_and_one_of_a_stopped_pipeline_is_no_failure(
+    verified: SimpleNamespace,
+) -> None:
     verified.end = Ended(Outcome(ok=False, error="killed", transient=True))
     with pytest.raises(errors.JobFailed, match="killed"):
         verify_of()
     verified.end = Ended(Outcome(ok=True, stopped=True))
-    with pytest.raises(AirflowFailException, match="Clear the task"):
+    with pytest.raises(AirflowSkipException, match=r"The pipeline was asked to stop, .* Clear the task"):
+        verify_of()
+    verified.end = Ended(Outcome(ok=False, kind="PipelineStopped", error="Nothing is published in its place."))
+    with pytest.raises(AirflowSkipException, match="in its place"):
         verify_of()
 
 
@@ -964,6 +994,97 @@ def test_the_first_try_of_each_life_is_known(retries: int, now: int, monkeypatch
                 assert first or number or ti.try_number == 1
             note_life(context)
         taskinstance.clear_task_instances([ti], session, dag_run_state=False)
+
+
+def _asked(
+    values: dict[str, Any], try_number: int, max_tries: int, *, made: float, run: Any, retries: int = 1
+) -> float | None:
+    store = SimpleNamespace(get=values.get, set=lambda key, value, retention: values.update({key: value}))
+    ti = SimpleNamespace(id=made_at(made), try_number=try_number, max_tries=max_tries)
+    return asked_at({"task_state_store": store, "ti": ti, "dag_run": run}, retries)
+
+
+def test_when_a_person_has_asked_for_a_task_is_known_over_its_tries_and_lives() -> None:
+    kept: dict[str, Any] = {}
+    triggered = run_of(at=TRIGGERED)
+    assert _asked(kept, 1, 1, made=TRIGGERED, run=triggered) == TRIGGERED
+    # a retry, whose row Airflow has made anew, goes on with what was asked for
+    assert _asked(kept, 2, 1, made=TRIGGERED + 60, run=triggered) == TRIGGERED
+    # cleared: its row was made anew then, however long it has waited since
+    cleared = run_of(at=TRIGGERED, clear_number=1)
+    assert _asked(kept, 3, 3, made=TRIGGERED + 500, run=cleared) == TRIGGERED + 500
+    assert _asked(kept, 4, 3, made=TRIGGERED + 600, run=cleared) == TRIGGERED + 500
+    # of a try that has died before it could note it, nothing is known
+    assert _asked({}, 2, 1, made=TRIGGERED, run=triggered) is None
+    # a task that is made later, and a run that is meant for later, were asked for when the run was triggered
+    assert _asked({}, 1, 1, made=TRIGGERED + 70, run=triggered) == TRIGGERED
+    assert _asked({}, 1, 1, made=TRIGGERED, run=run_of(at=TRIGGERED + 3600)) == TRIGGERED
+
+
+@pytest.mark.parametrize("kind", ["scheduled", "backfill", "asset_triggered", "operator_triggered"])
+def test_no_person_has_asked_for_what_a_schedule_has_begun(kind: str) -> None:
+    kept: dict[str, Any] = {}
+    assert _asked(kept, 1, 1, made=TRIGGERED, run=run_of(kind)) is None
+    assert _asked(kept, 2, 1, made=TRIGGERED, run=run_of(kind)) is None
+    # but for what was cleared
+    assert _asked(kept, 3, 3, made=TRIGGERED + 9, run=run_of(kind, clear_number=1)) == TRIGGERED + 9
+
+
+def test_airflow_makes_a_tasks_id_of_the_time() -> None:
+    """With Airflow's own functions, also when the task is cleared or tried again."""
+    before = time.time()
+    first = taskinstance.uuid7()
+    assert first.version == 7 and abs((first.int >> 80) / 1000 - before) < 60
+    assert made_at(TRIGGERED).version == 7
+    assert "self.id = uuid7()" in inspect.getsource(taskinstance.TaskInstance.prepare_db_for_next_try)
+    assert "prepare_db_for_next_try" in inspect.getsource(taskinstance.clear_task_instances)
+
+
+@pytest.mark.usefixtures("connections")
+@pytest.mark.parametrize("operator", [ReplicationPreflightOperator, CreateReplicationSlotOperator])
+def test_of_a_pipeline_that_was_stopped_nothing_is_made_and_nothing_is_noted(
+    operator: Any, asked: SimpleNamespace, noted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*_: Any, **__: Any) -> Any:
+        # somebody stops the pipeline meanwhile
+        asked.at = TRIGGERED + 1
+        raise errors.Refused("The slot is lost.")
+
+    monkeypatch.setattr(preflight, "run", make)
+    monkeypatch.setattr(creation, "create", make)
+    with pytest.raises(AirflowFailException, match="lost"):
+        operator(task_id="t", pipeline=ON_OTHER).execute(CONTEXT)
+    # as one of a retry: the pipeline stays stopped
+    assert noted == ["The slot is lost. (a retry)"]
+    # preflight makes nothing, and says what it has found
+    error = AirflowSkipException if operator is CreateReplicationSlotOperator else AirflowFailException
+    with pytest.raises(error, match="asked to stop" if error is AirflowSkipException else "lost"):
+        operator(task_id="t", pipeline=ON_OTHER).execute(CONTEXT)
+    assert set(noted) == {"The slot is lost. (a retry)"}
+
+
+def test_a_snapshot_of_a_pipeline_that_was_stopped_begins_no_job(jobs: SimpleNamespace, asked: SimpleNamespace) -> None:
+    asked.at = TRIGGERED + 1
+    with pytest.raises(AirflowSkipException):
+        snapshot_of(None, try_number=1, max_tries=2, values={})
+    assert jobs.done == ["forget new"]
+    asked.at = TRIGGERED - 1
+    snapshot_of(None, try_number=1, max_tries=2, values={})
+    assert "start" in jobs.done
+
+
+@pytest.mark.usefixtures("connections")
+def test_a_person_need_not_wait_until_it_is_known_whether_the_pipeline_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away(*_: Any) -> None:
+        raise errors.Outage("Kafka is away.")
+
+    monkeypatch.setattr(requests, "refuse_stopped", away)
+    operator: Any = StreamToKafkaOperator(task_id="t", pipeline=ORDERS)
+    operator.refuse_stopped(CONTEXT, operator.pipeline_hook.pipeline())
+    with pytest.raises(errors.Outage):
+        operator.refuse_stopped({**CONTEXT, "dag_run": run_of("scheduled")}, operator.pipeline_hook.pipeline())
 
 
 @pytest.mark.usefixtures("connections")

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 from airflow.sdk import NEVER_EXPIRE
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
-from airflow_bottledwater.errors import CredentialsRefused, JobDied, JobFailed, Outage, SlotInUse
+from airflow_bottledwater.errors import CredentialsRefused, JobDied, JobFailed, Outage, PipelineStopped, SlotInUse
 from airflow_bottledwater.hooks import spark_job
 from airflow_bottledwater.hooks.holder import Holder
 from airflow_bottledwater.hooks.tasks import Fate
 from airflow_bottledwater.jobs import fence as provision_stop
 from airflow_bottledwater.jobs import identity as identities
-from airflow_bottledwater.jobs import restarts, stop, submitted, watch
+from airflow_bottledwater.jobs import requests, restarts, stop, submitted, watch
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.outcome import Outcome
@@ -32,6 +32,7 @@ from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
+from tests.support.lives import TRIGGERED, made_at, run_of
 
 OLD = {"id": "old", "folder": "/tmp/nowhere/old", "host": "elsewhere", "application": "", "master": "yarn"}
 NEW = {**OLD, "id": "new", "folder": "/tmp/nowhere/new"}
@@ -75,6 +76,8 @@ class World:
         self.reached: int | None = None
         #: when the pipeline was asked to stop while no job ran
         self.asked = -math.inf
+        #: when the pipeline was asked to stop last
+        self.stopped = -math.inf
         #: whether a job that is asked to stop does
         self.answers = True
         #: how many submissions the cluster still refuses
@@ -112,7 +115,12 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
         made.living.discard(identity["id"])
         return made.answers
 
+    def refuse(pipeline: Any, asked: float | None) -> None:
+        if made.stopped > (asked or 0.0):
+            raise PipelineStopped("The pipeline was asked to stop.")
+
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
+    monkeypatch.setattr(requests, "refuse_stopped", refuse)
     monkeypatch.setattr(spark_job, "prepare", lambda pipeline, kind, place: (NEW, tmp_path / "pipeline-x.json"))
     monkeypatch.setattr(spark_job, "start", start)
     monkeypatch.setattr(spark_job, "send", send)
@@ -132,11 +140,26 @@ def operator(**arguments: Any) -> StreamToKafkaOperator:
     return StreamToKafkaOperator(task_id="stream", **{"pipeline": ORDERS, **arguments})
 
 
-def context(store: Store, *, try_number: int = 1, max_tries: int = 0) -> dict[str, Any]:
+def context(
+    store: Store,
+    *,
+    try_number: int = 1,
+    max_tries: int = 0,
+    run_type: str = "manual",
+    asked: float = TRIGGERED,
+    clear_number: int = 0,
+) -> dict[str, Any]:
     ti = SimpleNamespace(
-        try_number=try_number, max_tries=max_tries, dag_id="d", run_id="r", task_id="stream", map_index=-1
+        id=made_at(asked),
+        try_number=try_number,
+        max_tries=max_tries,
+        dag_id="d",
+        run_id="r",
+        task_id="stream",
+        map_index=-1,
     )
-    return {"task_state_store": store, "ti": ti}
+    run = run_of(run_type, at=asked, clear_number=clear_number)
+    return {"task_state_store": store, "ti": ti, "dag_run": run}
 
 
 def deferred(act: Callable[[], Any]) -> JobTrigger:
@@ -434,6 +457,70 @@ def test_asked_to_stop_in_the_pause_it_ends_instead_of_submitting_again(world: W
     else:
         again(operator(), store)
     assert world.done == ([] if later else ["start"])
+
+
+@pytest.mark.parametrize("stage", ["before", "between"])
+@pytest.mark.parametrize(
+    ("run_type", "asked", "clear_number", "begins"),
+    [
+        ("manual", -5, 0, False),
+        ("manual", 5, 0, True),
+        # cleared before, and behind it
+        ("manual", -5, 1, False),
+        ("scheduled", 5, 1, True),
+        # a schedule, Airflow's backfills and other DAGs start nothing again
+        ("scheduled", 5, 0, False),
+        ("backfill", 5, 0, False),
+        ("operator_triggered", 5, 0, False),
+    ],
+)
+def test_a_pipeline_that_was_stopped_runs_only_if_a_person_has_asked_for_that_since(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    run_type: str,
+    asked: float,
+    clear_number: int,
+    begins: bool,
+) -> None:
+    """Also if the stop comes while the job is about to be submitted, when nobody finds it yet.
+
+    :param asked: seconds behind the stop.
+    """
+    monkeypatch.setattr(AssetEvents, "begin", lambda _: "0/9")
+
+    def announce(*_: Any) -> None:
+        world.stopped = TRIGGERED
+
+    monkeypatch.setattr(submitted, "announce", announce)
+    if stage == "before":
+        announce()
+    store, made = Store(), operator(bounded=True)
+    of = context(store, run_type=run_type, asked=TRIGGERED + asked, clear_number=clear_number)
+    if begins:
+        deferred(lambda: made.execute(of))
+        assert world.done == ["start"]
+        return
+    with pytest.raises(AirflowSkipException, match="asked to stop"):
+        made.execute(of)
+    assert world.done == ([] if stage == "before" else ["forget new"])
+
+
+def test_a_retry_does_not_begin_what_was_stopped_since_the_first_try(world: World) -> None:
+    store = Store()
+    deferred(lambda: operator(retries=1).execute(context(store, max_tries=1)))
+    world.living.clear()
+    world.stopped = TRIGGERED + 5
+    with pytest.raises(AirflowSkipException):
+        operator(retries=1).execute(context(store, try_number=2, max_tries=1, asked=TRIGGERED + 60))
+    # nor does the job that follows in the same try
+    with pytest.raises(AirflowSkipException):
+        operator(retries=1).submit_again(context(store, try_number=2, max_tries=1), {"status": "over"})  # type: ignore[arg-type]
+    assert world.done.count("start") == 1
+    # whoever clears it starts the pipeline again
+    cleared = context(store, try_number=3, max_tries=3, asked=TRIGGERED + 90, clear_number=1)
+    deferred(lambda: operator(retries=1).execute(cleared))
+    assert world.done[-1] == "start"
 
 
 @pytest.mark.parametrize(("bounded", "take_over"), [(False, False), (True, False), (True, True)])

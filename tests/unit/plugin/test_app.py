@@ -678,12 +678,13 @@ def test_the_dag_is_named_that_is_started(
     assert start["impossible"] == f"The DAG {started} is paused: unpause it first."
 
 
-def test_a_run_that_would_wait_for_another_one_is_said(pressed: Pressed) -> None:
-    waits = "orders has as many runs as it may have at a time: the new one stays queued until one of them ends."
-    assert waits in pressed("USER", state="stopped", full=True)["start"]["says"]
-    assert waits not in pressed("USER", state="stopped")["start"]["says"]
-    # while the job runs, its own run goes on, and the button cannot be pressed
-    assert waits not in pressed("USER", full=True)["start"]["says"]
+def test_a_pipeline_is_not_started_again_beside_a_run_that_goes_on_or_waits(pressed: Pressed) -> None:
+    """It would wait behind that one, perhaps for as long as a stream runs, and begin when that is stopped."""
+    full = "As many runs of the DAG orders go on, or wait, as it may have at a time."
+    for state in ("stopped", "failed"):
+        assert pressed("USER", state=state, full=True)["start"]["impossible"].startswith(full)
+        assert not pressed("USER", state=state)["start"]["impossible"]
+    assert pressed("USER", full=True)["start"]["impossible"] == "It runs."
 
 
 def test_a_dag_is_full_with_as_many_runs_as_it_may_have(airflow: None, ran: Callable[..., None]) -> None:
@@ -693,10 +694,9 @@ def test_a_dag_is_full_with_as_many_runs_as_it_may_have(airflow: None, ran: Call
     with create_session() as session:
         session.merge(DagModel(dag_id="orders", bundle_name="dags", fileloc="x", max_active_runs=2))
     ran("one", "running", "orders")
-    ran("waits", "queued", "orders")
     ran("over", "success", "orders")
     assert not rights.full("orders") and not rights.full("another")
-    ran("two", "running", "orders")
+    ran("waits", "queued", "orders")
     assert rights.full("orders")
 
 

@@ -644,6 +644,9 @@ def seen(state: str = "streaming", **changes: Any) -> StatusRecord:
         # of a snapshot
         (seen(state="failed", permanent=True, kind="snapshot"), 0, None, None),
         (seen(state="finished", kind="snapshot"), 600, None, "of a snapshot job"),
+        # behind which the pipeline was asked to stop
+        (seen(state="finished", kind="snapshot", stopped_by="request"), 599, None, None),
+        (seen(state="finished", kind="snapshot", stopped_by="request"), 600, None, "ok"),
     ],
 )
 def test_what_a_streams_status_means(

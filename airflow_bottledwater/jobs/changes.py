@@ -18,9 +18,16 @@ from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.slot import parts
 from airflow_bottledwater.pipeline.patterns import describes, describes_one
 from airflow_bottledwater.pipeline.settings import Settings
-from airflow_bottledwater.state import store
+from airflow_bottledwater.state import control_topic, store
 from airflow_bottledwater.state.claim import read_state
-from airflow_bottledwater.state.control_records import StatusRecord, decode, status_key
+from airflow_bottledwater.state.control_records import (
+    StatusRecord,
+    UntoldRecord,
+    decode,
+    encode,
+    status_key,
+    untold_key,
+)
 from airflow_bottledwater.state.control_topic import ControlTopic
 from airflow_bottledwater.state.identity import refuse_shared
 
@@ -345,6 +352,35 @@ def present(pipeline: Settings, name: str, last: ChangeRange | None = None) -> C
     range that ends here. See :meth:`ChangeWatch.present`."""
     with contextlib.closing(ChangeWatch(pipeline, name, None, last=last)) as watch:
         return watch.present()
+
+
+def leave_untold(pipeline: Settings, name: str) -> None:
+    """Let the next bounded run also tell what is published from now on, which no task tells: without the begin, since
+    it does not know of that. What was left before begins earlier, and stays.
+
+    :raises Outage: Kafka does not answer, or a transaction stays open.
+    """
+    if untold(pipeline, name) is None:
+        left = UntoldRecord(present(pipeline, name).as_event())
+        control_topic.write(pipeline.kafka, {untold_key(name): encode(left)})
+
+
+def untold(pipeline: Settings, name: str) -> ChangeRange | None:
+    """Where that begins what was left for the next bounded run to tell; None if nothing was.
+
+    :raises Outage: Kafka does not answer.
+    """
+    left = decode(UntoldRecord, control_topic.read(pipeline.kafka).get(untold_key(name)))
+    return None if left is None else ChangeRange.of_event(left.begun)
+
+
+def take_untold(pipeline: Settings, name: str) -> None:
+    """What was left is going to be told: whoever tells it has noted where it begins.
+
+    :raises Outage: Kafka does not answer.
+    """
+    if untold(pipeline, name) is not None:
+        control_topic.write(pipeline.kafka, {untold_key(name): None})
 
 
 def between(pipeline: Settings, name: str, tables: Sequence[str], start: int, end: int) -> ChangeRange:

@@ -120,14 +120,30 @@ class AssetEvents:
         return {table.topic: table.rows for table in tables}
 
     def begin(self) -> dict[str, Any]:
-        """Where the pipeline is, as JSON values for the task's state.
+        """Where the pipeline is, as JSON values for the task's state; or where it was when a verification has begun to
+        publish in place of a bounded run, which tells nothing.
 
         :raises StateError: there is no such pipeline.
         :raises Outage: the source or Kafka does not answer, or a transaction stays open.
         """
+        from airflow_bottledwater.jobs import changes
+        from airflow_bottledwater.provision import live
+
         if self._events is None:
             return {}
-        return _known(lambda: self._since(None)).as_event()
+        found = _known(lambda: changes.untold(self._pipeline, live.name_of(self._pipeline)) or self._since(None))
+        return found.as_event()
+
+    def begun(self) -> None:
+        """The task's state has where it begins: no later run tells that, too.
+
+        :raises Outage: the source or Kafka does not answer.
+        """
+        from airflow_bottledwater.jobs import changes
+        from airflow_bottledwater.provision import live
+
+        if self._events is not None:
+            _known(lambda: changes.take_untold(self._pipeline, live.name_of(self._pipeline)))
 
     def stream(self, begun: Mapping[str, Any] | None) -> None:
         """The changes of a bounded run, by table.

@@ -137,8 +137,11 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         self._make_way(context, pipeline)
         store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
         # what earlier tries have published, also before the task was cleared, is told with what this one does
-        if true(self.bounded) and not (self._is_untold(context) and store.get(_BEGAN)):
-            store.set(_BEGAN, AssetEvents(context, self.outlets, pipeline).begin(), retention=NEVER_EXPIRE)
+        if true(self.bounded):
+            events = AssetEvents(context, self.outlets, pipeline)
+            if not (self._is_untold(context) and store.get(_BEGAN)):
+                store.set(_BEGAN, events.begin(), retention=NEVER_EXPIRE)
+            events.begun()
         return self._submit(context, pipeline, place, bounded=true(self.bounded))
 
     def _make_way(self, context: Context, pipeline: Settings, *, again: bool = False) -> None:

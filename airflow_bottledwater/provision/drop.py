@@ -32,6 +32,7 @@ from airflow_bottledwater.state.control_records import (
     stopped_key,
     table_requests_prefix,
     topic_owned,
+    untold_key,
     verified_key,
 )
 from airflow_bottledwater.state.letters import are_open
@@ -153,7 +154,7 @@ def _forget_shared(pipeline: Settings, known: PipelineState, owner: str) -> None
     # runs that were asked for before the pipeline was stopped may wait still: that stays, unless it was started since
     if (status := decode(StatusRecord, shared.get(status_key(owner)))) is not None and status.wanted:
         asked.append(stopped_key(owner))
-    control_topic.write(pipeline.kafka, {**dropped, **dict.fromkeys([verified_key(owner), *asked])})
+    control_topic.write(pipeline.kafka, {**dropped, **dict.fromkeys([verified_key(owner), untold_key(owner), *asked])})
     snapshots.forget_all(pipeline, owner)
 
 

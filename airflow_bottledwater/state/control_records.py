@@ -1,8 +1,8 @@
 """The records of the shared state topic, typed: a submitted job, the status of a pipeline, requests to both, and the
 owner of a data topic.
 
-Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>``, ``verified/<pipeline>``, ``request/<pipeline>`` and
-``stopped/<pipeline>``,
+Keys: ``job/<id>`` and ``stop/<id>``, ``status/<pipeline>``, ``verified/<pipeline>``, ``untold/<pipeline>``,
+``request/<pipeline>`` and ``stopped/<pipeline>``,
 ``snapshot/<pipeline>/<id>`` and ``reading/<pipeline>/<id>``, ``tables/<pipeline>/<id>``, and
 ``owner/<topic>/<pipeline>``. Others may write to this topic, too: a record that is malformed is read as if it were not
 there. A field that this version does not know is left out; one that is missing has its default.
@@ -50,6 +50,11 @@ def status_key(name: str) -> str:
 def verified_key(name: str) -> str:
     """The key of a pipeline's last verification."""
     return f"verified/{name}"
+
+
+def untold_key(name: str) -> str:
+    """The key of what Airflow was not told of a pipeline."""
+    return f"untold/{name}"
 
 
 def request_key(name: str) -> str:
@@ -416,6 +421,16 @@ class VerifiedRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class UntoldRecord:
+    """That a pipeline has published something which no task of Airflow tells: the next bounded run does.
+
+    :param begun: where that begins, see :meth:`ChangeRange.as_event`.
+    """
+
+    begun: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerRecord:
     """A pipeline that publishes to a data topic; of several, the one that was written first owns it.
 
@@ -434,7 +449,7 @@ class OwnerRecord:
 
 ControlRecord = (
     StatusRecord | VerifiedRecord | StopRequest | OwnerRecord | JobRecord | SnapshotRequest | SnapshotReport
-    | TableRequest
+    | TableRequest | UntoldRecord
 )  # fmt: skip
 
 R = TypeVar("R", bound=ControlRecord)

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from airflow_bottledwater.errors import Outage, PipelineStopped
-from airflow_bottledwater.jobs import requests
+from airflow_bottledwater.jobs import changes, requests
 from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.jobs.submitted import JobReporter, LogTail
 from airflow_bottledwater.model.job import Owner
@@ -152,8 +152,15 @@ def test_beside_bounded_runs_a_verification_publishes_more_than_once(make_flow: 
     bounded, verifying = (Owner(dag, "r", "t", -1, "h", "", "local") for dag in ("bounded", "verify"))
     with _job(flow, bounded):
         flow.stream()
+    flow.execute("UPDATE keyed SET t = 'z'")
     with _job(flow, verifying) as job:
         assert _verify(flow).equal
+        # the next bounded run tells it
+        left = changes.untold(flow.pipeline, flow.name)
+        assert left is not None
+        told = changes.present(flow.pipeline, flow.name, left)
+        assert told.tables["public.keyed"].records and told.start < told.end
+        changes.take_untold(flow.pipeline, flow.name)  # as that does
         # the page starts the pipeline by its task, not the verification's
         assert _status(flow).job.owner == bounded and job.record.owner == verifying
         work_for(None)
@@ -161,6 +168,8 @@ def test_beside_bounded_runs_a_verification_publishes_more_than_once(make_flow: 
         work_for(job)
         flow.execute("UPDATE keyed SET t = 'y'")
         assert _verify(flow).equal
+        # no task of Airflow tells what a command publishes
+        assert changes.untold(flow.pipeline, flow.name) is None
 
 
 def test_a_temporary_child_is_nobody_elses(make_flow: MakeFlow, caplog: pytest.LogCaptureFixture) -> None:

@@ -6744,6 +6744,18 @@ MUTANTS = (
         f"{_TRIGGERS}::test_what_a_streams_status_means",
     ),
     Mutant(
+        "what a verification has published is told by the next bounded run",
+        "AssetEvents.begin",
+        swap("changes.untold(...)", "None"),
+        "tests/unit/operators/test_assets.py::test_what_a_verification_has_published_is_told_by_the_next_bounded_run",
+    ),
+    Mutant(
+        "what several verifications have published is told from the first on",
+        "changes.leave_untold",
+        always("untold(pipeline, name) is None"),
+        "tests/unit/operators/test_assets.py::test_what_a_verification_has_published_is_told_by_the_next_bounded_run",
+    ),
+    Mutant(
         "a lag in seconds that nobody has seen is not called small",
         "Seen.within",
         always("any(seen <= confirmed for _, seen in self.looks)"),

@@ -19,6 +19,7 @@ from airflow_bottledwater.operators.snapshot import SnapshotToKafkaOperator
 from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import live
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.store import state_topic_name
 
 PIPELINE = Settings(postgres="host=db", kafka={"bootstrap.servers": "SSL://k1:9092, k2:9092"}, slot="shop")
@@ -54,6 +55,9 @@ class Events(dict[Any, Any]):
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     monkeypatch.setattr(live, "name_of", lambda _: "1/d/shop")
+    shared: dict[str, Any] = {}
+    monkeypatch.setattr(control_topic, "read", lambda _: shared)
+    monkeypatch.setattr(control_topic, "write", lambda _, records: shared.update(records))
     return Events(alias_of("shop"))
 
 
@@ -107,6 +111,24 @@ def test_a_bounded_run_tells_what_has_changed_since_it_began(events: Events, mon
     ((uri, extra),) = events.told
     assert uri.endswith("/a") and extra.pop("payload")["to"] == "0/9"
     assert extra == {"topic": "a", "table": "public.a", "by": "stream", "rows": 4}
+
+
+def test_what_a_verification_has_published_is_told_by_the_next_bounded_run(
+    events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It publishes in place of one, and its own task tells nothing."""
+    places = [ChangeRange("1/d/shop", lsn, lsn, {"public.a": TopicRange("a", "i", (3,), (3,))}) for lsn in (5, 7, 9)]
+    left = list(places)
+    monkeypatch.setattr(changes, "present", lambda *_: left.pop(0))
+    changes.leave_untold(PIPELINE, "1/d/shop")
+    # another one has published more since
+    changes.leave_untold(PIPELINE, "1/d/shop")
+    assert left == places[1:]
+    run = asset_events(events)
+    assert run.begin() == places[0].as_event() == run.begin()
+    # from when on the task's state has it, no later run tells it, too
+    run.begun()
+    assert run.begin() == places[1].as_event()
 
 
 def test_a_databases_name_may_have_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:

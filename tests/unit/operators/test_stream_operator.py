@@ -76,6 +76,8 @@ class World:
         self.reached: int | None = None
         #: when the pipeline was asked to stop while no job ran
         self.asked = -math.inf
+        #: for each bounded run that has noted where it begins
+        self.begun: list[Any] = []
         #: when the pipeline was asked to stop last
         self.stopped = -math.inf
         #: whether a job that is asked to stop does
@@ -121,6 +123,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> World:
 
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
     monkeypatch.setattr(requests, "refuse_stopped", refuse)
+    monkeypatch.setattr(AssetEvents, "begun", lambda self: made.begun.append(self._events))
     monkeypatch.setattr(spark_job, "prepare", lambda pipeline, kind, place: (NEW, tmp_path / "pipeline-x.json"))
     monkeypatch.setattr(spark_job, "start", start)
     monkeypatch.setattr(spark_job, "send", send)
@@ -329,6 +332,7 @@ def test_a_bounded_run_that_succeeds_in_the_end_tells_what_all_tries_have_publis
     at = context(store, try_number=try_number, max_tries=1 if try_number == 2 else 3)
     deferred(lambda: operator(bounded=True, retries=1).execute(at))
     assert "start" in world.done and store.get("bottledwater_began") == is_now
+    assert len(world.begun) == 1
 
 
 def test_a_bounded_run_that_could_not_be_told_is_told_by_a_retry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

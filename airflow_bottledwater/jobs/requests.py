@@ -82,23 +82,26 @@ def holds(request: StopRequest, status: StatusRecord | None, epoch: int, now: fl
     return status is not None and status.job.epoch >= request.epoch and not status.over
 
 
-def stop_pipeline(pipeline: Settings, cluster: Cluster, *, retire: bool = False) -> StatusRecord | None:
+def stop_pipeline(
+    pipeline: Settings, cluster: Cluster, *, retire: bool = False, at: float | None = None
+) -> StatusRecord | None:
     """Ask the running job of a slot, or the one that continues it, to stop. If the last job is over, no request is
     written: no job runs, and none continues it. That the pipeline is not to run is recorded in any case, also if it is
     only about to have its first job.
 
     :param retire: stop for good: ``drop_slot(when='retired')`` may then drop the slot.
+    :param at: when somebody has asked for that, in seconds since 1970; None: now.
     :returns: the last status of the pipeline, which names the job that is asked; None if there is none, so that no job
         is asked.
     :raises Outage: Kafka does not take the request.
     """
-    name, now = cluster.pipeline(pipeline.slot), time.time()
-    control_topic.write(pipeline.kafka, {stopped_key(name): encode(StopRequest(REQUEST, retire=retire, at=now))})
+    name, at = cluster.pipeline(pipeline.slot), time.time() if at is None else at
+    control_topic.write(pipeline.kafka, {stopped_key(name): encode(StopRequest(REQUEST, retire=retire, at=at))})
     status = read_status(pipeline, name)
     if status is None:
         return None
     if not status.over:
-        request = StopRequest(REQUEST, status.job.epoch, retire=retire, at=now)
+        request = StopRequest(REQUEST, status.job.epoch, retire=retire, at=at)
         control_topic.write(pipeline.kafka, {request_key(name): encode(request)})
     if status.ended and (status.wanted or retire):
         unwanted = replace(status, retired=status.retired or retire, stopped_by=REQUEST)
@@ -153,9 +156,19 @@ def stop_since(found: Mapping[str, Any], name: str, asked: float | None) -> Stop
     return None if last is None or (asked is not None and asked > (last.at or 0.0)) else last
 
 
+def _outlived(found: Mapping[str, Any], name: str, asked: float | None) -> bool:
+    """Whether a request to stop is left that no job will answer, since its job has ended, and a person has asked behind
+    it for what is about to begin. Parameters: see :func:`stop_since`."""
+    status, left = decode(StatusRecord, found.get(status_key(name))), decode(StopRequest, found.get(request_key(name)))
+    if asked is None or status is None or not status.ended:
+        return False
+    return left is not None and left.at is not None and left.at < asked
+
+
 def refuse_stopped(pipeline: Settings, asked: float | None) -> None:
     """Check that a pipeline was not asked to stop behind the moment at which a person has asked for what is about to
-    begin: who has asked for something before, or without knowing, does not undo what was asked last.
+    begin: who has asked for something before, or without knowing, does not undo what was asked last. Who has asked
+    behind it does: a request that no job has answered would end what is about to begin, and is removed.
 
     :param asked: see :func:`stop_since`.
     :raises PipelineStopped: it was.
@@ -169,11 +182,13 @@ def refuse_stopped(pipeline: Settings, asked: float | None) -> None:
         for each in (STATUSES, STOPPED)
         if key.startswith(each) and key.endswith(f"/{pipeline.slot}")
     }
-    if not any(stop_since(found, name, asked) for name in names):
+    if not any(stop_since(found, name, asked) or _outlived(found, name, asked) for name in names):
         return
     with session(pipeline.postgres, "Identifying the cluster") as connection:
-        last = stop_since(found, identify(connection).pipeline(pipeline.slot), asked)
-    if last is None:
+        name = identify(connection).pipeline(pipeline.slot)
+    if (last := stop_since(found, name, asked)) is None:
+        if _outlived(found, name, asked):
+            control_topic.write(pipeline.kafka, {request_key(name): None})
         return
     how, when = "retired" if last.retire else "asked to stop", f" on {moment(last.at)}" if last.at else ""
     why = "no person has asked for this since" if asked is None else f"this was asked for before, on {moment(asked)}"

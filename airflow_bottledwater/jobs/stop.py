@@ -107,9 +107,11 @@ def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Call
     from airflow_bottledwater.state import control_topic
     from airflow_bottledwater.state.identity import forgetting
 
+    # what a person starts while this waits is started behind the stop
+    at = time.time()
     with session(pipeline.postgres) as connection:
         cluster = identify(connection)
-    asked = requests.stop_pipeline(pipeline, cluster, retire=retire)
+    asked = requests.stop_pipeline(pipeline, cluster, retire=retire, at=at)
     # a job that is starting, or is started again at this moment, has not reported yet
     name, claim = cluster.pipeline(pipeline.slot), asked.job.id if asked is not None else ""
     others = requests.stop_starting(pipeline, name, claim)
@@ -120,8 +122,9 @@ def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Call
             reported = pipelines.statuses(control_topic.read(pipeline.kafka))
             of_others = [each for each, status in reported.items() if status.slot == pipeline.slot]
             raise StateError(
-                f"No job has ever reported for slot {pipeline.slot!r} of this database ({name}): if it is the right one, "
-                "a run that is about to begin its first job, and was asked for before now, begins none.",
+                f"No job has ever reported for slot {pipeline.slot!r} of this database ({name}). If it is the right one, "
+                "none begins: neither of a run that was asked for before now, nor of a schedule or of another DAG, until "
+                "a person starts the pipeline.",
                 " ".join(f"One of {each} has. {forgetting(each)}" for each in of_others),
             )
         return
@@ -129,7 +132,7 @@ def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Call
     if ended is not None:
         if ended.wanted:
             # it has ended by itself, before it heard of the request
-            requests.stop_pipeline(pipeline, cluster, retire=retire)
+            requests.stop_pipeline(pipeline, cluster, retire=retire, at=at)
         say(f"The job is {ended.state}.")
         if not ended.over:
             minutes = requests.REQUEST_HOLDS / 60
@@ -143,7 +146,7 @@ def stop_pipeline(pipeline: Settings, *, retire: bool, timeout: float, say: Call
     log.warning("The job did not answer within %.0f s.", timeout)
     _give_up(pipeline, name, asked.job, say)
     if retire:
-        requests.stop_pipeline(pipeline, cluster, retire=True)
+        requests.stop_pipeline(pipeline, cluster, retire=True, at=at)
 
 
 def _give_up(pipeline: Settings, name: str, job: Job, say: Callable[[str], object]) -> None:

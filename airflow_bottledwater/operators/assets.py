@@ -18,7 +18,7 @@ from urllib.parse import quote
 from airflow.sdk import Asset, AssetAlias
 
 from airflow_bottledwater.backoff import Backoff
-from airflow_bottledwater.errors import Outage
+from airflow_bottledwater.errors import BottledWaterError, Outage
 from airflow_bottledwater.model.changes import ChangeRange
 from airflow_bottledwater.pipeline.description import Description
 from airflow_bottledwater.pipeline.rules import listed
@@ -135,15 +135,18 @@ class AssetEvents:
         return found.as_event()
 
     def begun(self) -> None:
-        """The task's state has where it begins: no later run tells that, too.
-
-        :raises Outage: the source or Kafka does not answer.
-        """
+        """A job is submitted, and the task's state has where a bounded run begins: no later run tells that, too, unless
+        a server does not answer now. Behind a stream that runs on, which tells nothing, it would be told with all that
+        this has published."""
         from airflow_bottledwater.jobs import changes
         from airflow_bottledwater.provision import live
 
-        if self._events is not None:
-            _known(lambda: changes.take_untold(self._pipeline, live.name_of(self._pipeline)))
+        if self._events is None:
+            return
+        try:
+            changes.take_untold(self._pipeline, live.name_of(self._pipeline))
+        except BottledWaterError as error:
+            log.warning("What a verification has published may be told again by the next bounded run: %s", error)
 
     def stream(self, begun: Mapping[str, Any] | None) -> None:
         """The changes of a bounded run, by table.

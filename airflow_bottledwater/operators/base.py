@@ -122,24 +122,24 @@ class PipelineMixin(ConstantsMixin):
 
     def refuse_stopped(self, context: Any, pipeline: Settings) -> None:
         """See :func:`airflow_bottledwater.jobs.requests.refuse_stopped`. If it is not known for what a person has asked
-        for, that goes on: jobs wait for servers for longer than tasks do.
+        for, or has begun already, that goes on: jobs wait for servers for longer than tasks do.
 
         :raises PipelineStopped: the pipeline was asked to stop since.
-        :raises Outage: whether it was is not known, and no person has asked for this.
+        :raises Outage: whether it was is not known, no person has asked for this, and nothing has begun.
         """
         from airflow_bottledwater.jobs import requests
 
-        asked = asked_at(context, self.retries)
+        asked = asked_at(context)
         try:
             requests.refuse_stopped(pipeline, asked)
         except Outage as error:
-            if asked is None:
+            if asked is None and not has_begun(context):
                 raise
             log.warning("Whether the pipeline was asked to stop since is not known: %s", error)
 
 
-#: keys in the task's state: for the number of tries that its life had when it began something, and for when a person
-#: has asked for this life, in seconds since 1970 (0: nobody has)
+#: keys in the task's state: for the number of tries that its life had when it began something; and for that of the life
+#: that was looked at last, with when a person has asked for this, in seconds since 1970 (0: nobody has)
 _LIFE, _ASKED = "bottledwater_life", "bottledwater_asked"
 
 
@@ -158,32 +158,39 @@ def is_first_try(context: Any, retries: int) -> bool:
     return bool(ti.try_number == ti.max_tries - retries + 1 or noted not in (None, ti.max_tries))
 
 
-def asked_at(context: Any, retries: int) -> float | None:
+def asked_at(context: Any) -> float | None:
     """When a person has asked for what this life of a task does, by triggering its run or clearing the task, in seconds
     since 1970; None if nobody has: a schedule, a backfill of Airflow or another DAG has begun the run.
 
     Airflow does not tell a task when it was cleared. But its id is a UUID of version 7, which begins with the time, and
     gets made anew when it is cleared, and also for each retry, which goes on with what was asked for its life
-    (``TaskInstance.prepare_db_for_next_try`` in airflow/models/taskinstance.py).
-
-    :param retries: the operator's retries.
+    (``TaskInstance.prepare_db_for_next_try`` in airflow/models/taskinstance.py). So an operator calls this before
+    anything can fail; only a process that was lost before that leaves it to the next try, which takes its own time for
+    that of the clear.
     """
     store, ti, run = context["task_state_store"], context["ti"], context["dag_run"]
-    if not is_first_try(context, retries):
-        return store.get(_ASKED) or None
+    noted = store.get(_ASKED)
+    if noted is not None and noted[0] == ti.max_tries:
+        return noted[1] or None
     made, found = (ti.id.int >> 80) / 1000, 0.0
-    if run.clear_number:
+    # by the API, a task may also be cleared without its run; clearing changes its number of tries
+    if run.clear_number or noted is not None:
         found = made
     elif run.run_type == "manual":
         # a task may be made only after one before it has ended (a mapped one), and a run may be meant for later
         found = min(made, run.run_after.timestamp())
-    store.set(_ASKED, found, retention=NEVER_EXPIRE)
+    store.set(_ASKED, [ti.max_tries, found], retention=NEVER_EXPIRE)
     return found or None
 
 
 def note_life(context: Any) -> None:
     """Note in the task's state that this life of the task begins something, for :func:`is_first_try`."""
     context["task_state_store"].set(_LIFE, context["ti"].max_tries, retention=NEVER_EXPIRE)
+
+
+def has_begun(context: Any) -> bool:
+    """Whether this life of the task has begun something, see :func:`note_life`."""
+    return bool(context["task_state_store"].get(_LIFE) == context["ti"].max_tries)
 
 
 def is_last_try(ti: Any) -> bool:

@@ -15,6 +15,7 @@ from airflow_bottledwater.operators.base import (
     PIPELINE_FIELDS,
     PIPELINE_RENDERERS,
     PipelineMixin,
+    asked_at,
     failing,
 )
 from airflow_bottledwater.operators.before_jobs import BeforeJobsOperator
@@ -40,6 +41,7 @@ class CreateReplicationSlotOperator(BeforeJobsOperator):
 
         # made here and not in __init__: operators are copied, which an event cannot be
         self._stopped = threading.Event()
+        asked_at(context)
         with failing():
             pipeline = self.pipeline_hook.pipeline().with_hash_key()
             self.refuse_stopped(context, pipeline)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_bottledwater.errors import JobFailed
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.assets import AssetEvents
-from airflow_bottledwater.operators.base import failing
+from airflow_bottledwater.operators.base import asked_at, failing
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.pipeline.settings import Settings
@@ -43,6 +43,7 @@ class SnapshotToKafkaOperator(BottledWaterSparkOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job to its end; returns rows, ranges and seconds."""
+        asked_at(context)
         with failing():
             self._pipeline = pipeline = self.pipeline_hook.pipeline()
             if pipeline.skip_snapshot:

@@ -190,7 +190,6 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             self.conf |= {f"spark.executorEnv.{name}": value for name, value in variables.items()}
             hook = self._get_hook()
             self._identity = identity
-            note_life(context)
             store.set(_UNTOLD, True, retention=NEVER_EXPIRE)
             store.set(_WHOSE, _whose(pipeline), retention=NEVER_EXPIRE)
             store.set(JOB, identity, retention=NEVER_EXPIRE)
@@ -199,6 +198,7 @@ class BottledWaterSparkOperator(LineageMixin, PipelineMixin, SparkSubmitOperator
             if self.job_name in REPORTED:
                 # whoever stops the pipeline finds the job from now on; who has done so before is found here
                 self.refuse_stopped(context, pipeline)
+            note_life(context)
             if not place.cluster:
                 spark_job.start(
                     hook,

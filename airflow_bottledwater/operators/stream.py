@@ -25,7 +25,7 @@ from airflow_bottledwater.jobs.identity import Identity
 from airflow_bottledwater.jobs.watch import Ended
 from airflow_bottledwater.model.outcome import Outcome
 from airflow_bottledwater.operators.assets import AssetEvents
-from airflow_bottledwater.operators.base import failing, known_event, number, true
+from airflow_bottledwater.operators.base import asked_at, failing, known_event, number, true
 from airflow_bottledwater.operators.spark import BottledWaterSparkOperator
 from airflow_bottledwater.pipeline.argument import PipelineArgument
 from airflow_bottledwater.triggers.job import PauseTrigger
@@ -113,6 +113,7 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the one of an earlier try; then defer, or stay with it until it ends."""
+        asked_at(context)
         with failing():
             self._pipeline = pipeline = self.pipeline_hook.pipeline()
             with self.noting(context, pipeline):
@@ -137,12 +138,12 @@ class StreamToKafkaOperator(BottledWaterSparkOperator):
         self._make_way(context, pipeline)
         store.set(_RESTARTS, asdict(policy.Restarts(at=time.time())), retention=NEVER_EXPIRE)
         # what earlier tries have published, also before the task was cleared, is told with what this one does
-        if true(self.bounded):
-            events = AssetEvents(context, self.outlets, pipeline)
-            if not (self._is_untold(context) and store.get(_BEGAN)):
-                store.set(_BEGAN, events.begin(), retention=NEVER_EXPIRE)
-            events.begun()
-        return self._submit(context, pipeline, place, bounded=true(self.bounded))
+        events = AssetEvents(context, self.outlets, pipeline)
+        if true(self.bounded) and not (self._is_untold(context) and store.get(_BEGAN)):
+            store.set(_BEGAN, events.begin(), retention=NEVER_EXPIRE)
+        submitted = self._submit(context, pipeline, place, bounded=true(self.bounded))
+        events.begun()
+        return submitted
 
     def _make_way(self, context: Context, pipeline: Settings, *, again: bool = False) -> None:
         """See who works on the slot. A job whose task has ended, or is gone, is stopped in order: this one takes its

@@ -177,8 +177,9 @@ def _start(shown: Mapping[str, Any], fixed: str) -> Action:
         impossible = _paused(dag_id)
     if not impossible and rights.full(dag_id):
         impossible = (
-            f"As many runs of the DAG {dag_id} go on, or wait, as it may have at a time. One that goes on starts the "
-            "job again by itself, unless the pipeline was asked to stop. Otherwise clear its task, or end these runs."
+            f"As many runs of the DAG {dag_id} go on, or wait, as it may have at a time. A run of this pipeline that "
+            "goes on starts the job again by itself, unless the pipeline was asked to stop. Otherwise clear its task, "
+            "or end these runs."
         )
     triggered = f"the DAG {dag_id} is triggered{'' if fixed else ' as it was last time'}"
     return Action(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_bottledwater.jobs.status import read_status
 from airflow_bottledwater.pipeline.rules import refuse_none, selected
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.postgres import slot
@@ -12,6 +11,7 @@ from airflow_bottledwater.postgres.connect import session
 from airflow_bottledwater.postgres.pressure import drop_cost
 from airflow_bottledwater.postgres.server import identify
 from airflow_bottledwater.provision.drop import keeps, kept_letters
+from airflow_bottledwater.state import control_topic
 from airflow_bottledwater.state.claim import read_own
 from airflow_bottledwater.state.identity import resolve
 from airflow_bottledwater.state.letters import are_open
@@ -34,7 +34,8 @@ def of_drop(pipeline: Settings, when: str) -> str:
         cluster = identify(connection)
         found, known = slot.state(connection, pipeline.slot), read_own(pipeline, cluster)
         whole = cluster.pipeline(pipeline.slot)
-        if keeps(when, read_status(pipeline, whole)) or (found is None and not known.tables):
+        shared = control_topic.read(pipeline.kafka)
+        if keeps(when, shared, whole, known.claim) or (found is None and not known.tables):
             return ""
         cost = str(drop_cost(connection, pipeline.slot, known.tables))
     name = f"Slot {pipeline.slot!r} of database {cluster.database!r}"

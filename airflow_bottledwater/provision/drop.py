@@ -6,12 +6,14 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from airflow_bottledwater.backoff import Backoff
 from airflow_bottledwater.encoding import names
 from airflow_bottledwater.errors import DOCS, BottledWaterError, Refused, SettingError, SlotError, StateError
-from airflow_bottledwater.jobs import snapshots
+from airflow_bottledwater.jobs import requests, snapshots
 from airflow_bottledwater.jobs.status import read_status
+from airflow_bottledwater.model.job import Job
 from airflow_bottledwater.model.slot import WHOLE_NAME, Cluster, parts
 from airflow_bottledwater.pipeline.settings import SETTINGS, Settings
 from airflow_bottledwater.postgres import publication, slot
@@ -158,13 +160,22 @@ def _forget_shared(pipeline: Settings, known: PipelineState, owner: str) -> None
     snapshots.forget_all(pipeline, owner)
 
 
-def keeps(when: str, status: StatusRecord | None) -> bool:
+def keeps(when: str, shared: Mapping[str, Any], name: str, claim: Job | None) -> bool:
     """Whether a slot is kept.
 
     :param when: see :func:`drop`.
-    :param status: the last status of the pipeline's job; None if there is none.
+    :param shared: the records of the shared topic.
+    :param name: the pipeline's.
+    :param claim: the last one on the slot.
     """
-    return when == "never" or (when == "retired" and (status is None or not status.retired))
+    if when != "retired":
+        return when == "never"
+    if (status := decode(StatusRecord, shared.get(status_key(name)))) is not None:
+        return not status.retired
+    # it may have been retired before its first job has reported, and made anew since
+    last = requests.stop_since(shared, name, None)
+    anew = last is not None and claim is not None and claim.kind != "drop" and claim.started > (last.at or 0.0)
+    return last is None or not last.retire or anew
 
 
 def kept_letters(pipeline: Settings, known: PipelineState, name: str) -> dict[str, Letters]:
@@ -201,8 +212,7 @@ def drop(pipeline: Settings, *, when: str = "retired", alive: bool = True) -> st
         cluster = identify(connection)
         present = slot.state(connection, pipeline.slot)
         known = read_own(pipeline, cluster)
-        status = read_status(pipeline, cluster.pipeline(pipeline.slot))
-        if keeps(when, status):
+        if keeps(when, control_topic.read(pipeline.kafka), cluster.pipeline(pipeline.slot), known.claim):
             if present is None:
                 return f"There is no slot {pipeline.slot!r}."
             return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from airflow_bottledwater.errors import PipelineStopped, StateError
 from airflow_bottledwater.jobs import fence, requests, stop, submitted
 from airflow_bottledwater.jobs.submitted import JobReporter, LogTail
-from airflow_bottledwater.model.job import Owner
+from airflow_bottledwater.model.job import Job, Owner
 from airflow_bottledwater.model.slot import Cluster
+from airflow_bottledwater.operators.verify import VerifyTopicsOperator
 from airflow_bottledwater.pipeline.settings import Settings
 from airflow_bottledwater.provision import drop as dropping
 from airflow_bottledwater.state import control_topic
@@ -24,6 +26,7 @@ from airflow_bottledwater.state.control_records import (
     decode,
     encode,
     job_key,
+    request_key,
     status_key,
     stop_key,
     stopped_key,
@@ -168,7 +171,7 @@ def test_a_job_that_ends_by_itself_while_it_is_asked_to_stop_is_stopped(
 
 def test_a_stop_before_the_first_job_holds_and_is_no_success(shared: Shared) -> None:
     started = time.time()
-    with pytest.raises(StateError, match=r"No job has ever reported for slot 'shop': .* begins none"):
+    with pytest.raises(StateError, match=r"No job has ever reported for slot 'shop'\. .* none begins"):
         _stop()
     assert shared.refuses(started) and not shared.refuses(time.time() + 1)
 
@@ -225,4 +228,75 @@ def test_a_verification_that_only_reads_outlasts_a_stop_and_publishes_nothing_mo
 
 
 def test_the_kind_of_a_verification_is_that_of_its_job() -> None:
-    assert submitted.VERIFY == "verify"
+    assert VerifyTopicsOperator.job_name == submitted.VERIFY
+
+
+def _request(shared: Shared, at: float) -> None:
+    shared.write(None, {stopped_key(NAME): encode(StopRequest("request", at=at))})
+    shared.write(None, {request_key(NAME): encode(StopRequest("request", 1, at=at))})
+
+
+@pytest.mark.parametrize("last", [status_of("finished", kind="snapshot"), status_of("failed")])
+def test_what_a_person_starts_behind_a_stop_is_not_ended_by_its_request(shared: Shared, last: StatusRecord) -> None:
+    """Which no job has answered: the snapshot has finished, or the job has died, and the next one was never begun."""
+    at = time.time() - 60
+    shared.says(last.told(stopped_by="request"))
+    _request(shared, at)
+    left = decode(StopRequest, shared.records[request_key(NAME)])
+    assert left is not None and requests.holds(left, shared.status, 2, time.time())
+    # for what was asked for before, and for nobody, the request stays
+    assert shared.refuses(at - 5) and shared.refuses(None) and request_key(NAME) in shared.records
+    assert not shared.refuses(at + 5) and request_key(NAME) not in shared.records
+
+
+def test_a_request_that_a_job_is_about_to_answer_stays(shared: Shared) -> None:
+    at = time.time() - 60
+    shared.says(status_of("streaming"))
+    _request(shared, at)
+    assert not shared.refuses(at + 5) and request_key(NAME) in shared.records
+    # so does one behind which nobody has asked: the next job of the same task obeys it
+    shared.says(status_of("failed"))
+    assert not shared.refuses(at - 5) and request_key(NAME) in shared.records
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_a_person_starts_while_a_stop_waits_is_started_behind_it(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    started: list[float] = []
+    shared.says(status_of("streaming", owner=OWNER))
+
+    def waits(*_: Any, **__: Any) -> StatusRecord | None:
+        time.sleep(0.01)
+        started.append(time.time())
+        time.sleep(0.01)
+        shared.says(status_of("finished", owner=OWNER))
+        return shared.status if answers else None
+
+    monkeypatch.setattr(requests, "wait_ended", waits)
+    monkeypatch.setattr(stop, "_give_up", lambda *_: None)
+    _stop(retire=True)
+    assert not shared.status.wanted and shared.status.retired and not shared.refuses(started[0])
+
+
+def test_who_retires_a_pipeline_before_its_first_job_has_its_slot_dropped(shared: Shared) -> None:
+    def keeps(when: str = "retired") -> bool:
+        return dropping.keeps(when, shared.records, NAME, claim)
+
+    claim = Job(1, "c", "create", "h", 1, time.time() - 60)
+    assert keeps()
+    for retire in (False, True):
+        with pytest.raises(StateError, match="nor of a schedule or of another DAG"):
+            _stop(retire=retire)
+        assert keeps() is not retire
+    assert keeps("never") and not keeps("always")
+    # a drop that has died is finished by the next
+    claim = replace(claim, kind="drop", started=time.time() + 60)
+    assert not keeps()
+    # but a slot that a person has had made since is another one
+    claim = replace(claim, kind="create")
+    assert keeps()
+    # and what the first job has reported counts from then on
+    shared.says(status_of("streaming"))
+    claim = replace(claim, started=5.0)
+    assert keeps()

@@ -334,7 +334,7 @@ def test_why_no_job_can_begin_is_recorded_if_a_retry_cannot_help(
         operator(task_id="t", pipeline=ON_OTHER).execute(CONTEXT)
     assert noted == ["The slot is lost."]
     # the pipeline may have been stopped since the first try
-    later = {**CONTEXT, "ti": SimpleNamespace(try_number=2, max_tries=0)}
+    later = {**CONTEXT, "ti": SimpleNamespace(id=made_at(), try_number=2, max_tries=0)}
     with pytest.raises(AirflowFailException):
         operator(task_id="t", pipeline=ON_OTHER).execute(later)
     assert noted[1:] == ["The slot is lost. (a retry)"]
@@ -375,9 +375,8 @@ def test_operators_tell_permanent_from_transient(
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_connection_that_is_not_found_is_looked_up_again(operator: Any) -> None:
     """Airflow says the same where a secrets backend is away: so the task may be tried again."""
-    context = {**CONTEXT, "task_state_store": None}
     with pytest.raises(errors.Outage, match="does not find the connection 'pg_nowhere'"):
-        operator(task_id="t", pipeline=Description("orders", source=Source("pg_nowhere"))).execute(context)
+        operator(task_id="t", pipeline=Description("orders", source=Source("pg_nowhere"))).execute(CONTEXT)
 
 
 @pytest.mark.usefixtures("connections")
@@ -397,7 +396,7 @@ def test_when_to_drop_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("connections")
 def test_a_snapshot_that_is_skipped_starts_nothing() -> None:
-    assert SnapshotToKafkaOperator(task_id="t", pipeline=NO_SNAPSHOT).execute({}) == {"skipped": True}
+    assert SnapshotToKafkaOperator(task_id="t", pipeline=NO_SNAPSHOT).execute(CONTEXT) == {"skipped": True}
 
 
 def test_killed_while_the_slot_is_made_the_creation_ends(monkeypatch: pytest.MonkeyPatch, connections: str) -> None:
@@ -996,12 +995,10 @@ def test_the_first_try_of_each_life_is_known(retries: int, now: int, monkeypatch
         taskinstance.clear_task_instances([ti], session, dag_run_state=False)
 
 
-def _asked(
-    values: dict[str, Any], try_number: int, max_tries: int, *, made: float, run: Any, retries: int = 1
-) -> float | None:
+def _asked(values: dict[str, Any], try_number: int, max_tries: int, *, made: float, run: Any) -> float | None:
     store = SimpleNamespace(get=values.get, set=lambda key, value, retention: values.update({key: value}))
     ti = SimpleNamespace(id=made_at(made), try_number=try_number, max_tries=max_tries)
-    return asked_at({"task_state_store": store, "ti": ti, "dag_run": run}, retries)
+    return asked_at({"task_state_store": store, "ti": ti, "dag_run": run})
 
 
 def test_when_a_person_has_asked_for_a_task_is_known_over_its_tries_and_lives() -> None:
@@ -1014,8 +1011,13 @@ def test_when_a_person_has_asked_for_a_task_is_known_over_its_tries_and_lives() 
     cleared = run_of(at=TRIGGERED, clear_number=1)
     assert _asked(kept, 3, 3, made=TRIGGERED + 500, run=cleared) == TRIGGERED + 500
     assert _asked(kept, 4, 3, made=TRIGGERED + 600, run=cleared) == TRIGGERED + 500
-    # of a try that has died before it could note it, nothing is known
-    assert _asked({}, 2, 1, made=TRIGGERED, run=triggered) is None
+    assert _asked({}, 3, 3, made=TRIGGERED + 500, run=cleared) == TRIGGERED + 500
+    # the first try may have been lost before it could note that, with a scheduler that restarts, for example
+    lost: dict[str, Any] = {}
+    assert _asked(lost, 2, 1, made=TRIGGERED + 60, run=triggered) == TRIGGERED
+    # also that of the next life, which goes on with when it was looked at first
+    assert _asked(lost, 4, 3, made=TRIGGERED + 500, run=cleared) == TRIGGERED + 500
+    assert _asked(lost, 5, 3, made=TRIGGERED + 600, run=cleared) == TRIGGERED + 500
     # a task that is made later, and a run that is meant for later, were asked for when the run was triggered
     assert _asked({}, 1, 1, made=TRIGGERED + 70, run=triggered) == TRIGGERED
     assert _asked({}, 1, 1, made=TRIGGERED, run=run_of(at=TRIGGERED + 3600)) == TRIGGERED
@@ -1026,8 +1028,23 @@ def test_no_person_has_asked_for_what_a_schedule_has_begun(kind: str) -> None:
     kept: dict[str, Any] = {}
     assert _asked(kept, 1, 1, made=TRIGGERED, run=run_of(kind)) is None
     assert _asked(kept, 2, 1, made=TRIGGERED, run=run_of(kind)) is None
-    # but for what was cleared
-    assert _asked(kept, 3, 3, made=TRIGGERED + 9, run=run_of(kind, clear_number=1)) == TRIGGERED + 9
+    # but for what was cleared, also without its run
+    for clear_number in (0, 1):
+        cleared = run_of(kind, clear_number=clear_number)
+        assert _asked({**kept}, 3, 3, made=TRIGGERED + 9, run=cleared) == TRIGGERED + 9
+
+
+@pytest.mark.usefixtures("noted", "asked")
+@pytest.mark.parametrize("operator", [CreateReplicationSlotOperator, SnapshotToKafkaOperator, StreamToKafkaOperator])
+def test_when_a_person_has_asked_is_noted_before_anything_can_fail(operator: Any) -> None:
+    """A retry, which may begin behind a stop, takes no time of its own."""
+    kept: dict[str, Any] = {}
+    store = SimpleNamespace(get=kept.get, set=lambda key, value, retention: kept.update({key: value}))
+    with pytest.raises(errors.Outage):
+        operator(task_id="t", pipeline=Description("orders", source=Source("pg_nowhere"))).execute(
+            {**CONTEXT, "task_state_store": store}
+        )
+    assert kept == {"bottledwater_asked": [0, TRIGGERED]}
 
 
 def test_airflow_makes_a_tasks_id_of_the_time() -> None:
@@ -1085,6 +1102,14 @@ def test_a_person_need_not_wait_until_it_is_known_whether_the_pipeline_was_stopp
     operator.refuse_stopped(CONTEXT, operator.pipeline_hook.pipeline())
     with pytest.raises(errors.Outage):
         operator.refuse_stopped({**CONTEXT, "dag_run": run_of("scheduled")}, operator.pipeline_hook.pipeline())
+    # nor what has had a job already, which would have waited for longer
+    kept: dict[str, Any] = {"bottledwater_life": 0}
+    store = SimpleNamespace(get=kept.get, set=lambda key, value, retention: kept.update({key: value}))
+    begun = {**CONTEXT, "task_state_store": store, "dag_run": run_of("scheduled")}
+    operator.refuse_stopped(begun, operator.pipeline_hook.pipeline())
+    kept["bottledwater_life"] = 5  # of an earlier life
+    with pytest.raises(errors.Outage):
+        operator.refuse_stopped(begun, operator.pipeline_hook.pipeline())
 
 
 @pytest.mark.usefixtures("connections")

@@ -36,6 +36,7 @@ from tests.support.lives import TRIGGERED, made_at, run_of
 
 OLD = {"id": "old", "folder": "/tmp/nowhere/old", "host": "elsewhere", "application": "", "master": "yarn"}
 NEW = {**OLD, "id": "new", "folder": "/tmp/nowhere/new"}
+OVER: Any = {"status": "over"}
 
 pytestmark = pytest.mark.usefixtures("connections")
 
@@ -527,6 +528,84 @@ def test_a_retry_does_not_begin_what_was_stopped_since_the_first_try(world: Worl
     assert world.done[-1] == "start"
 
 
+def test_a_first_try_that_was_lost_before_it_began_anything_is_made_up_for(world: World) -> None:
+    """Where a scheduler restarts, for example: the first try that runs has another number."""
+    world.stopped = TRIGGERED - 5
+    deferred(lambda: operator(retries=1).execute(context(Store(), try_number=2, max_tries=1)))
+    assert world.done == ["start"]
+    # what a person has stopped since, that try does not begin
+    world.stopped = TRIGGERED + 5
+    with pytest.raises(AirflowSkipException):
+        operator(retries=1).execute(context(Store(), try_number=2, max_tries=1))
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_a_retry_that_follows_a_stop_is_not_what_a_person_has_asked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, cleared: bool
+) -> None:
+    """Also if the first try has failed before it could begin anything."""
+    store, made = Store(bottledwater_life=0), operator(retries=1)
+    first, second = (1, 2) if not cleared else (3, 4)
+    lives = {"max_tries": second - 1, "clear_number": int(cleared)}
+    with monkeypatch.context() as patched:
+        patched.setattr(StreamToKafkaOperator, "_place", lambda _: (_ for _ in ()).throw(Outage("away")))
+        with pytest.raises(Outage):
+            made.execute(context(store, try_number=first, **lives))
+    world.stopped = TRIGGERED + 5
+    with pytest.raises(AirflowSkipException):
+        made.execute(context(store, try_number=second, asked=TRIGGERED + 60, **lives))
+    assert not world.done
+
+
+def test_a_schedules_job_is_submitted_again_while_it_is_not_known_whether_there_was_a_stop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job waits for the servers, for longer than the restarts do; only before its first one nothing is begun."""
+
+    def away(*_: Any) -> None:
+        raise Outage("Kafka is away.")
+
+    store, made = Store(), operator(retries=1)
+    monkeypatch.setattr(requests, "refuse_stopped", away)
+    with pytest.raises(Outage):
+        made.execute(context(store, max_tries=1, run_type="scheduled"))
+    with monkeypatch.context() as patched:
+        patched.setattr(requests, "refuse_stopped", lambda *_: None if not world.done else away())
+        patched.setattr(submitted, "announce", lambda *_: world.done.append("announce"))
+        # what may have been stopped just before its first job could be found
+        with pytest.raises(Outage):
+            made.execute(context(store, max_tries=1, run_type="scheduled"))
+        assert world.done == ["announce", "forget new"] and world.done.clear() is None
+    with pytest.raises(Outage):
+        made.execute(context(store, try_number=2, max_tries=1, run_type="scheduled"))
+    with monkeypatch.context() as patched:
+        patched.setattr(requests, "refuse_stopped", lambda *_: None)
+        deferred(lambda: made.execute(context(store, try_number=2, max_tries=1, run_type="scheduled")))
+    deferred(lambda: made.submit_again(context(store, try_number=2, max_tries=1, run_type="scheduled"), OVER))
+    assert world.done.count("start") == 2
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_what_a_verification_has_left_is_taken_when_the_job_is_submitted(
+    world: World, monkeypatch: pytest.MonkeyPatch, bounded: bool
+) -> None:
+    monkeypatch.setattr(AssetEvents, "begin", lambda _: "0/9")
+    monkeypatch.setattr(AssetEvents, "begun", lambda _: world.done.append("taken"))
+    world.stopped = TRIGGERED + 5
+    with pytest.raises(AirflowSkipException):
+        operator(bounded=bounded).execute(context(Store()))
+    assert not world.done
+    monkeypatch.setattr(submitted, "announce", lambda *_: setattr(world, "stopped", TRIGGERED + 5))
+    world.stopped = -math.inf
+    with pytest.raises(AirflowSkipException):
+        operator(bounded=bounded).execute(context(Store()))
+    assert "taken" not in world.done
+    monkeypatch.setattr(submitted, "announce", lambda *_: None)
+    world.stopped = -math.inf
+    deferred(lambda: operator(bounded=bounded).execute(context(Store())))
+    assert world.done[-2:] == ["start", "taken"]
+
+
 @pytest.mark.parametrize(("bounded", "take_over"), [(False, False), (True, False), (True, True)])
 def test_a_job_that_continues_one_ends_no_stream_that_was_begun_meanwhile(
     world: World, bounded: bool, take_over: bool
@@ -602,7 +681,8 @@ def test_a_task_has_nothing_to_do_with_the_job_of_another_pipeline(world: World)
     ):
         with pytest.raises(AirflowFailException, match=r"slot 'orders' .* with slot 'other' .* here now"):
             act()
-    assert world.done == ["start"] and store.values == kept
+    # but for when a person has asked for it
+    assert world.done == ["start"] and {**store.values, "bottledwater_asked": kept["bottledwater_asked"]} == kept
 
 
 def test_a_task_that_stays_ends_when_it_is_asked_to_stop_in_the_pause(

@@ -428,7 +428,7 @@ def test_a_pipeline_is_stopped_started_and_retired_by_a_dag(system: System, stre
     assert system.slot("life") == (True, False)
     healthy(system)
     conf = {"tables": ["orders", "ticks"], "topic_prefix": "life"}
-    found, log = ended(system, CONTROL, {"slot": "life", "action": "start", "conf": conf}, "control")
+    found, log = ended(system, CONTROL, {"slot": "life", "action": "start", "dag_id": DAG, "conf": conf}, "control")
     assert found == "success", log
     stream.run_id = max(_runs(system), key=lambda each: each["run_after"])["dag_run_id"]
     assert stream.deferred(but=old) != old

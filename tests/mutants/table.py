@@ -6679,7 +6679,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stop outlasts the slot",
-        "drop._forget",
+        "drop._forget_shared",
         drop("status.wanted"),
         f"{_STOPPED}::test_with_a_pipeline_only_a_stop_that_was_undone_is_forgotten",
     ),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_bottledwater.errors import ConnectionNotFound, Outage, Refused
+from airflow_bottledwater.errors import ConnectionNotFound, Outage, Refused, StateError
 from airflow_bottledwater.hooks import tasks
 from airflow_bottledwater.hooks.pipeline import PipelineHook
 from airflow_bottledwater.jobs import identity as identities
@@ -871,7 +871,7 @@ def test_all_who_watch_one_broker_share_a_reader_which_the_last_one_closes(reade
     assert [reader.closed for reader in readers] == [1, 1, 1] and ControlTopic._of == {}
 
 
-def test_a_record_that_is_not_a_jobs_says_nothing(readers: list[Reader]) -> None:
+def test_a_status_of_another_version_is_told(readers: list[Reader]) -> None:
     key = status_key("d/orders")
     Reader.written = {key: encode(seen())}
     pipeline: Any = SimpleNamespace(kafka=KAFKA, slot="orders")
@@ -883,7 +883,8 @@ def test_a_record_that_is_not_a_jobs_says_nothing(readers: list[Reader]) -> None
         {"job": encode(seen())["job"]},
     ):
         Reader.written = {key: foreign}
-        assert stream_error.read(pipeline, CLUSTER, now=True)[0] is None
+        with pytest.raises(StateError, match="was written by another version"):
+            stream_error.read(pipeline, CLUSTER, now=True)
 
 
 def test_a_look_that_fails_leaves_no_reader(readers: list[Reader], away: list[bool]) -> None:

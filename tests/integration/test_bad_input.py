@@ -154,7 +154,7 @@ def test_a_database_that_does_not_exist_is_refused(source: Source) -> None:
         source,
         source.pipeline.with_(postgres=dsn),
         'database "nowhere" does not exist',
-        "Check the database and the role",
+        "Check the database in the connection",
     )
 
 

@@ -31,6 +31,7 @@ from airflow_bottledwater.model.lsn import Position, format_lsn
 from airflow_bottledwater.model.slot import parts
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.state.identity import own
+from airflow_bottledwater.state.records import Letters, encode
 from airflow_bottledwater.state.store import state_topic_name
 from airflow_bottledwater.triggers import watching
 from airflow_bottledwater.triggers.table_changed import TableChangedTrigger
@@ -186,7 +187,8 @@ def test_what_a_bounded_run_has_published_is_known_without_a_search(
             with pytest.raises(Outage, match="A transaction is open"):
                 present(flow.pipeline, flow.name, begun)
             # the saved state is in each transaction, too
-            hanging.produce(state_topic_name(*parts(flow.name)[1:]), b"{}", b"letters/1/x")
+            letters = json.dumps(encode(Letters("public.orders", 1))).encode()
+            hanging.produce(state_topic_name(*parts(flow.name)[1:]), letters, b"letters/1/x")
             hanging.flush()
             began = time.monotonic()
             assert present(flow.pipeline, flow.name) == begun

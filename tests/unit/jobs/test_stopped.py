@@ -171,7 +171,9 @@ def test_a_job_that_ends_by_itself_while_it_is_asked_to_stop_is_stopped(
 
 def test_a_stop_before_the_first_job_holds_and_is_no_success(shared: Shared) -> None:
     started = time.time()
-    with pytest.raises(StateError, match=r"No job has ever reported for slot 'shop'\. .* none begins"):
+    with pytest.raises(
+        StateError, match=r"No job has ever reported for slot 'shop' of this database \(.*\)\. .* none begins"
+    ):
         _stop()
     assert shared.refuses(started) and not shared.refuses(time.time() + 1)
 

@@ -113,6 +113,6 @@ def test_the_dags_ask_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(consequences, "of_action", lambda _, *about, **more: seen.append((about, more)) or "much")
     monkeypatch.setattr(PipelineControlApprovalOperator, "pipeline_hook", SimpleNamespace(pipeline=lambda: None))
     control.action, control.tables, control.sweep = "snapshot", "a, b", "True"
-    assert control.consequences() == "much" and seen == [(("snapshot", ["a", "b"]), {"sweep": True})]
+    assert control.consequences() == "much" and seen == [(("snapshot", "a, b"), {"sweep": True})]
     plain = {dag.dag_id: dag for dag in Pipeline("shop").dags()}
     assert not isinstance(plain["shop"].get_task("drop_slot"), DropReplicationSlotApprovalOperator)

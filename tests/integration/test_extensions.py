@@ -128,8 +128,15 @@ def test_a_new_table_or_partition_of_another_access_method_is_red(
         flow.execute("ALTER TABLE t3 SET ACCESS METHOD heap", "ALTER TABLE t2_part SET ACCESS METHOD heap")
         until(lambda: not problems(flow), "nothing is wrong any more", failed=errors)
         until(lambda: "t3" in _followed(flow), "it is followed", failed=errors)
-        until(lambda: [len(flow.read(each)) for each in ("t3", "t2")] == [1, 1], "they are read", failed=errors)
+        # heap's own functions are behind this method, so that the stream may have sent a row, too
+        until(
+            lambda: _read_again(flow, "t3") == {1} and _read_again(flow, "t2") == {11}, "they are read", failed=errors
+        )
     assert errors == []
+
+
+def _read_again(flow: Flow, table: str) -> set[int]:
+    return {message.key["id"] for message in flow.read(table) if message.snapshot}
 
 
 def test_a_pipeline_goes_on_beside_a_table_that_is_not_decoded_any_more_and_can_let_go_of_it(

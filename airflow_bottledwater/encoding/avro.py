@@ -142,8 +142,8 @@ def _kind(column: Column, record: names.Record, *, key: bool = False) -> Any:
     """The schema of a column's values; with the names that Kafka Connect takes for its own where there is an
     envelope.
 
-    :param key: whether it is one of the key, where texts inside of a value have no names: these came later, and with
-        them all keys would begin with another id.
+    :param key: whether it is one of the key, where texts inside of a value have no names: with another schema, all
+        keys would begin with another id.
     """
     kind = column.type.with_names(inside=not key) if record.envelope else column.type
     found = types.mapping(kind).avro(kind)

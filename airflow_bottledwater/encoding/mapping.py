@@ -166,10 +166,8 @@ class TableMapping:
 
         def chosen(column: Column) -> Column:
             form = rule_of(forms, column.name) or self.forms.temporal
-            kind, renamed = (
-                column.type.with_temporal(form, as_debezium=as_debezium),
-                options.rename.get(column.name, ""),
-            )
+            kind = column.type.with_temporal(form, as_debezium=as_debezium)
+            renamed = options.rename.get(column.name, "")
             if kind is column.type and renamed == column.renamed:
                 return column  # most are: a copy of each takes a third of the time of a look at thousands of tables
             return replace(column, type=kind, renamed=renamed)

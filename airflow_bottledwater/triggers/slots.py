@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     import psycopg
 
-#: the last value is the server that answers, by its cluster and its timeline: LSNs of two servers cannot be compared
-LAG_SQL = (
-    "SELECT wal_status, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint,"
-    " pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, slot_type = 'logical' AND active_pid IS NOT NULL,"
-    " pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint, safe_wal_size,"
-    " (SELECT system_identifier FROM pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
-    " FROM pg_replication_slots WHERE slot_name = %s"
+#: the server that answers, by its cluster and its timeline: LSNs of two servers cannot be compared
+_SERVER = "(SELECT system_identifier FROM pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+#: the last value is the server
+LAG_SQL = ", ".join(
+    (
+        "SELECT wal_status",
+        "pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint",
+        "pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint",
+        "slot_type = 'logical' AND active_pid IS NOT NULL",
+        "pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint",
+        "safe_wal_size",
+        f"{_SERVER} FROM pg_replication_slots WHERE slot_name = %s",
+    )
 )
 #: where the WAL ends, and the server
-END_SQL = (
-    "SELECT pg_current_wal_insert_lsn()::text,"
-    " (SELECT system_identifier FROM pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
-)
+END_SQL = f"SELECT pg_current_wal_insert_lsn()::text, {_SERVER}"
 
 #: seconds for an answer
 _TIMEOUT = 30.0

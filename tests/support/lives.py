@@ -24,3 +24,19 @@ def run_of(run_type: str = "manual", *, at: float = TRIGGERED, clear_number: int
     :param at: when it was to begin, in seconds since 1970.
     """
     return SimpleNamespace(run_type=run_type, run_after=datetime.fromtimestamp(at, UTC), clear_number=clear_number)
+
+
+def ti_of(task_id: str, *, at: float = TRIGGERED, try_number: int = 1, max_tries: int = 0) -> SimpleNamespace:
+    """What a task knows of itself, in a run of a DAG.
+
+    :param at: when it was made, see :func:`made_at`.
+    """
+    return SimpleNamespace(
+        id=made_at(at),
+        try_number=try_number,
+        max_tries=max_tries,
+        dag_id="d",
+        run_id="r",
+        task_id=task_id,
+        map_index=-1,
+    )

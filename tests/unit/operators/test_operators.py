@@ -51,7 +51,7 @@ from airflow_bottledwater.sensors.stream_position import StreamPositionSensor
 from airflow_bottledwater.state import control_topic, saved
 from airflow_bottledwater.state.control_records import JobRecord, SnapshotRequest, encode, job_key
 from airflow_bottledwater.task_group import BottledWaterTaskGroup
-from tests.support.lives import TRIGGERED, made_at, run_of
+from tests.support.lives import TRIGGERED, made_at, run_of, ti_of
 
 OPERATORS: list[Any] = [
     ReplicationPreflightOperator, CreateReplicationSlotOperator, DropReplicationSlotOperator, SnapshotToKafkaOperator,
@@ -626,15 +626,7 @@ def snapshot_of(
         set=lambda key, value, retention: values.update({key: value}),
         delete=lambda key: values.pop(key, None),
     )
-    ti = SimpleNamespace(
-        id=made_at(),
-        try_number=try_number,
-        max_tries=max_tries,
-        dag_id="d",
-        run_id="r",
-        task_id="t",
-        map_index=-1,
-    )
+    ti = ti_of("t", try_number=try_number, max_tries=max_tries)
     operator = SnapshotToKafkaOperator(task_id="t", pipeline=ORDERS, retries=retries, **arguments)
     return operator.execute({"task_state_store": store, "ti": ti, "dag_run": run_of()}), values
 

@@ -32,7 +32,7 @@ from airflow_bottledwater.operators.stream import StreamToKafkaOperator
 from airflow_bottledwater.pipeline.description import Description, Source
 from airflow_bottledwater.provision import live
 from airflow_bottledwater.triggers.job import JobTrigger, PauseTrigger
-from tests.support.lives import TRIGGERED, made_at, run_of
+from tests.support.lives import TRIGGERED, run_of, ti_of
 
 OLD = {"id": "old", "folder": "/tmp/nowhere/old", "host": "elsewhere", "application": "", "master": "yarn"}
 NEW = {**OLD, "id": "new", "folder": "/tmp/nowhere/new"}
@@ -153,15 +153,7 @@ def context(
     asked: float = TRIGGERED,
     clear_number: int = 0,
 ) -> dict[str, Any]:
-    ti = SimpleNamespace(
-        id=made_at(asked),
-        try_number=try_number,
-        max_tries=max_tries,
-        dag_id="d",
-        run_id="r",
-        task_id="stream",
-        map_index=-1,
-    )
+    ti = ti_of("stream", at=asked, try_number=try_number, max_tries=max_tries)
     run = run_of(run_type, at=asked, clear_number=clear_number)
     return {"task_state_store": store, "ti": ti, "dag_run": run}
 

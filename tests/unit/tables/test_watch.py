@@ -113,11 +113,18 @@ def test_a_look_that_fails_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch
     assert made._rest >= 0.1
 
 
-def test_a_look_that_fails_after_a_long_time_is_tried_again_as_soon_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, at = watch(), [100.0]
-    monkeypatch.setattr(watching, "mark", lambda _: "another")
+def _clocked(monkeypatch: pytest.MonkeyPatch, made: TableWatch, mark: str) -> list[float]:
+    """The time that a watch goes by, to be moved; nobody keeps it from looking, and each question finds this mark."""
+    at = [100.0]
+    monkeypatch.setattr(watching, "mark", lambda _: mark)
     monkeypatch.setattr(watching.time, "monotonic", lambda: at[0])
     made._given.set()
+    return at
+
+
+def test_a_look_that_fails_after_a_long_time_is_tried_again_as_soon_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = watch()
+    at = _clocked(monkeypatch, made, "another")
     made._sees = True  # the one before has succeeded
 
     def check_source(*_: object) -> None:
@@ -135,11 +142,9 @@ def test_what_came_up_at_the_start_of_a_long_look_is_due_behind_its_rest(
     monkeypatch: pytest.MonkeyPatch, due: str
 ) -> None:
     """Not only when a tenth of the time has gone by."""
-    made, at = watch(known=known()), [100.0]
+    made = watch(known=known())
+    at = _clocked(monkeypatch, made, "another")
     now = seen(NEW) if due == "a new table" else replace(seen(), coverage=Coverage({}, {}))
-    monkeypatch.setattr(watching, "mark", lambda _: "another")
-    monkeypatch.setattr(watching.time, "monotonic", lambda: at[0])
-    made._given.set()
 
     def look(_: object) -> None:
         at[0] += 11.0
@@ -156,10 +161,8 @@ def test_a_question_that_finds_nothing_changed_is_a_success_behind_a_look_that_w
     monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     """Long looks are minutes apart: one session that is refused between two of them is nothing to be told."""
-    made, at = watch(known=known()), [100.0]
-    monkeypatch.setattr(watching, "mark", lambda _: "as before")
-    monkeypatch.setattr(watching.time, "monotonic", lambda: at[0])
-    made._given.set()
+    made = watch(known=known())
+    at = _clocked(monkeypatch, made, "as before")
 
     made._succeeded = 100.0
 
